@@ -1,0 +1,1 @@
+"""All that runs inside Ray: contributors, members, channels, collective, coordinator."""

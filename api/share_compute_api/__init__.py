@@ -1,0 +1,1 @@
+"""The control plane, the command line and the Python client."""

@@ -1,0 +1,118 @@
+"""What an attempt at a job tells the control plane: declared, versioned messages, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from share_compute.planning.plan import Plan
+from share_compute.specification import TrainJob
+from share_compute.strict import StrictModel
+from share_compute.topology import Topology
+
+
+class Assignment(StrictModel):
+    """All that a coordinator needs to make one attempt at a job."""
+
+    job_id: str
+    attempt: int
+    spec: TrainJob
+    topology: Topology
+    """The contributors that this attempt may use."""
+    epoch: int = 0
+    folder: Path
+    """The job's own folder on the server: prepared data, checkpoints, artifacts."""
+    checkpoint: Path | None = None
+    """Folder of the checkpoint to continue from."""
+
+
+class Planned(StrictModel):
+    """The plan is made; members are being started."""
+
+    type: Literal["planned"] = "planned"
+    plan: Plan
+
+
+class Started(StrictModel):
+    """All members hold their shards; the first step begins."""
+
+    type: Literal["started"] = "started"
+    first_step: int
+    total_steps: int
+
+
+class StepCommitted(StrictModel):
+    """One optimizer update is done."""
+
+    type: Literal["step"] = "step"
+    step: int
+    """Counted from 1."""
+    loss: float
+    learning_rate: float
+    gradient_norm: float | None
+    samples: int
+    tokens: int
+    """Tokens in the step (samples, for a classifier)."""
+    seconds: float
+    tokens_per_s: float
+    """Over the last steps; smoothed."""
+
+
+class Validated(StrictModel):
+    """Loss on samples that are not trained on."""
+
+    type: Literal["validated"] = "validated"
+    split: Literal["validation", "test"]
+    step: int
+    loss: float
+    accuracy: float | None = None
+    """Share of right classes, for a classifier."""
+    perplexity: float | None = None
+    """exp(loss), for a language model."""
+
+
+class CheckpointSaved(StrictModel):
+    """A checkpoint that the job can be resumed from is on disk."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    step: int
+    path: Path
+    size_bytes: int
+
+
+class ArtifactSaved(StrictModel):
+    """A finished result is on disk."""
+
+    type: Literal["artifact"] = "artifact"
+    name: str
+    path: Path
+    size_bytes: int
+
+
+class Note(StrictModel):
+    """A line for the job's log."""
+
+    type: Literal["note"] = "note"
+    level: Literal["info", "warning", "error"] = "info"
+    message: str
+
+
+class AttemptEnded(StrictModel):
+    """Always the last event of an attempt."""
+
+    type: Literal["ended"] = "ended"
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    reason: str
+    error: dict[str, Any] | None = None
+    """``code`` and the facts of the `ShareComputeError`, when it failed."""
+
+
+type AttemptEvent = Annotated[
+    Planned | Started | StepCommitted | Validated | CheckpointSaved | ArtifactSaved | Note | AttemptEnded,
+    Field(discriminator="type"),
+]
+
+attempt_events: TypeAdapter[list[AttemptEvent]] = TypeAdapter(list[AttemptEvent])
+"""Reads and writes lists of events as JSON."""

@@ -1,0 +1,52 @@
+"""The life of a job, as a state machine: which change may follow which."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from share_compute.errors import Conflict
+
+
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
+    queued = "queued"
+    planning = "planning"
+    running = "running"
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more happens unless somebody resumes it."""
+        return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
+
+
+class ContributorState(StrEnum):
+    """Where a contributor is in its life."""
+
+    joining = "joining"
+    """Its agent passed preflight; its raylet is starting."""
+    probing = "probing"
+    ready = "ready"
+    draining = "draining"
+    left = "left"
+    lost = "lost"
+
+
+_NEXT: dict[JobState, frozenset[JobState]] = {
+    JobState.queued: frozenset({JobState.planning, JobState.cancelled, JobState.failed}),
+    # Back to queued: the server was stopped, and continues the job when it is up again.
+    JobState.planning: frozenset({JobState.running, JobState.queued, JobState.failed, JobState.cancelled}),
+    JobState.running: frozenset({JobState.succeeded, JobState.queued, JobState.failed, JobState.cancelled}),
+    JobState.succeeded: frozenset(),
+    JobState.failed: frozenset({JobState.queued}),
+    JobState.cancelled: frozenset({JobState.queued}),
+}
+
+
+def check_transition(job_id: str, current: JobState, wanted: JobState) -> None:
+    """Raise Conflict unless a job may go from ``current`` to ``wanted``."""
+    if wanted not in _NEXT[current]:
+        raise Conflict(f"job {job_id} is {current.value}; it cannot become {wanted.value}", job=job_id)

@@ -1,0 +1,1 @@
+"""Models cut into stages: built, loaded and written shard by shard."""

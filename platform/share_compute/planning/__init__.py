@@ -1,0 +1,1 @@
+"""Plans: which layers go to which machines, and why."""

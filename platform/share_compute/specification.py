@@ -1,0 +1,287 @@
+"""What a submitter asks for: one frozen model, the same as YAML file, REST body and form.
+
+`parse_job` turns text or a mapping into a `TrainJob`; `job_schema` is the published JSON schema.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+
+from share_compute.errors import UserError
+from share_compute.strict import StrictModel, nearest
+
+TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
+LAYER_TYPES = (
+    "avg_pool2d", "conv2d", "dropout", "flatten", "gelu", "layer_norm",
+    "linear", "max_pool2d", "relu", "sigmoid", "tanh", "unflatten",
+)  # fmt: skip
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt")
+
+
+class OptimizerName(StrEnum):
+    """The optimizers that exist."""
+
+    sgd = "sgd"
+    momentum = "momentum"
+    adagrad = "adagrad"
+    rmsprop = "rmsprop"
+    adam = "adam"
+    adamw = "adamw"
+
+
+def _known(value: Any, known: tuple[str, ...], what: str) -> Any:
+    if isinstance(value, str) and value not in known:
+        guess = nearest(value, list(known))
+        hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
+        raise ValueError(f"unknown {what} {value!r}; {hint}")
+    return value
+
+
+class LayerSpec(StrictModel):
+    """One declared torch layer of a model that is given as a list of layers."""
+
+    type: str
+    """Name of the layer: linear, conv2d, relu, ..."""
+    options: dict[str, int | float | bool | list[int]] = Field(default_factory=dict)
+    """Arguments of the torch module, e.g. ``{in_features: 64, out_features: 128}``."""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _layer_exists(cls, value: Any) -> Any:
+        return _known(value, LAYER_TYPES, "layer type")
+
+
+class ModelSpec(StrictModel):
+    """The model to train: exactly one of ``path``, ``config`` and ``layers``."""
+
+    path: Path | None = None
+    """Local Hugging Face folder with config.json and safetensors weights; training starts from these weights."""
+    config: dict[str, Any] | None = None
+    """Hugging Face configuration with its ``model_type``; training starts from random weights."""
+    layers: tuple[LayerSpec, ...] | None = None
+    """Declared list of torch layers; training starts from random weights."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("path", "config", "layers") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of path, config and layers; given: {', '.join(given) or 'none'}")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config needs a model_type, e.g. llama")
+        if self.layers is not None and not self.layers:
+            raise ValueError("layers is empty")
+        return self
+
+
+class DataSpec(StrictModel):
+    """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
+
+    files: tuple[Path, ...] | None = None
+    """Text files on the server: .txt, .jsonl or .parquet, all of one kind."""
+    dataset: Literal["digits"] | None = None
+    """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
+    text_column: str = "text"
+    """Column of .jsonl and .parquet files that holds the text."""
+    validation_fraction: float = Field(default=0.05, ge=0, lt=0.5)
+    """Share of the samples kept for validation."""
+    test_fraction: float = Field(default=0.05, ge=0, lt=0.5)
+    """Share of the samples kept for the final test."""
+    shuffle: bool = True
+    """Visit the samples in a new order, drawn from the seed, in each pass."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.files is None) == (self.dataset is None):
+            raise ValueError("give exactly one of files and dataset")
+        if self.files is not None:
+            if not self.files:
+                raise ValueError("files is empty")
+            suffixes = {file.suffix for file in self.files}
+            unknown = sorted(suffixes - set(TEXT_SUFFIXES))
+            if unknown:
+                raise ValueError(f"cannot read {unknown[0] or 'a file without suffix'}; known: {', '.join(TEXT_SUFFIXES)}")
+            if len(suffixes) > 1:
+                raise ValueError(f"files are of several kinds: {', '.join(sorted(suffixes))}")
+        return self
+
+
+class TokenizerSpec(StrictModel):
+    """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
+
+    path: Path | None = None
+    """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
+    vocab_size: int | None = Field(default=None, ge=257)
+    """Size of a tokenizer trained from the data; default: the model configuration's."""
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Self:
+        if self.path is not None and self.vocab_size is not None:
+            raise ValueError("give path, or vocab_size to train one, not both")
+        return self
+
+
+class OptimizerSpec(StrictModel):
+    """How gradients become updates."""
+
+    name: OptimizerName = OptimizerName.adamw
+    """sgd, momentum, adagrad, rmsprop, adam or adamw."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled for adamw, added to the gradient for the others."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """For momentum and rmsprop."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """For adam and adamw."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to denominators (adagrad, rmsprop, adam, adamw)."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _optimizer_exists(cls, value: Any) -> Any:
+        return _known(value, tuple(OptimizerName), "optimizer")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_in_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("each beta must be at least 0 and less than 1")
+        return value
+
+
+class ScheduleSpec(StrictModel):
+    """How the learning rate moves over the steps (the schedules of ``transformers``)."""
+
+    name: str = "cosine"
+    """constant, constant_with_warmup, linear, cosine, polynomial or inverse_sqrt."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _schedule_exists(cls, value: Any) -> Any:
+        return _known(value, SCHEDULES, "schedule")
+
+
+class TrainingSpec(StrictModel):
+    """The steps of training."""
+
+    steps: int = Field(default=100, ge=1)
+    """Optimizer updates."""
+    batch_size: int = Field(default=16, ge=1)
+    """Samples in one step, over all machines."""
+    microbatches: int = Field(default=4, ge=1)
+    """Pieces that a batch is cut into; each travels alone."""
+    sequence_length: int = Field(default=128, ge=2)
+    """Tokens in one sample of text."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    max_gradient_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm; null turns that off."""
+    seed: int = Field(default=0, ge=0)
+    """Initial weights, order of samples and dropout follow from it alone."""
+    validate_every: int | None = Field(default=None, ge=1)
+    """Steps between validations; null validates only at the end."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints that a job can be resumed from; null keeps only the last."""
+
+    @model_validator(mode="after")
+    def _microbatches_divide(self) -> Self:
+        if self.batch_size % self.microbatches:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of microbatches {self.microbatches}")
+        return self
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples in one microbatch."""
+        return self.batch_size // self.microbatches
+
+
+class ParallelismSpec(StrictModel):
+    """How the model is laid over the machines."""
+
+    strategy: str = "compute_weighted"
+    """Name of the partitioning strategy that cuts the model into pools."""
+    pools: int | None = Field(default=None, ge=1)
+    """Pools in a row, each holding one shard; default: one for each group of ``members_per_pool`` machines."""
+    members_per_pool: int = Field(default=1, ge=1)
+    """Machines that hold the same shard and share its microbatches (data parallelism)."""
+    channel: Literal["auto", "direct", "ray"] = "auto"
+    """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
+
+
+class TrainJob(StrictModel):
+    """Train a model: a causal language model on text, or a classifier built from declared layers."""
+
+    kind: Literal["train"] = "train"
+    name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
+    """What people call it."""
+    model: ModelSpec
+    data: DataSpec
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    training: TrainingSpec = TrainingSpec()
+    parallelism: ParallelismSpec = ParallelismSpec()
+
+    @model_validator(mode="after")
+    def _model_fits_data(self) -> Self:
+        if (self.model.layers is not None) != (self.data.dataset is not None):
+            raise ValueError("declared layers train on a dataset, language models on text files")
+        return self
+
+
+type JobSpec = TrainJob
+"""Every kind of job; a discriminated union on ``kind`` when there are more."""
+
+_ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])
+_KINDS = ("train",)
+
+
+def parse_job(source: str | dict[str, Any]) -> TrainJob:
+    """Read a job from YAML (or JSON) text or from a mapping.
+
+    Raises:
+        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+    """
+    data: Any = source
+    if isinstance(source, str):
+        try:
+            data = yaml.safe_load(source)
+        except yaml.YAMLError as failure:
+            where = getattr(failure, "problem_mark", None)
+            line = f" at line {where.line + 1}, column {where.column + 1}" if where else ""
+            problem = getattr(failure, "problem", None) or "not YAML"
+            raise UserError(f"the job file is not valid YAML{line}: {problem}", mend="check its indentation and quotes") from failure
+    if not isinstance(data, dict):
+        raise UserError(
+            f"a job is a mapping of keys, not {type(data).__name__}", mend="start from a file in examples/"
+        )
+    try:
+        _known(data.get("kind", "train"), _KINDS, "kind")
+        return _ADAPTER.validate_python(data)
+    except ValidationError as failure:
+        problems = field_errors(failure)
+        text = "; ".join(f"{item['field']}: {item['problem']}" if item["field"] else item["problem"] for item in problems)
+        raise UserError(text, mend="mend these fields of the job", details={"fields": problems}) from failure
+    except ValueError as failure:
+        raise UserError(str(failure), mend="mend the job's kind") from failure
+
+
+def field_errors(failure: ValidationError) -> list[dict[str, str]]:
+    """Flatten a pydantic error to ``[{field, problem}]``, fields written with dots."""
+    return [
+        {
+            "field": ".".join(str(part) for part in error["loc"]),
+            "problem": error["msg"].removeprefix("Value error, "),
+        }
+        for error in failure.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON schema that editors and forms use."""
+    return _ADAPTER.json_schema()

@@ -1,0 +1,1 @@
+"""Training: schedule of cells, optimizers, the arithmetic of a step."""
