@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -234,7 +234,7 @@ class TrainJob(StrictModel):
         return self
 
 
-type JobSpec = TrainJob
+JobSpec: TypeAlias = TrainJob
 """Every kind of job; a discriminated union on ``kind`` when there are more."""
 
 _ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
@@ -109,7 +109,7 @@ class AttemptEnded(StrictModel):
     """``code`` and the facts of the `ShareComputeError`, when it failed."""
 
 
-type AttemptEvent = Annotated[
+AttemptEvent: TypeAlias = Annotated[
     Planned | Started | StepCommitted | Validated | CheckpointSaved | ArtifactSaved | Note | AttemptEnded,
     Field(discriminator="type"),
 ]
