@@ -144,7 +144,7 @@ class OptimizerSpec(StrictModel):
     @field_validator("name", mode="before")
     @classmethod
     def _optimizer_exists(cls, value: Any) -> Any:
-        return _known(value, tuple(OptimizerName), "optimizer")
+        return _known(value, tuple(name.value for name in OptimizerName), "optimizer")
 
     @field_validator("betas")
     @classmethod

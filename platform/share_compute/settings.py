@@ -1,0 +1,52 @@
+"""All configuration in one place: typed, from environment variables ``SHARE_COMPUTE_*`` or the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from platformdirs import user_data_path
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings of the server; ``share-compute config`` shows them with where each came from."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore")
+
+    data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
+    """Where the server keeps its database, keys, checkpoints and artifacts."""
+    database_url: str | None = None
+    """SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name; default: SQLite in the data folder."""
+    host: str = "127.0.0.1"
+    """Address the control plane listens on; use 0.0.0.0 to let other machines join."""
+    port: int = Field(default=8700, ge=0, le=65535)
+    """Port of the control plane; 0 picks a free one."""
+    advertise_address: str | None = None
+    """IP address that contributors reach this machine at; default: host, or the address of the default route."""
+    ray_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Ray head; 0 picks a free one."""
+    health_period_s: float = Field(default=1.0, gt=0)
+    """Ray asks each node for a sign of life this often (2 over a WAN)."""
+    health_failures: int = Field(default=3, ge=1)
+    """Signs of life missed before a node counts as dead."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The database URL, with the default filled in."""
+        return self.database_url or f"sqlite:///{self.data_folder / 'share-compute.db'}"
+
+
+class ClientSettings(BaseSettings):
+    """Settings of a client: where the control plane is and with which key to speak to it."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore")
+
+    url: str | None = None
+    """URL of the control plane; default: the server running on this machine from the same data folder."""
+    api_key: str | None = None
+    """API key; default: the key that the server on this machine wrote into its data folder."""
+    data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
+    """Where a server on this machine keeps its state."""
