@@ -1,11 +1,11 @@
-"""Cut a model into contiguous shares: strategies give partitions of [0, 1], the mapping makes shards of layers."""
+"""Cut a model into contiguous shares: strategies give partitions, a mapping makes shards of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.strict import nearest
@@ -51,17 +51,21 @@ class PartitioningStrategy(ABC):
 
     @abstractmethod
     def partition(self, topology: Topology) -> list[Partition]:
-        """Return one partition for each contributor that gets work, in pipeline order, covering [0, 1]."""
+        """Return one partition for each contributor that gets work, in pipeline order, covering [0, 1].
+
+        No contributors, no partitions.
+        """
 
 
 def _proportional(order: list[Contributor], weights: list[float]) -> list[Partition]:
-    total = sum(weights)
-    shares = [weight / total for weight in weights] if total > 0 else [1 / len(order)] * len(order)
-    edges = [0.0, *accumulate(shares)]
-    edges[-1] = 1.0
+    if not any(weights):
+        weights = [1.0] * len(order)
+    # Sums are divided, not shares added: so the edges never fall, and the last is exactly 1.
+    sums = [0.0, *accumulate(weights)]
+    edges = [part / sums[-1] for part in sums] if order else [0.0]
     return [
         Partition(machine.id, start, end)
-        for machine, start, end in zip(order, edges[:-1], edges[1:], strict=True)
+        for machine, (start, end) in zip(order, pairwise(edges), strict=True)
     ]
 
 
@@ -108,11 +112,18 @@ def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model
     """
     count = len(partitions)
     if not partitions or num_layers < 1:
-        raise UserError("nothing to map: a model needs at least one layer and one partition")
+        raise UserError(
+            f"nothing to map: {count} partitions, {num_layers} layers",
+            mend="let at least one machine join, and give the model at least one layer",
+        )
     edges = [partition.start for partition in partitions] + [partitions[-1].end]
-    touching = all(left.end == right.start for left, right in zip(partitions, partitions[1:], strict=False))
-    if not touching or edges[0] != 0 or edges[-1] != 1 or edges != sorted(edges):
-        raise UserError("partitions must cover [0, 1] in order, without gap or overlap")
+    touching = all(left.end == right.start for left, right in pairwise(partitions))
+    rising = all(left <= right for left, right in pairwise(edges))
+    if not touching or not rising or edges[0] != 0 or edges[-1] != 1:
+        raise UserError(
+            "partitions must cover [0, 1] in order, without gap or overlap",
+            mend="mend the partitioning strategy, or choose another in parallelism.strategy",
+        )
     if count > num_layers:
         raise PlanInfeasible(
             f"{count} pools cannot share {num_layers} layers: each needs at least one",
@@ -123,9 +134,7 @@ def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model
     for index, edge in enumerate(edges[1:], start=1):
         least, most = cuts[-1] + 1, num_layers - (count - index)
         cuts.append(min(max(round(edge * num_layers), least), most))
-    return [
-        Shard(model_id, start, stop, num_layers) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
-    ]
+    return [Shard(model_id, start, stop, num_layers) for start, stop in pairwise(cuts)]
 
 
 def strategy_names() -> list[str]:

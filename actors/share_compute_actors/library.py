@@ -1,0 +1,194 @@
+"""The library: an actor on the head that serves samples and starting weights, and takes in checkpoints and results.
+
+Members may be on machines that do not see the server's disk, so everything they read or write goes through here:
+samples by step, weights one tensor at a time, results in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from share_compute.data import Prepared, StepOrder, prepare
+from share_compute.errors import UserError
+from share_compute.jobs.events import Assignment
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.weights import FolderWriter, WeightFolder
+
+Part: TypeAlias = Literal["inputs", "targets"]
+Rows: TypeAlias = dict[int, NDArray[Any]]
+"""Samples by microbatch id, ``[batch, ...]`` each."""
+
+STATE = "training.json"
+"""In a checkpoint: where training stood."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFacts:
+    """What the coordinator learns from the library before it plans."""
+
+    blueprint: Blueprint
+    sizes: dict[str, int]
+    """Samples of each split."""
+    first_step: int
+    """Step to begin with: 1, or the one after the checkpoint's."""
+    has_weights: bool
+    """Whether training starts from weights in files, not from the seed."""
+    notes: tuple[str, ...]
+
+
+class LibraryService:
+    """Everything of the actor but Ray."""
+
+    def __init__(self, assignment: str) -> None:
+        self._assignment = Assignment.model_validate_json(assignment)
+        self._spec = self._assignment.spec
+        self._progress = ("", 0.0)
+        self._prepared: Prepared | None = None
+        self._order: StepOrder | None = None
+        self._weights: WeightFolder | None = None
+        self._optimizer: WeightFolder | None = None
+        self._writers: dict[str, FolderWriter] = {}
+        self._config: dict[str, Any] | None = None
+
+    # -- before training -----------------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[str, float]:
+        """Return what is being prepared and how much of it is, 0 to 1."""
+        return self._progress
+
+    def prepare(self) -> LibraryFacts:
+        """Read and tokenize the data, open the weights, resolve the model's configuration."""
+
+        def note(what: str, share: float) -> None:
+            self._progress = (what, share)
+
+        prepared = prepare(self._spec, self._assignment.folder / "data", note)
+        self._prepared = prepared
+        training, checkpoint = self._spec.training, self._assignment.checkpoint
+        self._order = StepOrder(
+            training.seed, prepared.samples.size("train"), training.batch_size, self._spec.data.shuffle
+        )
+        done = 0
+        if checkpoint is not None:
+            done = int(json.loads((checkpoint / STATE).read_text())["step"])
+            self._weights = WeightFolder(checkpoint)
+            if any(checkpoint.glob("optimizer*.safetensors")):
+                self._optimizer = WeightFolder(checkpoint, "optimizer")
+        elif self._spec.model.path is not None:
+            self._weights = WeightFolder(self._spec.model.path)
+        return LibraryFacts(
+            blueprint=self._blueprint(prepared),
+            sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
+            first_step=done + 1,
+            has_weights=self._weights is not None,
+            notes=prepared.notes,
+        )
+
+    def _blueprint(self, prepared: Prepared) -> Blueprint:
+        model = self._spec.model
+        if model.layers is not None:
+            return Blueprint(layers=model.layers, model_id=self._spec.name)
+        config = dict(model.config or {})
+        if model.path is not None:
+            config = json.loads((model.path / "config.json").read_text())
+        config.setdefault("vocab_size", prepared.vocab_size)
+        length, window = self._spec.training.sequence_length, config.get("max_position_embeddings")
+        if isinstance(window, int) and length > window:
+            raise UserError(
+                f"sequence_length {length} is longer than the model's window of {window} tokens",
+                mend=f"set training.sequence_length to {window} or less",
+            )
+        config.update(self._special_tokens(prepared.tokenizer_folder) if model.path is None else {})
+        return Blueprint(config=config, model_id=self._spec.name)
+
+    def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
+        """Return the ids that generation needs; the defaults of a configuration belong to another tokenizer."""
+        from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import
+
+        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+        given = self._spec.model.config or {}
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: given.get(name, getattr(loaded, name)) for name in names}
+
+    # -- while members load and train ----------------------------------------------------------------------------
+
+    def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
+        """Return the inputs or the targets of some microbatches of a step."""
+        assert self._order is not None
+        size = self._spec.training.microbatch_size
+        chosen = self._order.indices(step)
+        return {
+            microbatch: self._take("train", chosen[microbatch * size : (microbatch + 1) * size], part)
+            for microbatch in microbatches
+        }
+
+    def evaluation_rows(self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part) -> Rows:
+        """Return the inputs or the targets of some microbatches of a split that is not trained on."""
+        assert self._prepared is not None
+        size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
+        return {
+            microbatch: self._take(split, np.arange(microbatch * size, min((microbatch + 1) * size, total)), part)
+            for microbatch in microbatches
+        }
+
+    def _take(self, split: Literal["train", "validation", "test"], indices: NDArray[np.int64], part: Part) -> NDArray[Any]:
+        assert self._prepared is not None
+        inputs, targets = self._prepared.samples.take(split, indices)
+        return inputs if part == "inputs" else targets
+
+    def weight(self, name: str) -> NDArray[np.uint8]:
+        """Return one tensor of the starting weights as a safetensors message."""
+        assert self._weights is not None
+        return np.frombuffer(self._weights.pack(name), dtype=np.uint8)
+
+    def optimizer_names(self) -> list[str]:
+        """Return the names of the optimizer's tensors in the checkpoint; none when it starts fresh."""
+        return self._optimizer.names() if self._optimizer is not None else []
+
+    def optimizer_tensor(self, name: str) -> NDArray[np.uint8]:
+        """Return one tensor of the optimizer's state as a safetensors message."""
+        assert self._optimizer is not None
+        return np.frombuffer(self._optimizer.pack(name), dtype=np.uint8)
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def open(self, folder: str) -> None:
+        """Begin to write a folder below the job's own; nobody sees it before `finish`."""
+        self._writers[folder] = FolderWriter(self._assignment.folder / folder)
+
+    def write(self, folder: str, name: str, content: NDArray[np.uint8]) -> None:
+        """Take in one piece."""
+        self._writers[folder].write(name, content.tobytes())
+
+    def finish(self, folder: str, state: dict[str, Any], config: dict[str, Any] | None) -> int:
+        """Add what makes the folder usable (configuration, tokenizer, state), show it, and return its bytes."""
+        writer = self._writers.pop(folder)
+        writer.write_json(STATE, state)
+        if config is not None:
+            assert self._prepared is not None
+            writer.write_json("config.json", config)
+            if self._prepared.tokenizer_folder is not None:
+                writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
+            if self._spec.model.path is not None:
+                writer.copy(self._spec.model.path.glob("generation_config.json"))
+        else:
+            writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
+        return writer.finish()
+
+    def discard(self, folder: str) -> None:
+        """Remove what was written of a folder that will not be finished."""
+        writer = self._writers.pop(folder, None)
+        if writer is not None:
+            writer.discard()
+
+
+Library = ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4})(LibraryService)
+"""The actor: its methods run in the default group but for those marked at the call."""

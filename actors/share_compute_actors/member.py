@@ -1,0 +1,232 @@
+"""A member: the actor that holds one shard on one contributor and computes its cells."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from share_compute.errors import ContributorLost, PlanInfeasible
+from share_compute.models.blueprint import Stage, build_stage
+from share_compute.models.weights import copy_into, pack, pieces, unpack
+from share_compute.training.optimizers import optimizer_tensors, restore_optimizer
+from share_compute_actors.channel import Channel, Keys
+from share_compute_actors.collective import EpochGroup, join_group
+from share_compute_actors.messages import (
+    EvaluationResult,
+    Label,
+    MemberId,
+    MemberSetup,
+    MemberStatus,
+    Peer,
+    Rendezvous,
+    StepResult,
+)
+from share_compute_actors.runner import Runner
+
+_HELLO_TIMEOUT_S = 5.0
+_REQUESTS_AHEAD = 2
+"""Tensors asked for at one time: the next one travels while this one is copied, and no more is in memory."""
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"compute": 1, "control": 2, "mail": 2})
+class Member:
+    """One machine's work on one shard, for one epoch of one job.
+
+    Methods of the group ``compute`` run one after the other in the order of their calls, on one thread; those of
+    ``control`` and ``mail`` always answer.
+    """
+
+    def __init__(self, setup: MemberSetup) -> None:
+        self._setup = setup
+        self._step = setup.first_step - 1
+        self._channel: Channel | None = None
+        self._stage: Stage | None = None
+        self._runner: Runner | None = None
+        self._group: EpochGroup | None = None
+        self._names: dict[MemberId, str] = {}
+        self._library: Any = None
+        self._ahead: dict[tuple[int, str], Any] = {}
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="compute")
+    def listen(self, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+        """Open this member's end of the channel and return where it is."""
+        setup = self._setup
+        self._channel = Channel(setup.job, setup.epoch, setup.address, keys, admitted)
+        return Peer(setup.me, setup.name, self._channel.endpoint, keys.public)
+
+    @ray.method(concurrency_group="compute")
+    def load(self, library: Any, has_weights: bool) -> int:  # noqa: FBT001 - a message's field
+        """Build the shard and fill it, from the library's weights or from the seed; return its bytes.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+            UserError: the weights do not belong to the configuration.
+        """
+        torch.set_num_threads(self._setup.threads)
+        self._library = library
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            stage = build_stage(self._setup.blueprint, self._setup.shard, device)
+            if has_weights:
+                stage.initialize_buffers()
+                wanted = stage.persistent()
+                for tensors in self._fetch(list(wanted), library.weight):
+                    for name, value in tensors.items():
+                        copy_into(wanted[name], value)
+            else:
+                stage.initialize(self._setup.training.seed)
+        except (MemoryError, torch.OutOfMemoryError) as failure:
+            raise PlanInfeasible(
+                f"the shard of {len(self._setup.shard)} layers does not fit into {self._setup.name}",
+                machine=self._setup.name,
+                mend="lend more memory there, or use more pools",
+            ) from failure
+        self._stage = stage
+        return sum(tensor.nbytes for tensor in stage.persistent().values())
+
+    def _fetch(self, names: Sequence[str], method: Any) -> Iterator[dict[str, Tensor]]:
+        asked = [method.options(concurrency_group="serve").remote(name) for name in names[:_REQUESTS_AHEAD]]
+        for place in range(len(names)):
+            message = ray.get(asked.pop(0))
+            following = place + _REQUESTS_AHEAD
+            if following < len(names):
+                asked.append(method.options(concurrency_group="serve").remote(names[following]))
+            yield unpack(bytes(message))
+
+    @ray.method(concurrency_group="compute")
+    def connect(self, peers: Sequence[Peer]) -> list[MemberId]:
+        """Link to all other members, and return those whose greeting did not arrive by the direct link."""
+        channel = self._open_channel()
+        me = self._setup.me
+        others = [peer for peer in peers if peer.me != me]
+        self._names = {peer.me: peer.name for peer in peers}
+        for peer in others:
+            channel.connect(peer)
+            channel.send(peer.me, _hello(me), torch.zeros(1))
+        silent = []
+        for peer in others:
+            try:
+                channel.receive(_hello(peer.me), peer.name, 0.0 if silent else _HELLO_TIMEOUT_S)
+            except ContributorLost:
+                silent.append(peer.me)
+        return silent
+
+    @ray.method(concurrency_group="compute")
+    def use_calls(self, members: Mapping[MemberId, Any]) -> None:
+        """Send to these members by Ray calls, not directly."""
+        for member, handle in members.items():
+            self._open_channel().use_calls(
+                member, lambda envelope, content, handle=handle: handle.deliver.remote(envelope, content)
+            )
+
+    @ray.method(concurrency_group="compute")
+    def form(self, meeting: Rendezvous | None) -> None:
+        """Join the group of the pool, if it has other members, and make ready for the first step."""
+        assert self._stage is not None
+        setup = self._setup
+        size = setup.pool_sizes[setup.me.pool]
+        if meeting is not None and size > 1:
+            device = next(self._stage.module.parameters(), torch.empty(0)).device
+            self._group = join_group(meeting, setup.me.member, size, device)
+        self._runner = Runner(setup, self._stage, self._open_channel(), self._names, self._group)
+        optimizer = self._runner.optimizer
+        if optimizer is not None:
+            stored: list[str] = ray.get(self._library.optimizer_names.remote())
+            mine = [name for name in stored if name.split("::")[0] in self._runner.parameters]
+            for tensors in self._fetch(mine, self._library.optimizer_tensor):
+                restore_optimizer(optimizer, self._runner.parameters, tensors)
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="compute")
+    def step(self, number: int) -> StepResult:
+        """Run one optimizer step together with all other members."""
+        assert self._runner is not None
+        inputs = self._rows(number, "inputs") if self._setup.shard.is_first else {}
+        targets = self._rows(number, "targets") if self._setup.shard.is_last else {}
+        result = self._runner.step(number, inputs, targets)
+        self._step = number
+        return result
+
+    def _rows(self, step: int, part: Literal["inputs", "targets"]) -> dict[int, Tensor]:
+        """Return this step's samples, and ask for the next step's so that they travel meanwhile."""
+        for number in (step, step + 1):
+            if (number, part) not in self._ahead:
+                serve = self._library.train_rows.options(concurrency_group="serve")
+                self._ahead[number, part] = serve.remote(number, self._setup.microbatches, part)
+        return _tensors(ray.get(self._ahead.pop((step, part))))
+
+    @ray.method(concurrency_group="compute")
+    def evaluate(
+        self, split: Literal["validation", "test"], step: int, microbatches: Sequence[int]
+    ) -> EvaluationResult | None:
+        """Evaluate this member's part of some microbatches; only the last pool has an answer."""
+        assert self._runner is not None
+        setup = self._setup
+        size = setup.pool_sizes[setup.me.pool]
+        own = [microbatch for microbatch in microbatches if microbatch % size == setup.me.member]
+        rows = self._library.evaluation_rows.options(concurrency_group="serve")
+        inputs = _tensors(ray.get(rows.remote(split, own, "inputs"))) if setup.shard.is_first else {}
+        targets = _tensors(ray.get(rows.remote(split, own, "targets"))) if setup.shard.is_last else {}
+        return self._runner.evaluate(split, step, own, inputs, targets)
+
+    @ray.method(concurrency_group="compute")
+    def save(self, folder: str, with_optimizer: bool) -> None:  # noqa: FBT001 - a message's field
+        """Send this shard to the library, piece by piece; the first member of a pool speaks for all."""
+        assert self._stage is not None
+        assert self._runner is not None
+        borrowed = set(self._stage.tied.values()) if not self._setup.shard.is_first else set()
+        weights = {name: tensor for name, tensor in self._stage.persistent().items() if name not in borrowed}
+        self._send(folder, "model", weights)
+        if with_optimizer and self._runner.optimizer is not None:
+            own = {name: value for name, value in self._runner.parameters.items() if name not in borrowed}
+            self._send(folder, "optimizer", optimizer_tensors(self._runner.optimizer, own))
+
+    def _send(self, folder: str, stem: str, tensors: Mapping[str, Tensor]) -> None:
+        for number, group in enumerate(pieces(tensors)):
+            name = f"{stem}-{self._setup.me.pool:04}-{number:04}.part"
+            content: NDArray[np.uint8] = np.frombuffer(pack(group), dtype=np.uint8)
+            ray.get(self._library.write.remote(folder, name, content))
+
+    # -- always answering ----------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="mail")
+    def deliver(self, envelope: bytes, content: NDArray[np.uint8]) -> None:
+        """Take in a tensor that came by a Ray call."""
+        self._open_channel().deliver(envelope, content)
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> MemberStatus:
+        """Say that this member is alive, and how far it is."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return MemberStatus(self._setup.me, self._step, psutil.Process().memory_info().rss, peak)
+
+    @ray.method(concurrency_group="control")
+    def abort(self) -> None:
+        """Make whatever waits for another member give up."""
+        if self._channel is not None:
+            self._channel.abort()
+
+    def _open_channel(self) -> Channel:
+        assert self._channel is not None
+        return self._channel
+
+
+def _hello(sender: MemberId) -> Label:
+    return Label("train", 0, "hello", sender.member, sender.pool)
+
+
+def _tensors(rows: Mapping[int, NDArray[Any]]) -> dict[int, Tensor]:
+    return {microbatch: torch.tensor(values) for microbatch, values in rows.items()}

@@ -1,0 +1,200 @@
+"""Stages of Hugging Face causal language models, from the models' own code.
+
+A stage is the whole model on the meta device with the modules of other stages replaced by pass-throughs, then
+materialised. Which module embeds, which repeat and which come last is read from the architecture's own pipeline plan
+(``base_model_pp_plan``), so nothing here knows any architecture by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from share_compute.errors import UserError
+from share_compute.models.blueprint import Anatomy, Stage, derive_seed
+from share_compute.planning.partitioning import Shard
+
+_INPUT_SCALES = ("embedding_multiplier",)
+"""Attributes by which some base models scale what they embed: they must not scale a later stage's input again."""
+
+
+class PassThrough(nn.Module):
+    """Stands where another stage's module was, and returns its first argument."""
+
+    def __init__(self, original: nn.Module | None = None) -> None:
+        super().__init__()
+        # Some models read plain facts of a layer (its kind of attention) before they call it.
+        for name, value in vars(original).items() if original is not None else ():
+            if not name.startswith("_") and isinstance(value, str | int | float | bool):
+                setattr(self, name, value)
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return ``hidden`` as it came."""
+        return hidden
+
+
+class Outline:
+    """Where the parts of a model are, by its pipeline plan."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.base = model.base_model
+        plan = getattr(self.base.config, "base_model_pp_plan", None)
+        if not plan or self.base is model:
+            raise UserError(
+                f"architecture {model.config.model_type!r} declares no pipeline plan",
+                mend="choose an architecture whose configuration has base_model_pp_plan, such as llama, qwen3 or mistral",
+            )
+        self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
+        self.layers = next(name for name in plan if isinstance(getattr(self.base, name, None), nn.ModuleList))
+        self.closing = [name for name in plan if name not in (self.embedding, self.layers)]
+        self.heads = [name for name, _ in model.named_children() if getattr(model, name) is not self.base]
+
+
+def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
+    options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
+    try:
+        return AutoConfig.for_model(**options)
+    except ValueError as failure:
+        raise UserError(
+            f"unknown model_type {config.get('model_type')!r}", mend="use a model_type that transformers knows, e.g. llama"
+        ) from failure
+
+
+def _on_meta(config: Mapping[str, Any]) -> PreTrainedModel:
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                _configuration(config), dtype=torch.float32, trust_remote_code=False
+            )
+    except (ValueError, TypeError, AttributeError) as failure:
+        raise UserError(
+            f"this configuration does not make a causal language model: {str(failure).splitlines()[0]}",
+            mend="check model.config against the architecture's documentation in transformers",
+        ) from failure
+    return model
+
+
+def _tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return {name of a tied parameter: name it is stored under}."""
+    return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+class HuggingFaceStage(Stage):
+    """One shard of a causal language model."""
+
+    def __init__(self, config: Mapping[str, Any], shard: Shard, device: torch.device) -> None:
+        self.shard = shard
+        model = _on_meta(config)
+        outline = Outline(model)
+        tied = _tied_names(model)
+        self._keep(model, outline)
+        model.to_empty(device=device)
+        present = set(model.state_dict())
+        for target, source in tied.items():
+            if target in present and source in present:  # to_empty gave each its own memory
+                owner, _, leaf = target.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
+        self.tied = {target: source for target, source in tied.items() if target in present}
+        self.module = model
+        self._base = outline.base
+        self._first_key: tuple[int, ...] = ()
+        if any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(model.config).items()):
+            self._seed_each_layer(getattr(outline.base, outline.layers))
+
+    def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
+        layers = getattr(outline.base, outline.layers)
+        for index in range(len(layers)):
+            if not self.shard.start <= index < self.shard.stop:
+                layers[index] = PassThrough(layers[index])
+        if not self.shard.is_first:
+            setattr(outline.base, outline.embedding, PassThrough())
+            for name in _INPUT_SCALES:
+                if hasattr(outline.base, name):
+                    setattr(outline.base, name, 1.0)
+        if not self.shard.is_last:
+            for name in outline.closing:
+                setattr(outline.base, name, PassThrough())
+            for name in outline.heads:
+                setattr(model, name, PassThrough())
+
+    def _seed_each_layer(self, layers: nn.ModuleList) -> None:
+        def seeder(index: int) -> Any:
+            def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
+                if module.training:
+                    torch.manual_seed(derive_seed(*self._first_key, index))
+
+            return seed
+
+        for index in range(self.shard.start, self.shard.stop):
+            layers[index].register_forward_pre_hook(seeder(index), with_kwargs=True)
+
+    def prepare_cell(self, *key: int) -> None:
+        """Key the dropout of each layer by (key, layer), so that it does not matter who computes it."""
+        self._first_key = key
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or logits from the last shard."""
+        name = "input_ids" if self.shard.is_first else "inputs_embeds"
+        if self.shard.is_last:
+            logits: Tensor = self.module(**{name: inputs}, use_cache=False, return_dict=True).logits
+            return logits
+        hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True)[0]
+        return hidden
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Initialise by the architecture's own rule, each module from (seed, its name)."""
+        self._initialize(seed, buffers_only=False)
+
+    @torch.no_grad()
+    def initialize_buffers(self) -> None:
+        """Compute the buffers that no checkpoint holds (rotary frequencies); parameters are about to be loaded."""
+        self._initialize(0, buffers_only=True)
+
+    def _initialize(self, seed: int, *, buffers_only: bool) -> None:
+        sources = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()}
+        whole = _on_meta(self.module.config.to_dict()) if sources and not self.shard.is_first else None
+        for name, module in self.module.named_modules():
+            own = list(module.buffers(recurse=False)) + ([] if buffers_only else list(module.parameters(recurse=False)))
+            if not own or isinstance(module, PassThrough):
+                continue
+            torch.manual_seed(derive_seed(seed, name))
+            if name in sources and not buffers_only:
+                if whole is None:
+                    continue  # the embedding itself is here, and already has its values
+                # A tied head starts as the embedding does: by the embedding's rule and seed.
+                twin = whole.get_submodule(sources[name]).to_empty(device=own[0].device)
+                torch.manual_seed(derive_seed(seed, sources[name]))
+                self.module._init_weights(twin)  # noqa: SLF001 - the architecture's rule has no public name
+                module.weight.copy_(twin.weight)
+            else:
+                self.module._init_weights(module)  # noqa: SLF001
+
+
+def dissect_config(config: Mapping[str, Any]) -> Anatomy:
+    """Count a causal language model's parameters; tied weights count once, with the embedding."""
+    model = _on_meta(config)
+    outline = Outline(model)
+    layers = getattr(outline.base, outline.layers)
+    embedding = _count(getattr(outline.base, outline.embedding))
+    per_layer = tuple(_count(layer) for layer in layers)
+    whole = _count(model)
+    tied = next((source for target, source in _tied_names(model).items() if target.split(".")[0] in outline.heads), None)
+    text = model.config.get_text_config()
+    return Anatomy(
+        layers=per_layer,
+        embedding=embedding,
+        head=whole - embedding - sum(per_layer),
+        tied=model.get_parameter(tied).numel() if tied else 0,
+        tied_name=tied,
+        hidden_size=int(text.hidden_size),
+        vocab_size=int(text.vocab_size),
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

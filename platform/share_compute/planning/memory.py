@@ -1,0 +1,34 @@
+"""How much memory a member needs for its shard.
+
+The estimate is ``parameters x 4 x (weights + gradients + optimizer tensors)`` plus, for each microbatch in flight,
+``samples x tokens x (layers x 20 x hidden + 3 x vocabulary where the head is) x 4`` bytes. The factor 20 counts what
+a decoder layer keeps for its backward with a fused attention (after Korthikanti et al., 2022, without the scores).
+"""
+
+from __future__ import annotations
+
+from share_compute.models.blueprint import Anatomy
+from share_compute.planning.partitioning import Shard
+from share_compute.specification import TrainJob
+from share_compute.training.optimizers import STATE_TENSORS
+
+FLOAT_BYTES = 4
+KEPT_PER_LAYER = 20
+
+
+def member_bytes(spec: TrainJob, anatomy: Anatomy, shard: Shard, in_flight: int) -> int:
+    """Return the bytes that a member of the pool that holds ``shard`` needs in training.
+
+    Args:
+        spec: the job.
+        anatomy: parameters of its model.
+        shard: the layers held.
+        in_flight: microbatches whose activations are kept at one time.
+    """
+    copies = 2 + STATE_TENSORS[spec.training.optimizer.name]
+    weights = anatomy.of(shard) * FLOAT_BYTES * copies
+    tokens = spec.training.microbatch_size * (spec.training.sequence_length if anatomy.vocab_size else 1)
+    per_token = len(shard) * KEPT_PER_LAYER * anatomy.hidden_size
+    if shard.is_last:
+        per_token += 3 * anatomy.vocab_size
+    return weights + in_flight * tokens * per_token * FLOAT_BYTES

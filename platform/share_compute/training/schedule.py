@@ -1,0 +1,85 @@
+"""Which cell a member computes when: 1F1B over pools of any size. Pure functions; no two members can wait for each other.
+
+All members walk the microbatches in one global order. A member of pool ``p`` runs the backward of the microbatch of
+rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last pool, so every
+forward that a pool waits for comes, upstream, before any backward that waits for it: there is no cycle of waits. With
+one member a pool this is the usual one-forward-one-backward schedule, window = number of pools after this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Compute one cell: ``2F`` is the forward of microbatch 2."""
+
+    kind: Literal["F", "B"]
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.microbatch}{self.kind}"
+
+
+def blocks(num_microbatches: int, num_members: int) -> list[tuple[int, ...]]:
+    """Share microbatch ids out among the members of a pool: contiguous blocks whose sizes differ by at most one."""
+    base, extra = divmod(num_microbatches, num_members)
+    shares: list[tuple[int, ...]] = []
+    start = 0
+    for member in range(num_members):
+        stop = start + base + (1 if member < extra else 0)
+        shares.append(tuple(range(start, stop)))
+        start = stop
+    return shares
+
+
+def global_order(num_microbatches: int, widest: int) -> list[int]:
+    """Return microbatch ids in the order in which all pools take them: round the blocks of the widest pool."""
+    shares = blocks(num_microbatches, widest)
+    deepest = max(len(share) for share in shares)
+    return [share[place] for place in range(deepest) for share in shares if place < len(share)]
+
+
+def windows(pool_sizes: Sequence[int]) -> list[int]:
+    """Return for each pool how many ranks its forwards may run ahead of its backwards."""
+    ahead = [0] * len(pool_sizes)
+    for pool in range(len(pool_sizes) - 2, -1, -1):
+        ahead[pool] = ahead[pool + 1] + max(pool_sizes[pool], pool_sizes[pool + 1])
+    return ahead
+
+
+def one_forward_one_backward(
+    pool_sizes: Sequence[int], pool: int, own: Sequence[int], num_microbatches: int
+) -> list[Action]:
+    """Return the actions of one member in the order in which it runs them.
+
+    Args:
+        pool_sizes: members of each pool, in pipeline order.
+        pool: index of the member's pool.
+        own: ids of the member's microbatches.
+        num_microbatches: of the whole step.
+    """
+    order = global_order(num_microbatches, max(pool_sizes))
+    rank = {microbatch: place for place, microbatch in enumerate(order)}
+    window = windows(pool_sizes)[pool]
+    waiting = sorted(own, key=rank.__getitem__)
+    actions: list[Action] = []
+    forwarded = 0
+    for microbatch in waiting:
+        while forwarded < len(waiting) and rank[waiting[forwarded]] <= rank[microbatch] + window:
+            actions.append(Action("F", waiting[forwarded]))
+            forwarded += 1
+        actions.append(Action("B", microbatch))
+    return actions
+
+
+def peak_in_flight(actions: Sequence[Action]) -> int:
+    """Return the most microbatches whose activations are kept at one time."""
+    kept = peak = 0
+    for action in actions:
+        kept += 1 if action.kind == "F" else -1
+        peak = max(peak, kept)
+    return peak
