@@ -2,9 +2,15 @@
 
     ShareComputeError
     ├── UserError              mend the request: what was asked for cannot be done as asked
+    │   ├── ClockSkew          the clocks of two machines differ too much
     │   ├── NotFound           the thing named does not exist (any more)
     │   ├── Conflict           it exists, but its state forbids this now
+    │   │   ├── InviteUsed     somebody joined with this invite already
+    │   │   └── VersionMismatch   two machines run versions that do not work together
     │   └── NotAuthorized      the key, invite or code does not allow this
+    │       ├── InviteUnknown  no invite has this code
+    │       ├── InviteExpired  its time is over
+    │       └── InviteRevoked  it was taken back
     ├── PlanInfeasible         the machines cannot hold the job; says what is missing, in bytes
     ├── ContributorLost        a machine died or went silent; retry or resume
     ├── StaleEpoch             a message of an earlier epoch; drop it
@@ -108,6 +114,45 @@ class NotAuthorized(UserError):
     code = "not-authorized"
     status = 401
     exit_code = 5
+
+
+class ClockSkew(UserError):
+    """The clocks of two machines differ by more than certificates, leases and logs can bear."""
+
+    code = "clock-skew"
+
+
+class VersionMismatch(Conflict):
+    """Two machines run versions that do not work together; ``details`` has both."""
+
+    code = "version-mismatch"
+
+
+class InviteUnknown(NotAuthorized):
+    """No invite has this code."""
+
+    code = "invite-unknown"
+
+
+class InviteUsed(Conflict):
+    """Somebody joined with this invite already; each works once."""
+
+    code = "invite-used"
+    exit_code = 5
+
+
+class InviteExpired(NotAuthorized):
+    """The invite's time is over."""
+
+    code = "invite-expired"
+    status = 410
+
+
+class InviteRevoked(NotAuthorized):
+    """The invite was taken back."""
+
+    code = "invite-revoked"
+    status = 410
 
 
 class PlanInfeasible(ShareComputeError):

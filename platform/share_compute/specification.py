@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from share_compute.errors import UserError
 from share_compute.strict import StrictModel, nearest
@@ -42,13 +42,30 @@ def _known(value: Any, known: tuple[str, ...], what: str) -> Any:
     return value
 
 
-class LayerSpec(StrictModel):
+class SpecModel(StrictModel):
+    """Base of all parts of a job: every number in it is finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class LayerSpec(SpecModel):
     """One declared torch layer of a model that is given as a list of layers."""
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": list(LAYER_TYPES)})
     """Name of the layer: linear, conv2d, relu, ..."""
     options: dict[str, int | float | bool | list[int]] = Field(default_factory=dict)
     """Arguments of the torch module, e.g. ``{in_features: 64, out_features: 128}``."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _options_are_plain(cls, value: Any) -> Any:
+        for name, option in value.items() if isinstance(value, dict) else ():
+            whole = isinstance(option, list) and all(type(item) is int for item in option)
+            if not whole and not isinstance(option, int | float):
+                raise ValueError(
+                    f"{name} must be a number, true, false or a list of whole numbers, not {option!r}"
+                )
+        return value
 
     @field_validator("type", mode="before")
     @classmethod
@@ -56,11 +73,11 @@ class LayerSpec(StrictModel):
         return _known(value, LAYER_TYPES, "layer type")
 
 
-class ModelSpec(StrictModel):
+class ModelSpec(SpecModel):
     """The model to train: exactly one of ``path``, ``config`` and ``layers``."""
 
     path: Path | None = None
-    """Local Hugging Face folder with config.json and safetensors weights; training starts from these weights."""
+    """Local Hugging Face folder (config.json, safetensors); training starts from its weights."""
     config: dict[str, Any] | None = None
     """Hugging Face configuration with its ``model_type``; training starts from random weights."""
     layers: tuple[LayerSpec, ...] | None = None
@@ -70,7 +87,8 @@ class ModelSpec(StrictModel):
     def _exactly_one(self) -> Self:
         given = [name for name in ("path", "config", "layers") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of path, config and layers; given: {', '.join(given) or 'none'}")
+            found = ", ".join(given) or "none"
+            raise ValueError(f"give exactly one of path, config and layers; given: {found}")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config needs a model_type, e.g. llama")
         if self.layers is not None and not self.layers:
@@ -78,7 +96,7 @@ class ModelSpec(StrictModel):
         return self
 
 
-class DataSpec(StrictModel):
+class DataSpec(SpecModel):
     """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
 
     files: tuple[Path, ...] | None = None
@@ -104,13 +122,14 @@ class DataSpec(StrictModel):
             suffixes = {file.suffix for file in self.files}
             unknown = sorted(suffixes - set(TEXT_SUFFIXES))
             if unknown:
-                raise ValueError(f"cannot read {unknown[0] or 'a file without suffix'}; known: {', '.join(TEXT_SUFFIXES)}")
+                what = unknown[0] or "a file without suffix"
+                raise ValueError(f"cannot read {what}; known: {', '.join(TEXT_SUFFIXES)}")
             if len(suffixes) > 1:
                 raise ValueError(f"files are of several kinds: {', '.join(sorted(suffixes))}")
         return self
 
 
-class TokenizerSpec(StrictModel):
+class TokenizerSpec(SpecModel):
     """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
 
     path: Path | None = None
@@ -125,7 +144,7 @@ class TokenizerSpec(StrictModel):
         return self
 
 
-class OptimizerSpec(StrictModel):
+class OptimizerSpec(SpecModel):
     """How gradients become updates."""
 
     name: OptimizerName = OptimizerName.adamw
@@ -154,10 +173,10 @@ class OptimizerSpec(StrictModel):
         return value
 
 
-class ScheduleSpec(StrictModel):
+class ScheduleSpec(SpecModel):
     """How the learning rate moves over the steps (the schedules of ``transformers``)."""
 
-    name: str = "cosine"
+    name: str = Field(default="cosine", json_schema_extra={"enum": list(SCHEDULES)})
     """constant, constant_with_warmup, linear, cosine, polynomial or inverse_sqrt."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
@@ -168,7 +187,7 @@ class ScheduleSpec(StrictModel):
         return _known(value, SCHEDULES, "schedule")
 
 
-class TrainingSpec(StrictModel):
+class TrainingSpec(SpecModel):
     """The steps of training."""
 
     steps: int = Field(default=100, ge=1)
@@ -180,10 +199,12 @@ class TrainingSpec(StrictModel):
     sequence_length: int = Field(default=128, ge=2)
     """Tokens in one sample of text."""
     optimizer: OptimizerSpec = OptimizerSpec()
+    """How gradients become updates."""
     schedule: ScheduleSpec = ScheduleSpec()
+    """How the learning rate moves over the steps."""
     max_gradient_norm: float | None = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm; null turns that off."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Initial weights, order of samples and dropout follow from it alone."""
     validate_every: int | None = Field(default=None, ge=1)
     """Steps between validations; null validates only at the end."""
@@ -193,7 +214,9 @@ class TrainingSpec(StrictModel):
     @model_validator(mode="after")
     def _microbatches_divide(self) -> Self:
         if self.batch_size % self.microbatches:
-            raise ValueError(f"batch_size {self.batch_size} is not a multiple of microbatches {self.microbatches}")
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of microbatches {self.microbatches}"
+            )
         return self
 
     @property
@@ -202,30 +225,36 @@ class TrainingSpec(StrictModel):
         return self.batch_size // self.microbatches
 
 
-class ParallelismSpec(StrictModel):
+class ParallelismSpec(SpecModel):
     """How the model is laid over the machines."""
 
     strategy: str = "compute_weighted"
     """Name of the partitioning strategy that cuts the model into pools."""
     pools: int | None = Field(default=None, ge=1)
-    """Pools in a row, each holding one shard; default: one for each group of ``members_per_pool`` machines."""
+    """Pools in a row, each holding one shard; default: as many as ``members_per_pool`` machines fill."""
     members_per_pool: int = Field(default=1, ge=1)
     """Machines that hold the same shard and share its microbatches (data parallelism)."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
 
 
-class TrainJob(StrictModel):
+class TrainJob(SpecModel):
     """Train a model: a causal language model on text, or a classifier built from declared layers."""
 
     kind: Literal["train"] = "train"
+    """What sort of job this is."""
     name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
     """What people call it."""
     model: ModelSpec
+    """What to train."""
     data: DataSpec
+    """What to train it on."""
     tokenizer: TokenizerSpec = TokenizerSpec()
+    """How text becomes token ids."""
     training: TrainingSpec = TrainingSpec()
+    """How long and how."""
     parallelism: ParallelismSpec = ParallelismSpec()
+    """How the model is laid over the machines."""
 
     @model_validator(mode="after")
     def _model_fits_data(self) -> Self:
@@ -251,11 +280,14 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
     if isinstance(source, str):
         try:
             data = yaml.safe_load(source)
-        except yaml.YAMLError as failure:
+        # Beside its own errors, YAML lets through what impossible dates and endless nesting cause.
+        except (yaml.YAMLError, ValueError, RecursionError) as failure:
             where = getattr(failure, "problem_mark", None)
             line = f" at line {where.line + 1}, column {where.column + 1}" if where else ""
-            problem = getattr(failure, "problem", None) or "not YAML"
-            raise UserError(f"the job file is not valid YAML{line}: {problem}", mend="check its indentation and quotes") from failure
+            problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]
+            raise UserError(
+                f"the job file is not valid YAML{line}: {problem}", mend="check its indentation and quotes"
+            ) from failure
     if not isinstance(data, dict):
         raise UserError(
             f"a job is a mapping of keys, not {type(data).__name__}", mend="start from a file in examples/"
@@ -265,7 +297,7 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
         return _ADAPTER.validate_python(data)
     except ValidationError as failure:
         problems = field_errors(failure)
-        text = "; ".join(f"{item['field']}: {item['problem']}" if item["field"] else item["problem"] for item in problems)
+        text = "; ".join(": ".join(filter(None, (item["field"], item["problem"]))) for item in problems)
         raise UserError(text, mend="mend these fields of the job", details={"fields": problems}) from failure
     except ValueError as failure:
         raise UserError(str(failure), mend="mend the job's kind") from failure

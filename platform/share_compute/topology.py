@@ -1,4 +1,4 @@
-"""All contributors with their capacity and links, at one moment. Everything here was measured, not declared."""
+"""All contributors with their capacity and links, at one moment: measured, not declared."""
 
 from __future__ import annotations
 

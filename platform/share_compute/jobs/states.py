@@ -49,4 +49,9 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
 def check_transition(job_id: str, current: JobState, wanted: JobState) -> None:
     """Raise Conflict unless a job may go from ``current`` to ``wanted``."""
     if wanted not in _NEXT[current]:
-        raise Conflict(f"job {job_id} is {current.value}; it cannot become {wanted.value}", job=job_id)
+        allowed = ", ".join(sorted(state.value for state in _NEXT[current]))
+        raise Conflict(
+            f"job {job_id} is {current.value}; it cannot become {wanted.value}",
+            mend=f"from here it can become {allowed}" if allowed else "submit a new job; this one is done",
+            job=job_id,
+        )

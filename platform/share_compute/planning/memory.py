@@ -7,10 +7,14 @@ a decoder layer keeps for its backward with a fused attention (after Korthikanti
 
 from __future__ import annotations
 
-from share_compute.models.blueprint import Anatomy
+from typing import TYPE_CHECKING
+
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import TrainJob
-from share_compute.training.optimizers import STATE_TENSORS
+
+if TYPE_CHECKING:
+    # At run time it would bring torch into the control plane, which never computes.
+    from share_compute.models.blueprint import Anatomy
 
 FLOAT_BYTES = 4
 KEPT_PER_LAYER = 20
@@ -25,6 +29,9 @@ def member_bytes(spec: TrainJob, anatomy: Anatomy, shard: Shard, in_flight: int)
         shard: the layers held.
         in_flight: microbatches whose activations are kept at one time.
     """
+    # Imported here, because it brings torch: the control plane reads plans, but never computes.
+    from share_compute.training.optimizers import STATE_TENSORS  # noqa: PLC0415
+
     copies = 2 + STATE_TENSORS[spec.training.optimizer.name]
     weights = anatomy.of(shard) * FLOAT_BYTES * copies
     tokens = spec.training.microbatch_size * (spec.training.sequence_length if anatomy.vocab_size else 1)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from share_compute.errors import PlanInfeasible
-from share_compute.models.blueprint import Anatomy
 from share_compute.planning.memory import member_bytes
 from share_compute.planning.partitioning import Shard, load_strategy, map_partitions_to_shards
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.schedule import blocks, one_forward_one_backward, peak_in_flight
+
+if TYPE_CHECKING:
+    # At run time it would bring torch into the control plane, which never computes.
+    from share_compute.models.blueprint import Anatomy
 
 
 class MemberPlan(StrictModel):

@@ -1,0 +1,45 @@
+"""Measure the path to another contributor with calls of the kind that will travel it later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from share_compute.topology import Link
+
+Payload = npt.NDArray[np.uint8]
+Echo = Callable[[Payload], Any]
+"""Sends a payload ``[bytes]`` there and waits for the short answer."""
+
+_SMALL_CALLS = 8
+_LARGE_CALLS = 3
+_LARGE_BYTES = 4 * 2**20
+_BUDGET_S = 0.8
+"""No further large call is made after this time: one is enough on a slow link."""
+
+
+def measure_link(source: str, target: str, echo: Echo) -> Link:
+    """Return latency (half a round trip) and bandwidth of one link; takes well under a second on a fast one."""
+    nothing = np.empty(0, dtype=np.uint8)
+    echo(nothing)  # the first call opens the connection
+    round_trip_s = min(_timed(echo, nothing) for _ in range(_SMALL_CALLS))
+    payload = np.zeros(_LARGE_BYTES, dtype=np.uint8)
+    begin = time.perf_counter()
+    best_s = float("inf")
+    for _ in range(_LARGE_CALLS):
+        best_s = min(best_s, _timed(echo, payload))
+        if time.perf_counter() - begin > _BUDGET_S:
+            break
+    # A payload faster than an empty call is noise of the clock; half the time is then the safe side.
+    transfer_s = max(best_s - round_trip_s, best_s / 2)
+    return Link(source, target, round_trip_s / 2, _LARGE_BYTES / transfer_s)
+
+
+def _timed(echo: Echo, payload: Payload) -> float:
+    begin = time.perf_counter()
+    echo(payload)
+    return time.perf_counter() - begin

@@ -1,0 +1,237 @@
+"""Child processes that cannot outlive us: started, written down, and ended as exactly the tree that we started.
+
+Three nets, one below the other: whoever starts a child ends it (`Roster.stop`); on Linux the kernel ends it when
+we die; and what a killed run left behind is written down, so that the next one ends it (`Roster.end_leftovers`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import psutil
+
+_TIE_TO_PARENT = """\
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_SAME_START_S = 2.0
+"""Start times of one process may be told this much apart, when the clock was set in between."""
+
+# The kernel ends a tied child when the *thread* that started it ends, so one thread that never ends starts them all.
+_starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children")
+
+
+def tied(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs ``arguments`` and is killed when the thread that starts it ends (Linux).
+
+    A small program between fork and exec does it: code between them in our own process is not safe with threads.
+    """
+    return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process that cannot be mistaken for a later one with the same number."""
+
+    pid: int
+    started_at: float
+    """Seconds since the epoch."""
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Identity:
+        """Return the identity of a running process."""
+        return cls(process.pid, process.create_time())
+
+    def find(self) -> psutil.Process | None:
+        """Return the process if it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            is_same = abs(process.create_time() - self.started_at) < _SAME_START_S
+            return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class Child:
+    """A process that we started, and all that it started."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.log = log
+        """File with what it prints."""
+        self._process = process
+        self._family: dict[int, psutil.Process] = {}
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit status; None while it runs, negative when a signal ended it."""
+        return self._process.poll()
+
+    def family(self) -> list[psutil.Process]:
+        """Return it and all that came from it and still run, also those whose parent is gone."""
+        for member in [*self._family.values()] or [psutil.Process(self.pid)]:
+            try:
+                self._family.setdefault(member.pid, member)
+                for descendant in member.children(recursive=True):
+                    self._family.setdefault(descendant.pid, descendant)
+            except psutil.NoSuchProcess:
+                continue
+        self._family = {pid: process for pid, process in self._family.items() if process.is_running()}
+        return list(self._family.values())
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines that it printed."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until it ends; None when it still runs after ``timeout_s``."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self) -> None:
+        """Ask it to end, and do not wait."""
+        if self.exit_code is None:
+            self._process.terminate()
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to end; kill what is left of its family after ``grace_s``."""
+        if self.exit_code is None:
+            self.family()
+        self.interrupt()
+        self.wait(grace_s)
+        end_processes(self.family())
+        self._process.wait()
+
+
+def end_processes(processes: Iterable[psutil.Process], timeout_s: float = 5.0) -> None:
+    """Kill these processes and wait until they are gone."""
+    doomed = list(processes)
+    for process in doomed:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(doomed, timeout=timeout_s)
+
+
+class Roster:
+    """The children of this process, written down in a folder that one process uses at a time.
+
+    Args:
+        folder: where the list and what the children print is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "processes.json"
+        self._children: list[Child] = []
+        self._lock = Lock()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def start(
+        self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: Path | None = None
+    ) -> Child:
+        """Start a child in its own session, so that Ctrl-C reaches only us.
+
+        Args:
+            name: what it is called in the list, and its log file.
+            arguments: program and arguments.
+            environment: variables set over our own.
+            cwd: its working folder.
+        """
+        # An interrupt may end this call, never the other thread: no child is started without being written down.
+        return _starter.submit(self._start, name, arguments, environment, cwd).result()
+
+    def _start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | None
+    ) -> Child:
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                tied(arguments),
+                env={**os.environ, **environment},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        with self._lock:
+            self._children.append(child)
+        self.write()
+        return child
+
+    def write(self) -> None:
+        """Write down every process of every child; call it now and then, because children have children."""
+        with self._lock:
+            rows = []
+            for member in (member for child in self._children for member in child.family()):
+                try:
+                    rows.append([member.pid, member.create_time()])
+                except psutil.NoSuchProcess:
+                    continue
+            partial = self._file.with_suffix(".partial")
+            partial.write_text(json.dumps(rows))
+            partial.replace(self._file)
+
+    def stop(self, child: Child, grace_s: float = 10.0) -> None:
+        """End one child and its family."""
+        child.stop(grace_s)
+        with self._lock:
+            self._children = [other for other in self._children if other is not child]
+        self.write()
+
+    def stop_all(self, grace_s: float = 10.0) -> None:
+        """End all children, the last one started first."""
+        _starter.submit(int).result()  # one that is being started right now is written down after this
+        for child in reversed(self._children):
+            self.stop(child, grace_s)
+        self._file.unlink(missing_ok=True)
+
+    def kill_all(self) -> None:
+        """End all children at once, without asking."""
+        end_processes(member for child in self._children for member in child.family())
+
+    def leftovers(self) -> list[psutil.Process]:
+        """Return processes that an earlier user of this folder started and that still run."""
+        try:
+            rows = json.loads(self._file.read_text())
+        except (FileNotFoundError, ValueError):
+            return []
+        own = {member.pid for child in self._children for member in child.family()}
+        found = (Identity(int(pid), float(started_at)).find() for pid, started_at in rows)
+        return [process for process in found if process is not None and process.pid not in own]
+
+    def end_leftovers(self) -> int:
+        """End what an earlier, killed user of this folder left; returns how many processes that were."""
+        left = {process.pid: process for process in self.leftovers()}
+        for process in list(left.values()):
+            try:
+                left.update({child.pid: child for child in process.children(recursive=True)})
+            except psutil.NoSuchProcess:
+                continue
+        end_processes(left.values())
+        self._file.unlink(missing_ok=True)
+        return len(left)

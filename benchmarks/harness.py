@@ -1,0 +1,258 @@
+"""What the training benchmarks share: a small Ray cluster, our crew in blocks of steps, a rival in blocks of steps.
+
+Ours and the rival are both resident and take turns, a block each, so that whatever else the machine does falls on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ["RAY_max_direct_call_object_size"] = str(8 * 2**20)
+
+from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
+from share_compute.models.blueprint import dissect
+from share_compute.planning.plan import make_plan
+from share_compute.specification import TrainJob, parse_job
+from share_compute.topology import Contributor, Device, Topology
+
+LAYERS = 8
+VOCABULARY = 8192
+
+
+def job(folder: Path, steps: int, **parallelism: Any) -> TrainJob:
+    """Return the job that both sides train: Llama architecture, 10 M parameters, batch 16 x 128, AdamW, float32."""
+    return parse_job(
+        {
+            "name": "benchmark",
+            "model": {
+                "config": {
+                    "model_type": "llama",
+                    "hidden_size": 256,
+                    "intermediate_size": 688,
+                    "num_hidden_layers": LAYERS,
+                    "num_attention_heads": 8,
+                    "num_key_value_heads": 4,
+                    "vocab_size": VOCABULARY,
+                    "max_position_embeddings": 256,
+                    "tie_word_embeddings": False,
+                }
+            },
+            "data": {"files": [str(corpus(folder))], "validation_fraction": 0, "test_fraction": 0},
+            "tokenizer": {"vocab_size": VOCABULARY},
+            "training": {
+                "steps": steps,
+                "batch_size": 16,
+                "microbatches": 4,
+                "sequence_length": 128,
+                "optimizer": {"name": "adamw", "learning_rate": 3e-4, "weight_decay": 0.01},
+                "schedule": {"name": "constant"},
+                "max_gradient_norm": None,
+            },
+            "parallelism": parallelism,
+        }
+    )
+
+
+def corpus(folder: Path, size: int = 3_000_000) -> Path:
+    """Write Python's own standard library to one text file of about ``size`` characters."""
+    target = folder / "corpus.txt"
+    if not target.exists():
+        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        target.write_text("\n".join(file.read_text(errors="replace") for file in sources)[:size])
+    return target
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[list[str]]:
+    """Start a head and ``nodes`` raylets of one thread each on this machine; yield the nodes' ids."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as short:
+        os.environ["RAY_TMPDIR"] = short
+        local = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20},
+        )
+        try:
+            ids = [local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id for _ in range(nodes)]
+            ray.init(address=local.address, logging_level=logging.WARNING)
+            yield ids
+        finally:
+            ray.shutdown()
+            local.shutdown()
+
+
+class Ours:
+    """The crew that a coordinator would lead, in blocks of steps."""
+
+    def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
+        import ray
+
+        from share_compute_actors.crew import Crew
+        from share_compute_actors.library import Library
+
+        topology = Topology(
+            tuple(
+                Contributor(
+                    id=f"c{index}",
+                    name=f"machine-{index}",
+                    devices=(Device("cpu", "cpu", 4 * 2**30, {"float32": speed}),),
+                    node_id=node,
+                    address="127.0.0.1",
+                )
+                for index, (node, speed) in enumerate(zip(node_ids, speeds, strict=True))
+            )
+        )
+        assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
+        self._library = Library.remote(assignment.model_dump_json())
+        self._facts = ray.get(self._library.prepare.remote())
+        anatomy = dissect(self._facts.blueprint)
+        self.plan = make_plan(spec, topology, anatomy)
+        self.parameters = anatomy.parameters
+        self.config = self._facts.blueprint.config
+        self._spec = spec
+        self._crew = Crew(assignment, self.plan, self._facts, self._library, threading.Event(), anatomy.tied_name)
+        self._crew.assemble(lambda _note: None)
+        self.losses: list[float] = []
+
+    def block(self, first: int, count: int) -> float:
+        """Run ``count`` steps and return the seconds they took."""
+        from share_compute_actors.training import TrainingLoop
+
+        def hear(event: AttemptEvent) -> None:
+            if isinstance(event, StepCommitted):
+                self.losses.append(event.loss)
+
+        training = self._spec.training.model_copy(update={"steps": first + count - 1})
+        spec = self._spec.model_copy(update={"training": training})
+        loop = TrainingLoop(spec, self.plan, replace(self._facts, first_step=first), self._crew, hear)
+        start = time.perf_counter()
+        loop.run(lambda _step: None)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the members."""
+        import ray
+
+        self._crew.dismiss()
+        ray.kill(self._library)
+
+
+class Rival:
+    """Processes of plain torch.distributed that run blocks of steps when told."""
+
+    def __init__(self, worker: Callable[..., None], world: int, *arguments: Any) -> None:
+        context = mp.get_context("spawn")
+        self._ends: list[Connection] = []
+        self._processes = []
+        with tempfile.NamedTemporaryFile(prefix="sc-store-", delete=False) as store:
+            self._store = Path(store.name)
+        self._store.unlink()
+        for rank in range(world):
+            here, there = context.Pipe()
+            process = context.Process(target=worker, args=(rank, world, str(self._store), there, *arguments))
+            process.start()
+            self._ends.append(here)
+            self._processes.append(process)
+        for end in self._ends:
+            end.recv()  # ready
+
+    def block(self, first: int, count: int) -> tuple[float, list[float]]:
+        """Run ``count`` steps; return the seconds and the losses of the last process."""
+        start = time.perf_counter()
+        for end in self._ends:
+            end.send((first, count))
+        losses = [end.recv() for end in self._ends]
+        return time.perf_counter() - start, losses[-1]
+
+    def close(self) -> None:
+        """End the processes."""
+        for end in self._ends:
+            end.send(None)
+        for process in self._processes:
+            process.join()
+        self._store.unlink(missing_ok=True)
+
+
+def rows(folder: str, text: str) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Return step -> (inputs, targets) ``[batch, seq]``: the very samples that ours trains on."""
+    from share_compute.data import StepOrder, prepare
+
+    spec = TrainJob.model_validate_json(text)
+    samples = prepare(spec, Path(folder) / "data").samples
+    order = StepOrder(spec.training.seed, samples.size("train"), spec.training.batch_size)
+
+    def take(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = samples.take("train", order.indices(step))
+        return torch.tensor(inputs), torch.tensor(targets)
+
+    return take
+
+
+def compare(name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob, options: argparse.Namespace) -> None:
+    """Let both run in turn and print the figure."""
+    tokens = spec.training.batch_size * spec.training.sequence_length
+    own: list[float] = []
+    other: list[float] = []
+    gap = 0.0
+    for turn in range(options.blocks + 1):
+        first = turn * options.steps + 1
+        seconds = ours.block(first, options.steps)
+        rival_seconds, losses = rival.block(first, options.steps)
+        gap = max(gap, max(abs(a - b) for a, b in zip(ours.losses[-options.steps :], losses, strict=True)))
+        if turn:  # the first block warms up
+            own.append(tokens * options.steps / seconds)
+            other.append(tokens * options.steps / rival_seconds)
+    print_figure(
+        name,
+        ours=statistics.median(own),
+        peer=statistics.median(other),
+        peer_name=peer_name,
+        ratio=statistics.median(a / b for a, b in zip(own, other, strict=True)),
+        unit="tokens/s",
+        ours_range=[round(min(own)), round(max(own))],
+        peer_range=[round(min(other)), round(max(other))],
+        blocks=options.blocks,
+        steps_per_block=options.steps,
+        parameters=ours.parameters,
+        largest_loss_difference=gap,
+    )
+
+
+def print_figure(figure: str, *, ours: float, peer: float, peer_name: str, ratio: float, unit: str, **more: Any) -> None:
+    """Print one line of JSON; ``ratio`` is at least 1 where ours is ahead or the goal is reached."""
+    line = {"figure": figure, "ours": round(ours, 3), "peer": round(peer, 3), "peer_name": peer_name}
+    print(json.dumps({**line, "ratio": round(ratio, 3), "unit": unit, **more}), flush=True)
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """Read the options that all training benchmarks take."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="smoke run: two short blocks")
+    parser.add_argument("--blocks", type=int, default=8, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=8, help="steps in a turn")
+    options = parser.parse_args()
+    if options.quick:
+        options.blocks, options.steps = 2, 2
+    return options

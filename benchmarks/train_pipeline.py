@@ -1,0 +1,91 @@
+"""Tokens/s of two pools of one member (one thread each) against torch.distributed.pipelining's Schedule1F1B on gloo."""
+
+from __future__ import annotations
+
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
+from torch import Tensor, nn
+
+from share_compute.models.blueprint import Blueprint, build_stage, loss_sum
+from share_compute.planning.partitioning import Shard
+from share_compute.specification import TrainJob
+from share_compute.training.optimizers import build_optimizer
+
+CUT = 5
+"""Layers of the first pool; the second has the head."""
+
+
+class _Module(nn.Module):
+    """The same stage code as ours, as the plain module that torch's pipelining wants."""
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__()
+        self.module = stage.module
+        self._stage = stage
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self._stage.forward(inputs)
+        return outputs
+
+
+def worker(rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]) -> None:
+    """One process of the rival."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    spec = TrainJob.model_validate_json(text)
+    edges = (0, CUT, LAYERS)
+    stage = build_stage(Blueprint(config=config), Shard("m", edges[rank], edges[rank + 1], LAYERS), torch.device("cpu"))
+    stage.initialize(spec.training.seed)
+    module = _Module(stage).train()
+    optimizer = build_optimizer(spec.training.optimizer, module.parameters())
+
+    def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return loss_sum(logits, targets) / targets.numel()
+
+    schedule = Schedule1F1B(
+        PipelineStage(module, rank, world, torch.device("cpu")), spec.training.microbatches, loss_fn=mean_loss
+    )
+    take = rows(folder, text)
+    end.send("ready")
+    while (block := end.recv()) is not None:
+        losses: list[float] = []
+        for step in range(block[0], sum(block)):
+            inputs, targets = take(step)
+            optimizer.zero_grad()
+            parts: list[Tensor] = []
+            if rank == 0:
+                schedule.step(inputs)
+            else:
+                schedule.step(target=targets, losses=parts)
+                losses.append(float(torch.stack(parts).mean().detach()))
+            optimizer.step()
+        end.send(losses)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "")
+    with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
+        folder = Path(name)
+        spec = job(folder, steps=10_000, pools=2)
+        ours = Ours(spec, folder, nodes, [float(CUT), float(LAYERS - CUT)])
+        assert [pool.stop for pool in ours.plan.pools] == [CUT, LAYERS]
+        rival = Rival(worker, 2, str(folder), spec.model_dump_json(), ours.config)
+        try:
+            compare("train_pipeline", "torch.distributed.pipelining Schedule1F1B, gloo", ours, rival, spec, options)
+        finally:
+            rival.close()
+            ours.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Which samples each step takes: a pure function of seed, size, batch size and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
+    """Return the permutation of ``range(size)`` that ``key`` draws, shape ``[size]``; do not write to it."""
+    # NumPy promises the same raw Philox bits in all its versions; for Generator.permutation it does not.
+    bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
+    order = np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+    order.flags.writeable = False
+    return order
+
+
+# A batch straddles at most a few passes, so the last ones are worth keeping; all others are drawn again.
+_pass_order = lru_cache(maxsize=4)(keyed_permutation)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """The order in which training visits its samples.
+
+    Steps walk through endless passes over the samples. A batch may straddle two passes (or more, when it is
+    larger than the data), so every pass visits every sample exactly once and nothing is dropped. Nothing is
+    remembered between steps: a resumed job goes on exactly where it stopped.
+    """
+
+    seed: int
+    size: int
+    """Samples in one pass, at least 1."""
+    batch_size: int
+    """Samples in one step, at least 1."""
+    shuffle: bool = True
+    """Draw a new permutation for each pass, keyed by seed and pass; else go from first to last."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.batch_size < 1 or self.seed < 0:
+            raise ValueError("size and batch_size must be at least 1, seed at least 0")
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Return the samples of a step, shape ``[batch_size]``.
+
+        Raises:
+            ValueError: ``step`` is less than 1; steps are counted from 1.
+        """
+        pass_number, offset = self.position(step)
+        chosen = np.empty(self.batch_size, dtype=np.int64)
+        filled = 0
+        while filled < self.batch_size:
+            count = min(self.size - offset, self.batch_size - filled)
+            chosen[filled : filled + count] = self._of_pass(pass_number)[offset : offset + count]
+            filled += count
+            pass_number, offset = pass_number + 1, 0
+        return chosen
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Return the pass that a step starts in, counted from 0, and the samples of that pass before it.
+
+        Raises:
+            ValueError: ``step`` is less than 1; steps are counted from 1.
+        """
+        if step < 1:
+            raise ValueError(f"steps are counted from 1, not {step}")
+        return divmod((step - 1) * self.batch_size, self.size)
+
+    def _of_pass(self, pass_number: int) -> NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(self.size, dtype=np.int64)
+        return _pass_order(self.size, self.seed, pass_number)

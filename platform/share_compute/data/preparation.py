@@ -1,0 +1,212 @@
+"""From what a job asks for to `Samples`: read, tokenize, split. Done once; a resumed job finds it done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from share_compute.data.reading import Piece, check_files, files_digest, read_pieces
+from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
+from share_compute.data.tokenization import (
+    TokenizerSource,
+    check_fits,
+    find_source,
+    has_tokenizer,
+    load_tokenizer,
+    model_vocab_size,
+    train_tokenizer,
+    vocabulary_size,
+)
+from share_compute.data.tokens import (
+    RECORD,
+    TokenRecord,
+    open_tokens,
+    read_record,
+    token_dtype,
+    write_record,
+    write_tokens,
+    writing,
+)
+from share_compute.errors import UserError
+from share_compute.specification import DataSpec, TrainJob
+
+_FORMAT = 1
+"""Part of every fingerprint; raised when the token file changes its meaning."""
+
+Progress: TypeAlias = Callable[[str, float], None]
+"""Called with what is being done and how much of it is, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much data there is."""
+
+    train: int
+    """Samples."""
+    validation: int
+    test: int
+    tokens: int | None = None
+    """Tokens of the whole corpus; None when it is not text."""
+    documents: int | None = None
+    """Files (.txt) or rows (.jsonl, .parquet) with text; None when it is not text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job's data, ready to train on."""
+
+    samples: Samples
+    counts: Counts
+    tokenizer_folder: Path | None = None
+    """Copy of the tokenizer that made the tokens; loads with ``AutoTokenizer``. None when it is not text."""
+    vocab_size: int | None = None
+    """One more than the tokenizer's largest id; at most the model's, where its configuration gives one."""
+    notes: tuple[str, ...] = ()
+    """What the submitter should know, e.g. that a split is empty."""
+
+
+def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> Prepared:
+    """Make samples of what a job asks to train on.
+
+    Text is tokenized into one file in ``folder``, which is used again as long as the contents of the data
+    files and the tokenizer stay the same. The splits are contiguous regions of it, each a whole number of
+    samples, in the order train, validation, test; fractions are rounded down.
+
+    Args:
+        spec: the job.
+        folder: where the token file and the tokenizer are kept; made when it is not there.
+        progress: told what is being done and how much of it is, 0 to 1.
+
+    Raises:
+        UserError: a file cannot be read or has no such column, the tokenizer does not fit the model, or there
+            is less text than one sample needs.
+        Unavailable: the disk is full.
+    """
+    if spec.data.files is None:
+        digits = DigitSamples.load(spec.training.seed, spec.data.validation_fraction, spec.data.test_fraction)
+        return Prepared(digits, _count(digits), notes=_empty_splits(spec.data, digits))
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    record = _tokens_of(spec, spec.data.files, folder, progress or (lambda _what, _share: None))
+    length = spec.training.sequence_length
+    total = TextSamples.count(record.num_tokens, length)
+    if total < 1:
+        raise UserError(
+            f"the corpus has {record.num_tokens} tokens; "
+            f"one sample of sequence_length {length} needs {length + 1}",
+            mend="give more text, or a smaller training.sequence_length",
+            details={"tokens": record.num_tokens, "needed": length + 1},
+        )
+    sizes = SplitSizes.of(total, spec.data.validation_fraction, spec.data.test_fraction)
+    samples = TextSamples(open_tokens(folder, record), length, sizes)
+    return Prepared(
+        samples,
+        _count(samples, record.num_tokens, record.documents),
+        tokenizer_folder=folder / "tokenizer",
+        vocab_size=record.vocab_size,
+        notes=(*record.notes, *_empty_splits(spec.data, samples)),
+    )
+
+
+def _tokens_of(spec: TrainJob, files: tuple[Path, ...], folder: Path, progress: Progress) -> TokenRecord:
+    check_files(files)
+    source = find_source(spec)
+    limit = model_vocab_size(spec.model)
+    fingerprint = _fingerprint(spec.data, files, source)
+    found = read_record(folder, fingerprint)
+    if found is not None and has_tokenizer(folder / "tokenizer"):
+        check_fits(found.vocab_size, limit)
+        return found
+    with writing(folder):
+        temporary = tempfile.TemporaryDirectory(dir=folder, prefix="reading-")
+    with temporary as scratch:
+
+        def pieces(what: str) -> Iterator[Piece]:
+            progress(what, 0.0)
+            for piece in read_pieces(files, spec.data.text_column, Path(scratch)):
+                progress(what, piece.read)
+                yield piece
+            progress(what, 1.0)
+
+        return _tokenize(source, limit, fingerprint, folder, pieces)
+
+
+def _tokenize(
+    source: TokenizerSource,
+    limit: int | None,
+    fingerprint: str,
+    folder: Path,
+    pieces: Callable[[str], Iterator[Piece]],
+) -> TokenRecord:
+    with writing(folder):
+        (folder / RECORD).unlink(missing_ok=True)
+    notes: list[str] = []
+    if source.path is not None:
+        tokenizer = load_tokenizer(source.path)
+    else:
+        assert source.vocab_size is not None
+        tokenizer = train_tokenizer(
+            (piece.text for piece in pieces("training the tokenizer")), source.vocab_size
+        )
+    vocab_size = vocabulary_size(tokenizer)
+    check_fits(vocab_size, limit)
+    if source.vocab_size is not None and vocab_size < source.vocab_size:
+        notes.append(f"the text gave a tokenizer of {vocab_size} tokens; {source.vocab_size} were asked for")
+    if tokenizer.eos_token_id is None:
+        notes.append("the tokenizer has no end-of-text token: documents run into each other")
+    _save_tokenizer(tokenizer, folder)
+    dtype = token_dtype(vocab_size)
+    num_tokens, documents = write_tokens(folder, pieces("tokenizing"), tokenizer, dtype)
+    record = TokenRecord(fingerprint, dtype, num_tokens, documents, vocab_size, tuple(notes))
+    write_record(folder, record)
+    return record
+
+
+def _fingerprint(data: DataSpec, files: tuple[Path, ...], source: TokenizerSource) -> str:
+    column = None if files[0].suffix == ".txt" else data.text_column
+    facts = [_FORMAT, files[0].suffix, column, files_digest(files), source.digest()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    with writing(folder):
+        part, final = folder / "tokenizer.part", folder / "tokenizer"
+        for stale in (part, final):
+            if stale.exists():
+                shutil.rmtree(stale)
+        try:
+            tokenizer.save_pretrained(part)
+        except Exception as failure:
+            # The library tokenizers has no type of its own for what a disk refuses.
+            if type(failure) is Exception:
+                raise OSError(str(failure)) from failure
+            raise
+        part.rename(final)
+
+
+def _count(samples: Samples, tokens: int | None = None, documents: int | None = None) -> Counts:
+    return Counts(
+        samples.size("train"),
+        samples.size("validation"),
+        samples.size("test"),
+        tokens=tokens,
+        documents=documents,
+    )
+
+
+def _empty_splits(data: DataSpec, samples: Samples) -> tuple[str, ...]:
+    wanted: tuple[tuple[Split, float], ...] = (
+        ("validation", data.validation_fraction),
+        ("test", data.test_fraction),
+    )
+    return tuple(
+        f"the {split} split is empty: {fraction:g} of the samples is less than one"
+        for split, fraction in wanted
+        if fraction > 0 and samples.size(split) == 0
+    )

@@ -1,0 +1,226 @@
+"""Text files read piece by piece through ``datasets``; never a whole corpus in memory.
+
+Every failure to read a file becomes a `UserError` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from share_compute.errors import UserError
+from share_compute.strict import nearest
+
+PIECE_CHARACTERS = 1 << 16
+"""A longer text is cut into pieces, at a line break or a space where there is one."""
+_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of one document."""
+
+    text: str
+    ends_document: bool
+    read: float
+    """Share of all files that has been read up to here, 0 to 1; an estimate."""
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Raise UserError, naming the file, unless each one exists, can be opened and holds something."""
+    for file in files:
+        if not file.is_file():
+            what = "is not a file" if file.exists() else "does not exist on the server"
+            raise UserError(
+                f"data file {file} {what}", mend="give the path of a file that the server can read"
+            )
+        try:
+            with file.open("rb") as opened:
+                empty = not opened.read(1)
+        except OSError as failure:
+            raise UserError(
+                f"data file {file} cannot be read: {failure.strerror}", mend="let the server read it"
+            ) from failure
+        if empty:
+            raise UserError(f"data file {file} is empty", mend="take it out of data.files, or fill it")
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """Return a SHA-256 over the contents of the files, in their order, as hexadecimal."""
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+        except OSError as failure:
+            raise _unreadable(file, failure) from failure
+    return digest.hexdigest()
+
+
+def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[Piece]:
+    """Yield the text of all files in order, cut into pieces.
+
+    A .txt file is one document; each row of a .jsonl or .parquet file is one. Rows without text are left out.
+
+    Args:
+        files: all of one kind, checked by `check_files`.
+        column: holds the text, in .jsonl and .parquet files.
+        scratch: folder for what ``datasets`` writes meanwhile.
+
+    Raises:
+        UserError: a file is not what its name says, not UTF-8, or has no such column of text; names the file.
+    """
+    expected = [_text_bytes(file) for file in files]
+    total, before = sum(expected), 0
+    for file, size in zip(files, expected, strict=True):
+        done = 0
+        for text, ends_document in _cut_documents(
+            _read_rows(file, column, scratch), whole=file.suffix == ".txt"
+        ):
+            try:
+                done += len(text.encode())
+            except UnicodeEncodeError as failure:  # JSON can spell half a surrogate pair.
+                raise _unreadable(file, failure) from failure
+            yield Piece(text, ends_document, (before + min(done, size)) / total)
+        before += size
+
+
+def _text_bytes(file: Path) -> int:
+    """Estimate how much text a file holds; a .parquet file is compressed, but knows what it was."""
+    if file.suffix != ".parquet":
+        return file.stat().st_size
+    from pyarrow import parquet  # noqa: PLC0415 - heavy
+
+    try:
+        metadata = parquet.read_metadata(file)
+    except (ValueError, OSError) as failure:
+        raise _unreadable(file, failure) from failure
+    sizes = (metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
+    return max(1, int(sum(sizes)))
+
+
+def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
+    """Yield lists of texts; a .txt file's are its lines with their line breaks."""
+    if file.suffix == ".parquet":
+        from pyarrow import parquet  # noqa: PLC0415 - heavy
+
+        names = parquet.read_schema(file).names
+        if column not in names:
+            raise _no_column(file, column, names)
+        for values in _load("parquet", file, column, scratch, columns=[column]):
+            yield [_as_text(file, column, value) for value in values]
+        return
+    lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
+    # The builder for JSON fixes all columns by the first rows and stumbles over later ones that differ.
+    yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
+
+
+def _load(
+    kind: Literal["text", "parquet"], file: Path, column: str, scratch: Path, **options: Any
+) -> Iterator[list[Any]]:
+    """Yield the values of one column, some rows at a time, as ``datasets`` streams them."""
+    import datasets  # noqa: PLC0415 - heavy
+
+    try:
+        # Not load_dataset: it reports each use to a server, also for files of one's own.
+        read = getattr(datasets.IterableDataset, f"from_{kind}")
+        rows = read(glob.escape(str(file.absolute())), cache_dir=str(scratch), **options)
+        for batch in rows.iter(batch_size=_ROWS):
+            yield batch[column]
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as failure:
+        raise _unreadable(file, failure) from failure
+
+
+def _parse_lines(file: Path, column: str, batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    number, columns_known = 0, False
+    for lines in batches:
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - goes on counting
+            if line.strip():
+                rows.append(_parse_line(file, number, line))
+        if rows and not columns_known:
+            columns = sorted(set().union(*rows))
+            if column not in columns:
+                raise _no_column(file, column, columns)
+            columns_known = True
+        yield [_as_text(file, column, row.get(column)) for row in rows]
+
+
+def _parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
+    mend = 'put one JSON object on each line, such as {"text": "..."}'
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as failure:
+        raise UserError(f"line {number} of data file {file} is not JSON: {failure}", mend=mend) from failure
+    if not isinstance(row, dict):
+        raise UserError(f"line {number} of data file {file} is not a JSON object", mend=mend)
+    return row
+
+
+def _as_text(file: Path, column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(
+            f"column {column!r} of {file} holds {type(value).__name__}, not text",
+            mend="name a column of strings in data.text_column",
+        )
+    return value
+
+
+def _cut_documents(batches: Iterator[list[str]], *, whole: bool) -> Iterator[tuple[str, bool]]:
+    """Yield (piece, whether it ends its document) of rows that are one ``whole`` document, or one each."""
+    if not whole:
+        for rows in batches:
+            for row in filter(None, rows):
+                *begun, last = _cut(row)
+                yield from ((piece, False) for piece in begun)
+                yield last, True
+        return
+    rest = ""
+    for lines in batches:
+        *ready, rest = _cut(rest + "".join(lines))
+        yield from ((piece, False) for piece in ready)
+    yield rest, True
+
+
+def _cut(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        limit = start + PIECE_CHARACTERS
+        # A line break ends a piece, a space begins the next: tokens carry the space before their word.
+        stop = text.rfind("\n", start, limit) + 1
+        if stop <= start:
+            stop = text.rfind(" ", start + 1, limit)
+        if stop <= start:
+            stop = limit
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def _no_column(file: Path, column: str, columns: list[str]) -> UserError:
+    guess = nearest(column, columns)
+    hint = f"; did you mean {guess!r}?" if guess else ""
+    return UserError(
+        f"{file} has no column {column!r}{hint}",
+        mend=f"set data.text_column to one of {', '.join(columns)}",
+        details={"columns": columns},
+    )
+
+
+def _unreadable(file: Path, failure: Exception) -> UserError:
+    if isinstance(failure, UnicodeError):
+        return UserError(
+            f"data file {file} is not UTF-8 text: {failure}", mend="convert it to UTF-8, e.g. with iconv"
+        )
+    reason = (str(failure).splitlines() or [type(failure).__name__])[0]
+    return UserError(
+        f"data file {file} cannot be read as {file.suffix}: {reason}",
+        mend="check that its content is what its suffix says",
+    )

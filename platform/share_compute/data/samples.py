@@ -1,0 +1,134 @@
+"""Split data sets of equal-sized samples: text as chunks of one token file, digits as rows of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.data.order import keyed_permutation
+
+Split: TypeAlias = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+Array: TypeAlias = NDArray[Any]
+
+_DIGITS_KEY = 0x64696769
+"""Keeps the permutation that splits the digits apart from those that order the passes."""
+
+
+class Samples(Protocol):
+    """A split data set of equal-sized samples; the same samples for the same job, always."""
+
+    def size(self, split: Split) -> int:
+        """Return the number of samples in a split."""
+
+    def take(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, Array]:
+        """Return inputs and targets of some samples of a split, in the order asked for.
+
+        Text: inputs and targets int64 ``[n, seq]``, the targets being the inputs shifted by one.
+        Digits: inputs float32 ``[n, 64]`` in 0..1, targets int64 ``[n]``.
+
+        Raises:
+            IndexError: an index is not in ``range(size(split))``.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSizes:
+    """How many samples each split has."""
+
+    train: int
+    validation: int
+    test: int
+
+    @classmethod
+    def of(cls, total: int, validation_fraction: float, test_fraction: float) -> SplitSizes:
+        """Share ``total`` samples out; fractions are rounded down, training gets the rest."""
+        validation, test = int(total * validation_fraction), int(total * test_fraction)
+        return cls(total - validation - test, validation, test)
+
+    def range_of(self, split: Split) -> range:
+        """Return where a split lies when train, validation and test stand in a row."""
+        starts = {"train": 0, "validation": self.train, "test": self.train + self.validation}
+        return range(starts[split], starts[split] + getattr(self, split))
+
+    def locate(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Turn indices into a split into indices into the row of all splits.
+
+        Raises:
+            IndexError: an index is not in the split.
+        """
+        region = self.range_of(split)
+        chosen = np.asarray(indices, dtype=np.int64)
+        if chosen.size and not (chosen.min() >= 0 and chosen.max() < len(region)):
+            raise IndexError(
+                f"the {split} split has {len(region)} samples; asked for {chosen.min()}..{chosen.max()}"
+            )
+        return chosen + region.start
+
+
+@dataclass(frozen=True, slots=True)
+class TextSamples:
+    """Chunks of ``sequence_length + 1`` tokens of one long row of tokens.
+
+    Neighbouring chunks share one token: the last target of a chunk is the first input of the next. So every
+    token but the first is predicted once. The splits are contiguous regions, in the order train,
+    validation, test.
+    """
+
+    tokens: NDArray[Any]
+    """All tokens, shape ``[tokens]``, any unsigned dtype; a memory map, so only what is taken is read."""
+    sequence_length: int
+    sizes: SplitSizes
+
+    @staticmethod
+    def count(num_tokens: int, sequence_length: int) -> int:
+        """Return how many samples so many tokens make; a rest too short for one is left over."""
+        return max(0, (num_tokens - 1) // sequence_length)
+
+    def size(self, split: Split) -> int:
+        """Return the number of samples in a split."""
+        return len(self.sizes.range_of(split))
+
+    def take(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, Array]:
+        """Return inputs and targets, both int64 ``[n, seq]``; see `Samples.take`."""
+        starts = self.sizes.locate(split, indices) * self.sequence_length
+        chunks = self.tokens[starts[:, None] + np.arange(self.sequence_length + 1)].astype(np.int64)
+        return np.ascontiguousarray(chunks[:, :-1]), np.ascontiguousarray(chunks[:, 1:])
+
+
+@dataclass(frozen=True, slots=True)
+class DigitSamples:
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in an order drawn from a seed."""
+
+    sizes: SplitSizes
+    pixels: NDArray[np.float32] = field(repr=False)
+    """Shape ``[1797, 64]``, scaled to 0..1."""
+    labels: NDArray[np.int64] = field(repr=False)
+    """Shape ``[1797]``, 0 to 9."""
+
+    @classmethod
+    def load(cls, seed: int, validation_fraction: float, test_fraction: float) -> DigitSamples:
+        """Load the digits and split them by a permutation that depends on ``seed`` alone."""
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - a second of import that text jobs never need
+
+        pixels, labels = load_digits(return_X_y=True)
+        order = keyed_permutation(len(labels), _DIGITS_KEY, seed)
+        return cls(
+            SplitSizes.of(len(labels), validation_fraction, test_fraction),
+            (pixels[order] / 16.0).astype(np.float32),
+            labels[order].astype(np.int64),
+        )
+
+    def size(self, split: Split) -> int:
+        """Return the number of samples in a split."""
+        return len(self.sizes.range_of(split))
+
+    def take(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, Array]:
+        """Return inputs float32 ``[n, 64]`` and targets int64 ``[n]``; see `Samples.take`."""
+        rows = self.sizes.locate(split, indices)
+        return self.pixels[rows], self.labels[rows]

@@ -1,0 +1,171 @@
+"""Tokenizers: loaded from a folder, or trained from the data; always saved beside the tokens they made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from share_compute.errors import UserError
+from share_compute.specification import ModelSpec, TrainJob
+
+DEFAULT_VOCAB_SIZE = 4096
+MIN_VOCAB_SIZE = 257
+"""All bytes, and the end of a document."""
+END_OF_DOCUMENT = "<|endoftext|>"
+LEARN_CHARACTERS = 1 << 28
+"""A tokenizer is trained on at most so much text, from the front: enough for any, in bounded memory."""
+_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+"""A folder with none of these has no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Where a job's tokenizer comes from."""
+
+    kind: Literal["folder", "trained"]
+    path: Path | None
+    vocab_size: int | None
+    """What a trained one is asked to have."""
+
+    def digest(self) -> str:
+        """Return a SHA-256 that tells this source from others, as hexadecimal."""
+        digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
+        for file in sorted(self.path.iterdir()) if self.path else ():
+            if file.is_file() and file.suffix in {".json", ".txt", ".model", ".jinja"}:
+                digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        return digest.hexdigest()
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def model_vocab_size(model: ModelSpec) -> int | None:
+    """Return how many tokens the model has embeddings for; None when its configuration does not say.
+
+    Raises:
+        UserError: the model's folder or its config.json cannot be read, or the number is not one.
+    """
+    config = model.config
+    if model.path is not None:
+        if not model.path.is_dir():
+            raise UserError(
+                f"model folder {model.path} does not exist on the server",
+                mend="give the path of a Hugging Face folder that the server can read",
+            )
+        try:
+            config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as failure:
+            raise UserError(
+                f"{model.path / 'config.json'} cannot be read: {failure}",
+                mend="give a folder that save_pretrained wrote",
+            ) from failure
+    if not isinstance(config, dict):
+        return None
+    inner = config.get("text_config")
+    size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise UserError(f"the model's vocab_size is {size!r}", mend="make it a positive whole number")
+    return size
+
+
+def find_source(spec: TrainJob) -> TokenizerSource:
+    """Decide where the tokenizer comes from.
+
+    The folder that the job names; else one trained to the size that the job names; else the model's own; else
+    one trained to the size of the model's vocabulary, or `DEFAULT_VOCAB_SIZE`.
+
+    Raises:
+        UserError: the folder has no tokenizer, or the size does not fit bytes or the model.
+    """
+    limit = model_vocab_size(spec.model)
+    if spec.tokenizer.path is not None:
+        if not has_tokenizer(spec.tokenizer.path):
+            raise UserError(
+                f"{spec.tokenizer.path} holds no tokenizer (none of {', '.join(_FILES)})",
+                mend="give a folder that save_pretrained wrote, or leave tokenizer.path out to train one",
+            )
+        return TokenizerSource("folder", spec.tokenizer.path, None)
+    if spec.tokenizer.vocab_size is None and spec.model.path is not None and has_tokenizer(spec.model.path):
+        return TokenizerSource("folder", spec.model.path, None)
+    size = spec.tokenizer.vocab_size or limit or DEFAULT_VOCAB_SIZE
+    if size < MIN_VOCAB_SIZE:
+        raise UserError(
+            f"a tokenizer of {size} tokens cannot be trained: bytes alone need {MIN_VOCAB_SIZE}",
+            mend=f"set vocab_size to at least {MIN_VOCAB_SIZE}, or name a tokenizer in tokenizer.path",
+        )
+    check_fits(size, limit)
+    return TokenizerSource("trained", None, size)
+
+
+def check_fits(vocab_size: int, limit: int | None) -> None:
+    """Raise UserError when a tokenizer has more tokens than a model, of ``limit``, has embeddings for."""
+    if limit is not None and vocab_size > limit:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens, but the model's vocab_size is {limit}",
+            mend=f"make the model's vocab_size at least {vocab_size}, or the tokenizer's at most {limit}",
+            details={"tokenizer_vocab_size": vocab_size, "model_vocab_size": limit},
+        )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load a Hugging Face tokenizer from a folder; never from the network, never with code from the folder.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            os.fspath(folder), trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as failure:
+        reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+        raise UserError(
+            f"the tokenizer in {folder} cannot be loaded: {reason}",
+            mend="check that AutoTokenizer.from_pretrained loads it without trust_remote_code",
+        ) from failure
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """Train a byte-level BPE tokenizer; any text can be written with it.
+
+    A small corpus may give fewer tokens than asked for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - heavy
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - heavy
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(_first(texts, LEARN_CHARACTERS), trainer=trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_DOCUMENT, clean_up_tokenization_spaces=False
+    )
+
+
+def _first(texts: Iterable[str], characters: int) -> Iterable[str]:
+    for text in texts:
+        yield text
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """Return one more than the largest token id."""
+    return int(max(tokenizer.get_vocab().values())) + 1

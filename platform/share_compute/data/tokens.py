@@ -1,0 +1,129 @@
+"""The token file: all tokens of a corpus in one row on disk, with a record of what they were made from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.data.reading import Piece
+from share_compute.errors import Unavailable
+
+TOKENS = "tokens.bin"
+RECORD = "tokens.json"
+_BATCH_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What a token file holds and what it was made from; written last, so it is there only when all is."""
+
+    fingerprint: str
+    dtype: str
+    num_tokens: int
+    documents: int
+    vocab_size: int
+    """One more than the tokenizer's largest id."""
+    notes: tuple[str, ...] = ()
+
+
+def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
+    """Return the record of a finished token file made from just this; None when there is none."""
+    try:
+        raw = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = TokenRecord(**{**raw, "notes": tuple(raw["notes"])})
+        size_bytes = (folder / TOKENS).stat().st_size
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # Absent, or of another version: it is made anew.
+    whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
+    return record if whole and record.fingerprint == fingerprint else None
+
+
+def write_record(folder: Path, record: TokenRecord) -> None:
+    """Write the record; from here on the token file counts as finished."""
+    with writing(folder):
+        part = folder / f"{RECORD}.part"
+        part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
+        part.replace(folder / RECORD)
+
+
+def token_dtype(vocab_size: int) -> str:
+    """Return the smallest dtype, uint16 or uint32, that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def write_tokens(folder: Path, pieces: Iterable[Piece], tokenizer: Any, dtype: str) -> tuple[int, int]:
+    """Encode all pieces into ``folder``'s token file, each document followed by the end-of-document token.
+
+    Args:
+        folder: exists.
+        pieces: read once, a megabyte at a time.
+        tokenizer: of ``transformers``; without an eos token documents run into each other.
+        dtype: what `token_dtype` chose.
+
+    Returns:
+        The number of tokens and the number of documents.
+
+    Raises:
+        Unavailable: the disk does not take them; nothing is left under the file's name.
+    """
+    part = folder / f"{TOKENS}.part"
+    ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    num_tokens = documents = 0
+    with writing(folder):
+        try:
+            with part.open("wb") as file:
+                for batch in _batches(pieces):
+                    encoded = tokenizer(
+                        [piece.text for piece in batch],
+                        add_special_tokens=False,
+                        return_attention_mask=False,
+                        return_token_type_ids=False,
+                        verbose=False,
+                    )["input_ids"]
+                    for piece, ids in zip(batch, encoded, strict=True):
+                        row = np.asarray([*ids, *ending] if piece.ends_document else ids, dtype=dtype)
+                        # Not tofile: it hides why a full disk refused.
+                        file.write(row.data)
+                        num_tokens += len(row)
+                        documents += piece.ends_document
+            part.replace(folder / TOKENS)
+        finally:
+            part.unlink(missing_ok=True)
+    return num_tokens, documents
+
+
+def open_tokens(folder: Path, record: TokenRecord) -> NDArray[Any]:
+    """Map the token file, shape ``[num_tokens]``, read only."""
+    return np.memmap(folder / TOKENS, dtype=record.dtype, mode="r", shape=(record.num_tokens,))
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Translate what a disk refuses to `Unavailable`."""
+    try:
+        yield
+    except OSError as failure:
+        raise Unavailable(
+            f"cannot write to {folder}: {failure.strerror or failure}",
+            mend="free some disk space on the server, or let it write there; then resume the job",
+        ) from failure
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,226 @@
+"""Contributors: who joined, how they are, what was measured on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from share_compute.errors import Conflict, NotAuthorized, NotFound
+from share_compute.jobs.states import ContributorState
+from share_compute.store.database import Database
+from share_compute.store.events import add_event
+from share_compute.store.invites import usable_invite
+from share_compute.store.records import ContributorRecord
+from share_compute.store.secret import digest, matches, new_id, new_key
+from share_compute.store.tables import Contributor
+from share_compute.topology import Device, Link
+
+GONE = (ContributorState.left, ContributorState.lost)
+"""States in which nothing of a contributor runs any more."""
+
+
+class Contributors:
+    """The table of contributors. Each change of state writes an event with its reason."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def join(
+        self, code: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
+    ) -> tuple[ContributorRecord, str]:
+        """Use an invite and write the machine down; returns its record and its own key.
+
+        Writers take turns, so of two machines that use one code at the same moment exactly one gets in.
+
+        Raises:
+            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code does not open the door.
+            Conflict: a machine of this name is here; the invite stays unused.
+        """
+        key = new_key("scc")
+        now = self._clock()
+        with self._database.write() as session:
+            invite = usable_invite(session, code, now)
+            _refuse_taken_name(session, name)
+            row = Contributor(
+                id=new_id("con"),
+                name=name,
+                key_hash=digest(key),
+                state="",
+                reason="",
+                host=host,
+                versions=versions,
+                limits=limits,
+                joined_at=now,
+                last_seen_at=now,
+            )
+            session.add(row)
+            session.flush()
+            invite.used_at, invite.used_by = now, row.id
+            _move(session, row, ContributorState.joining, "its preflight passed", now)
+            return ContributorRecord.model_validate(row), key
+
+    def get(self, contributor_id: str) -> ContributorRecord:
+        """Return one contributor; NotFound when there is none."""
+        with self._database.read() as session:
+            return ContributorRecord.model_validate(_row(session, contributor_id))
+
+    def list(self, states: Collection[ContributorState] | None = None) -> list[ContributorRecord]:
+        """Return contributors in the order they joined, in these states or in all."""
+        query = select(Contributor).order_by(Contributor.joined_at, Contributor.id)
+        if states is not None:
+            query = query.where(Contributor.state.in_([state.value for state in states]))
+        with self._database.read() as session:
+            return [ContributorRecord.model_validate(row) for row in session.scalars(query)]
+
+    def counts(self) -> dict[ContributorState, int]:
+        """Return how many contributors are in each state."""
+        with self._database.read() as session:
+            rows = session.execute(select(Contributor.state, func.count()).group_by(Contributor.state)).all()
+        found = {ContributorState(state): count for state, count in rows}
+        return {state: found.get(state, 0) for state in ContributorState}
+
+    def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
+        """Return the contributor if the key is its own; NotAuthorized tells no more than that it is not."""
+        with self._database.read() as session:
+            row = session.get(Contributor, contributor_id)
+            if row is None or not matches(key, row.key_hash):
+                raise NotAuthorized(
+                    "this is not the key of this contributor", mend="join again with a new invite"
+                )
+            return ContributorRecord.model_validate(row)
+
+    def seen(self, contributor_id: str) -> None:
+        """Write down a sign of life."""
+        with self._database.write() as session:
+            _row(session, contributor_id).last_seen_at = self._clock()
+
+    def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
+        """Its raylet runs: from joining to probing."""
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            row.node_id, row.address, row.last_seen_at = node_id, address, self._clock()
+            _move(session, row, ContributorState.probing, "its Ray node is up", self._clock())
+            return ContributorRecord.model_validate(row)
+
+    def ready(
+        self, contributor_id: str, *, capacity: Iterable[Device], links: Iterable[Link]
+    ) -> ContributorRecord:
+        """Write down what was measured: from probing to ready.
+
+        Raises:
+            Conflict: it is leaving or gone meanwhile.
+        """
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            if row.state not in (ContributorState.probing, ContributorState.ready):
+                raise Conflict(
+                    f"contributor {row.name} is {row.state}; it cannot become ready",
+                    mend="let it join again",
+                    machine=row.name,
+                )
+            row.capacity = [asdict(device) for device in capacity]
+            row.links = [asdict(link) for link in links]
+            _move(session, row, ContributorState.ready, "measured and ready", self._clock())
+            return ContributorRecord.model_validate(row)
+
+    def set_links(self, contributor_id: str, links: Iterable[Link]) -> None:
+        """Replace its measured links."""
+        with self._database.write() as session:
+            _row(session, contributor_id).links = [asdict(link) for link in links]
+
+    def set_state(self, contributor_id: str, state: ContributorState, reason: str) -> ContributorRecord:
+        """Change the state; the same state again only changes the reason and writes no event.
+
+        A contributor that left or is lost comes back only as joining.
+        """
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            if row.state in GONE and state not in (*GONE, ContributorState.joining):
+                raise Conflict(
+                    f"contributor {row.name} is {row.state}; it cannot become {state.value}",
+                    mend="let it join again",
+                    machine=row.name,
+                )
+            _move(session, row, state, reason, self._clock())
+            return ContributorRecord.model_validate(row)
+
+    def leave(self, contributor_id: str) -> ContributorRecord:
+        """Its owner takes it back: it drains, or is gone at once when it has no node."""
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            _drain(session, row, "its owner takes it back", self._clock())
+            return ContributorRecord.model_validate(row)
+
+    def send_away(self, contributor_id: str) -> ContributorRecord:
+        """The operator asks it to leave, and its key does not let it in again."""
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            row.sent_away_at = row.sent_away_at or self._clock()
+            _drain(session, row, "the operator sent it away", self._clock())
+            return ContributorRecord.model_validate(row)
+
+    def rejoin(self, contributor_id: str) -> ContributorRecord:
+        """Its agent lost the cluster and comes back: to joining, whatever it was.
+
+        Raises:
+            NotAuthorized: the operator sent it away.
+            Conflict: its name was taken meanwhile.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            if row.sent_away_at is not None:
+                raise NotAuthorized(
+                    "the operator sent this contributor away",
+                    mend="ask for a new invite and join again",
+                    machine=row.name,
+                )
+            _refuse_taken_name(session, row.name, but=row.id)
+            row.node_id, row.address, row.last_seen_at = None, None, now
+            _move(session, row, ContributorState.joining, "it comes back", now)
+            return ContributorRecord.model_validate(row)
+
+
+def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> None:
+    if row.state in GONE:
+        return
+    there = row.node_id is not None
+    _move(session, row, ContributorState.draining if there else ContributorState.left, reason, now)
+
+
+def _refuse_taken_name(session: Session, name: str, *, but: str | None = None) -> None:
+    live = Contributor.state.not_in([state.value for state in GONE])
+    other = session.scalar(
+        select(Contributor.id).where(Contributor.name == name, live, Contributor.id.is_distinct_from(but))
+    )
+    if other is not None:
+        raise Conflict(
+            f"a contributor named {name} is in the pool already ({other})",
+            mend="choose another name with --name",
+            machine=name,
+        )
+
+
+def _row(session: Session, contributor_id: str) -> Contributor:
+    row = session.get(Contributor, contributor_id)
+    if row is None:
+        raise NotFound(
+            f"there is no contributor {contributor_id}", mend="share-compute contributors lists them"
+        )
+    return row
+
+
+def _move(session: Session, row: Contributor, state: ContributorState, reason: str, now: datetime) -> None:
+    before, row.state, row.reason = row.state, state.value, reason
+    row.left_at = now if state in GONE else None
+    if state in GONE:
+        row.job_id = None
+    if before != state.value:
+        data = {"state": state.value, "from": before or None, "reason": reason, "name": row.name}
+        add_event(session, "contributor", now, data, contributor_id=row.id)

@@ -1,0 +1,141 @@
+"""One door to the database: where transactions begin and end, and where its errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DataError, OperationalError
+from sqlalchemy.orm import Session
+
+from share_compute.errors import Unavailable, UserError
+
+_BUSY_TIMEOUT_S = 10.0
+_WRITERS_LOCK = 0x5C_0001
+"""PostgreSQL's advisory lock that writers take in turn; any number that nobody else uses."""
+
+
+def open_engine(url: str) -> Engine:
+    """Return an engine for a SQLAlchemy URL; makes the folder of an SQLite file.
+
+    Raises:
+        UserError: the URL is not one of SQLite or PostgreSQL.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as failure:
+        raise UserError(f"{url!r} is not a database URL", mend=_URL_MEND) from failure
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        if parsed.database and parsed.database != ":memory:":
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    if kind != "postgresql":
+        raise UserError(f"the database {kind!r} is not supported", mend=_URL_MEND)
+    return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+
+
+_URL_MEND = "use sqlite:///file or postgresql+psycopg://user:password@host/name"
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    del record
+    # The driver's own BEGIN is deferred: of two transactions that read, then write, one would fail.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")  # a committed row survives a power cut
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+class Database:
+    """Hands out transactions: any number of readers beside one writer at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = open_engine(url)
+        self.kind = self.engine.dialect.name
+        self._writing_engine = self.engine.execution_options(writes=True)
+        self._listeners: list[Callable[[], None]] = []
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Open a transaction that only reads."""
+        with _translated(), Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Open a transaction that commits at the end of the block, and rolls back when the block raises.
+
+        Writers take turns, on PostgreSQL too: otherwise an event could become visible after one with a higher
+        number, and whoever reads on from the highest number seen would miss it.
+        """
+        with _translated(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
+            if self.kind == "postgresql":
+                session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _WRITERS_LOCK})
+            yield session
+        for listener in tuple(self._listeners):
+            listener()
+
+    def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each commit, in the thread that made it; returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self.engine.dispose()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except DataError as failure:
+        raise UserError(
+            f"a value cannot be stored: {str(failure.orig).strip()}", mend="take out characters like NUL"
+        ) from failure
+    except OperationalError as failure:
+        raise Unavailable(
+            f"the database does not answer: {str(failure.orig).strip()}",
+            mend="check that it runs, that its disk is not full, and --database-url",
+        ) from failure
+
+
+def migration_config(connection: Connection | None = None) -> Config:
+    """Return Alembic's configuration for the migrations inside this package."""
+    config = Config()
+    config.set_main_option("script_location", "share_compute.store:migrations")
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade(url: str) -> None:
+    """Bring the schema of a database up to date; does nothing when it is.
+
+    Raises:
+        Unavailable: the database does not answer.
+        UserError: the URL is not one of SQLite or PostgreSQL.
+    """
+    engine = open_engine(url)
+    try:
+        with _translated(), engine.execution_options(writes=True).begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _WRITERS_LOCK})
+            command.upgrade(migration_config(connection), "head")
+    finally:
+        engine.dispose()

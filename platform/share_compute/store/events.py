@@ -1,0 +1,62 @@
+"""The log of all that happened, in the order it was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from share_compute.store.database import Database
+from share_compute.store.records import EventRecord
+from share_compute.store.tables import Event
+
+
+class Events:
+    """The table of events; rows are written by the tables whose change they tell."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def after(self, seq: int, *, job_id: str | None = None, limit: int = 500) -> list[EventRecord]:
+        """Return the next events after number ``seq``, of one job or of the whole pool."""
+        query = select(Event).where(Event.seq > seq).order_by(Event.seq).limit(limit)
+        if job_id is not None:
+            query = query.where(Event.job_id == job_id)
+        with self._database.read() as session:
+            return [EventRecord.model_validate(row) for row in session.scalars(query)]
+
+    def last_seq(self) -> int:
+        """Return the number of the newest event, 0 when there is none."""
+        with self._database.read() as session:
+            return session.scalar(select(func.max(Event.seq))) or 0
+
+
+def add_event(
+    session: Session,
+    kind: str,
+    at: datetime,
+    data: dict[str, Any],
+    *,
+    job: tuple[str, int] | None = None,
+    contributor_id: str | None = None,
+) -> None:
+    """Write one event in the transaction of the change that it tells; ``job`` is its id and attempt."""
+    job_id, attempt = job or (None, None)
+    session.add(
+        Event(kind=kind, at=at, data=data, job_id=job_id, attempt=attempt, contributor_id=contributor_id)
+    )
+    # One at a time, so that numbers follow the order of the calls.
+    session.flush()
+
+
+def add_job_events(
+    session: Session, job: tuple[str, int], at: datetime, rows: Sequence[tuple[str, dict[str, Any]]]
+) -> None:
+    """Write several events of one attempt, as (kind, data), in order."""
+    job_id, attempt = job
+    if rows:
+        common = {"at": at, "job_id": job_id, "attempt": attempt}
+        session.execute(insert(Event), [{"kind": kind, "data": data, **common} for kind, data in rows])

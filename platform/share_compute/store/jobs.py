@@ -1,0 +1,290 @@
+"""Jobs: their life as rows. Every change of state checks the state machine and writes an event."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from share_compute.errors import Conflict, NotFound, UserError
+from share_compute.jobs.states import JobState, check_transition
+from share_compute.specification import TrainJob
+from share_compute.store.database import Database
+from share_compute.store.events import add_event
+from share_compute.store.records import JobRecord
+from share_compute.store.secret import new_id
+from share_compute.store.tables import Contributor, Job
+
+
+class Jobs:
+    """The table of jobs."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(self, spec: TrainJob, *, idempotency_key: str | None = None) -> JobRecord:
+        """Queue a job. The same ``idempotency_key`` with the same job returns the job made first.
+
+        Raises:
+            Conflict: the key was used for another job.
+        """
+        data = spec.model_dump(mode="json")
+        now = self._clock()
+        with self._database.write() as session:
+            if idempotency_key is not None:
+                twin = session.scalar(select(Job).where(Job.idempotency_key == idempotency_key))
+                if twin is not None and twin.spec != data:
+                    raise Conflict(
+                        f"this Idempotency-Key was used for job {twin.id}, which differs",
+                        mend="send a new key with a new job",
+                        job=twin.id,
+                    )
+                if twin is not None:
+                    return JobRecord.model_validate(twin)
+            row = Job(
+                id=new_id("job"),
+                name=spec.name,
+                kind=spec.kind,
+                state=JobState.queued.value,
+                reason="submitted",
+                spec=data,
+                attempt=1,
+                step=0,
+                total_steps=spec.training.steps,
+                created_at=now,
+                idempotency_key=idempotency_key,
+            )
+            session.add(row)
+            session.flush()
+            _tell(session, row, None, now)
+            return JobRecord.model_validate(row)
+
+    def get(self, job_id: str) -> JobRecord:
+        """Return one job; NotFound when there is none."""
+        with self._database.read() as session:
+            return JobRecord.model_validate(job_row(session, job_id))
+
+    def page(
+        self,
+        *,
+        states: Collection[JobState] | None = None,
+        kind: str | None = None,
+        name: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> tuple[list[JobRecord], str | None]:
+        """Return a page of jobs, newest first, and the cursor of the next page if there is one.
+
+        Args:
+            states: only jobs in one of these.
+            kind: only jobs of this kind.
+            name: only jobs whose name contains this, whatever the case.
+            limit: most jobs to return.
+            cursor: where the page before ended.
+        """
+        query = select(Job).order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)
+        if states is not None:
+            query = query.where(Job.state.in_([state.value for state in states]))
+        if kind is not None:
+            query = query.where(Job.kind == kind)
+        if name is not None:
+            query = query.where(Job.name.icontains(name, autoescape=True))
+        if cursor is not None:
+            query = query.where(tuple_(Job.created_at, Job.id) < tuple_(*_read_cursor(cursor)))
+        with self._database.read() as session:
+            found = [JobRecord.model_validate(row) for row in session.scalars(query)]
+        page = found[:limit]
+        return page, _write_cursor(page[-1]) if len(found) > limit else None
+
+    def queued(self) -> list[JobRecord]:
+        """Return the jobs that wait, in the order they came."""
+        return self._in_order([JobState.queued])
+
+    def active(self) -> list[JobRecord]:
+        """Return the jobs that an attempt is being made at, in the order they came."""
+        return self._in_order([JobState.planning, JobState.running])
+
+    def _in_order(self, states: Collection[JobState]) -> list[JobRecord]:
+        query = (
+            select(Job)
+            .where(Job.state.in_([state.value for state in states]))
+            .order_by(Job.created_at, Job.id)
+        )
+        with self._database.read() as session:
+            return [JobRecord.model_validate(row) for row in session.scalars(query)]
+
+    def counts(self) -> dict[JobState, int]:
+        """Return how many jobs are in each state."""
+        with self._database.read() as session:
+            rows = session.execute(select(Job.state, func.count()).group_by(Job.state)).all()
+        found = {JobState(state): count for state, count in rows}
+        return {state: found.get(state, 0) for state in JobState}
+
+    def explain(self, job_id: str, reason: str) -> None:
+        """Say why a job is still where it is."""
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            if row.reason != reason:
+                row.reason = reason
+                _tell(session, row, row.state, self._clock())
+
+    def begin(self, job_id: str, contributor_ids: Collection[str]) -> JobRecord:
+        """Lease contributors to a queued job and start planning it.
+
+        Raises:
+            Conflict: the job is not queued any more.
+        """
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            move_job(session, row, JobState.planning, "making a plan", self._clock())
+            session.execute(
+                update(Contributor).where(Contributor.id.in_(contributor_ids)).values(job_id=job_id)
+            )
+            return JobRecord.model_validate(row)
+
+    def move(
+        self, job_id: str, state: JobState, reason: str, *, error: dict[str, Any] | None = None
+    ) -> JobRecord:
+        """Change a job's state; a job that leaves planning and running gives its contributors back.
+
+        Raises:
+            Conflict: the state machine has no such change.
+        """
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            move_job(session, row, state, reason, self._clock(), error=error)
+            return JobRecord.model_validate(row)
+
+    def cancel(self, job_id: str) -> JobRecord:
+        """Cancel a queued job at once; ask an active one to stop. Asking twice changes nothing.
+
+        Raises:
+            Conflict: the job is over.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            if JobState(row.state).is_final:
+                raise Conflict(
+                    f"job {job_id} is {row.state} already", mend="nothing is left to cancel", job=job_id
+                )
+            if row.state == JobState.queued:
+                move_job(session, row, JobState.cancelled, "cancelled before it ran", now)
+            elif row.cancel_requested_at is None:
+                row.cancel_requested_at = now
+                add_event(session, "cancel-requested", now, {}, job=(row.id, row.attempt))
+            return JobRecord.model_validate(row)
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Queue a failed or cancelled job again, from its last checkpoint or from the start if it has none.
+
+        Raises:
+            Conflict: the job is neither failed nor cancelled.
+        """
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            if row.state not in (JobState.failed, JobState.cancelled):
+                raise Conflict(
+                    f"job {job_id} is {row.state}; only failed and cancelled jobs can be resumed",
+                    mend="submit it again" if row.state == JobState.succeeded else "wait for it",
+                    job=job_id,
+                )
+            _again(session, row, f"resumed; continuing from {_from(row)}", self._clock())
+            return JobRecord.model_validate(row)
+
+    def requeue(self, job_id: str, reason: str) -> JobRecord:
+        """Put an active job back into the queue for another attempt from its last checkpoint."""
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            _again(session, row, reason, self._clock())
+            return JobRecord.model_validate(row)
+
+    def requeue_interrupted(self) -> list[JobRecord]:
+        """Queue again what was active when the server stopped; cancel what had been asked to stop."""
+        requeued = []
+        now = self._clock()
+        with self._database.write() as session:
+            session.execute(update(Contributor).where(Contributor.job_id.is_not(None)).values(job_id=None))
+            active = select(Job).where(Job.state.in_([JobState.planning.value, JobState.running.value]))
+            for row in session.scalars(active).all():
+                if row.cancel_requested_at is not None:
+                    move_job(session, row, JobState.cancelled, "cancelled while the server restarted", now)
+                    continue
+                _again(session, row, f"the server was restarted; continuing from {_from(row)}", now)
+                requeued.append(JobRecord.model_validate(row))
+        return requeued
+
+
+def job_row(session: Session, job_id: str) -> Job:
+    """Return a job's row; NotFound when there is none."""
+    row = session.get(Job, job_id)
+    if row is None:
+        raise NotFound(f"there is no job {job_id}", mend="share-compute jobs lists them", job=job_id)
+    return row
+
+
+def move_job(
+    session: Session,
+    row: Job,
+    state: JobState,
+    reason: str,
+    now: datetime,
+    *,
+    error: dict[str, Any] | None = None,
+) -> None:
+    """Change the state of a job's row and write the event, in the caller's transaction."""
+    before = JobState(row.state)
+    check_transition(row.id, before, state)
+    row.state, row.reason, row.error = state.value, reason, error
+    row.finished_at = now if state.is_final else None
+    if state is JobState.running and row.started_at is None:
+        row.started_at = now
+    if state not in (JobState.planning, JobState.running):
+        row.tokens_per_s = row.tokens_per_s if state is JobState.succeeded else None
+        row.cancel_requested_at = None
+        session.execute(update(Contributor).where(Contributor.job_id == row.id).values(job_id=None))
+    _tell(session, row, before.value, now, error=error)
+
+
+def _again(session: Session, row: Job, reason: str, now: datetime) -> None:
+    row.attempt += 1
+    row.step = row.checkpoint_step or 0
+    row.plan = None
+    move_job(session, row, JobState.queued, reason, now)
+
+
+def _from(row: Job) -> str:
+    return (
+        "the start, for it has no checkpoint"
+        if row.checkpoint_step is None
+        else f"step {row.checkpoint_step}"
+    )
+
+
+def _tell(
+    session: Session, row: Job, before: str | None, now: datetime, *, error: dict[str, Any] | None = None
+) -> None:
+    data = {"state": row.state, "from": before, "reason": row.reason, **({"error": error} if error else {})}
+    add_event(session, "state", now, data, job=(row.id, row.attempt))
+
+
+def _write_cursor(record: JobRecord) -> str:
+    return base64.urlsafe_b64encode(f"{record.created_at.isoformat()} {record.id}".encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str]:
+    foreign = UserError("the cursor is not one of ours", mend="use next_cursor of the page before")
+    try:
+        moment, job_id = base64.urlsafe_b64decode(cursor).decode().split(" ")
+        created_at = datetime.fromisoformat(moment)
+    except (ValueError, binascii.Error) as failure:
+        raise foreign from failure
+    if created_at.tzinfo is None:
+        raise foreign
+    return created_at, job_id

@@ -1,0 +1,54 @@
+"""Keys that open the REST API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy import select
+
+from share_compute.errors import NotFound
+from share_compute.store.database import Database
+from share_compute.store.records import ApiKeyRecord
+from share_compute.store.secret import digest, matches, new_id, new_key
+from share_compute.store.tables import ApiKey
+
+
+class ApiKeys:
+    """The table of API keys."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(self, name: str) -> tuple[ApiKeyRecord, str]:
+        """Make a key; returns its record and the key, which cannot be read again."""
+        key = new_key("sck")
+        with self._database.write() as session:
+            row = ApiKey(id=new_id("key"), name=name, key_hash=digest(key), created_at=self._clock())
+            session.add(row)
+            session.flush()
+            return ApiKeyRecord.model_validate(row), key
+
+    def verify(self, key: str) -> ApiKeyRecord | None:
+        """Return the record of a key that is valid now, else None."""
+        with self._database.read() as session:
+            row = session.scalar(select(ApiKey).where(ApiKey.key_hash == digest(key)))
+            if row is None or row.revoked_at is not None or not matches(key, row.key_hash):
+                return None
+            return ApiKeyRecord.model_validate(row)
+
+    def list(self) -> list[ApiKeyRecord]:
+        """Return all keys, oldest first."""
+        with self._database.read() as session:
+            rows = session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))
+            return [ApiKeyRecord.model_validate(row) for row in rows]
+
+    def revoke(self, key_id: str) -> ApiKeyRecord:
+        """End a key; ending it twice changes nothing."""
+        with self._database.write() as session:
+            row = session.get(ApiKey, key_id)
+            if row is None:
+                raise NotFound(f"there is no API key {key_id}", mend="list the keys")
+            row.revoked_at = row.revoked_at or self._clock()
+            return ApiKeyRecord.model_validate(row)

@@ -1,0 +1,1 @@
+"""Migrations of the schema, run by `share_compute.store.upgrade`."""

@@ -1,0 +1,164 @@
+"""What the store returns: frozen copies of rows, safe to keep after the transaction."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from share_compute import topology
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.planning.plan import Plan
+from share_compute.specification import TrainJob
+
+
+class Record(BaseModel):
+    """Base of all records."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, use_attribute_docstrings=True)
+
+
+class ApiKeyRecord(Record):
+    """A key that opens the REST API, without the key itself."""
+
+    id: str
+    name: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class InviteState(StrEnum):
+    """Whether an invite still opens the door."""
+
+    open = "open"
+    used = "used"
+    expired = "expired"
+    revoked = "revoked"
+
+
+class InviteRecord(Record):
+    """An invite, without its code."""
+
+    id: str
+    label: str | None
+    created_at: datetime
+    expires_at: datetime
+    used_at: datetime | None
+    used_by: str | None
+    """Id of the contributor that joined with it."""
+    revoked_at: datetime | None
+
+
+def invite_state(invite: InviteRecord, now: datetime) -> InviteState:
+    """Say whether an invite can be used at ``now``."""
+    if invite.used_at is not None:
+        return InviteState.used
+    if invite.revoked_at is not None:
+        return InviteState.revoked
+    return InviteState.expired if now >= invite.expires_at else InviteState.open
+
+
+class ContributorRecord(Record):
+    """A machine that joined."""
+
+    id: str
+    name: str
+    state: ContributorState
+    reason: str
+    """Why it is in this state."""
+    host: str
+    """Host name that it gave."""
+    node_id: str | None
+    """Its Ray node, in hexadecimal."""
+    address: str | None
+    """IP address that other members reach it at."""
+    job_id: str | None
+    """The job that it is leased to."""
+    versions: dict[str, str]
+    limits: dict[str, Any]
+    """What its owner lends: memory_bytes, cpu_threads, gpus, device."""
+    capacity: tuple[topology.Device, ...] | None
+    """What the probe measured; null until it ran."""
+    links: tuple[topology.Link, ...] | None
+    joined_at: datetime
+    last_seen_at: datetime
+    left_at: datetime | None
+    sent_away_at: datetime | None
+    """When the operator asked it to leave; it cannot come back without a new invite."""
+
+    def machine(self) -> topology.Contributor:
+        """Return the contributor as the planner sees it."""
+        return topology.Contributor(
+            id=self.id,
+            name=self.name,
+            devices=self.capacity or (),
+            cpu_threads=int(self.limits.get("cpu_threads") or 1),
+            node_id=self.node_id or "",
+            address=self.address or "",
+        )
+
+
+class JobRecord(Record):
+    """A job and how far it got."""
+
+    id: str
+    name: str
+    kind: str
+    state: JobState
+    reason: str
+    """Why it is in this state, in one sentence."""
+    spec: TrainJob
+    plan: Plan | None
+    error: dict[str, Any] | None
+    """Code and facts of the error, when it failed."""
+    attempt: int
+    """Counted from 1."""
+    step: int
+    """Last committed step; 0 before the first."""
+    total_steps: int
+    loss: float | None
+    """Training loss at the last committed step."""
+    tokens_per_s: float | None
+    created_at: datetime
+    started_at: datetime | None
+    """When its first step began, in any attempt."""
+    finished_at: datetime | None
+    cancel_requested_at: datetime | None
+    checkpoint_path: Path | None
+    checkpoint_step: int | None
+
+
+class EventRecord(Record):
+    """Something that happened to a job or a contributor."""
+
+    seq: int
+    """Grows with every event of the server; read on from the last one seen."""
+    job_id: str | None
+    contributor_id: str | None
+    attempt: int | None
+    kind: str
+    """state, cancel-requested, contributor, or the type of an attempt's event: planned, step, ..."""
+    at: datetime
+    data: dict[str, Any]
+
+
+class MetricRecord(Record):
+    """What one step measured."""
+
+    split: Literal["train", "validation", "test"]
+    step: int
+    data: dict[str, Any]
+
+
+class ArtifactRecord(Record):
+    """A finished result on the server's disk."""
+
+    id: str
+    job_id: str
+    name: str
+    path: Path
+    size_bytes: int
+    created_at: datetime

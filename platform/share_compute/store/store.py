@@ -1,0 +1,51 @@
+"""The store: one object with one attribute for each table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from share_compute.store.contributors import Contributors
+from share_compute.store.database import Database
+from share_compute.store.events import Events
+from share_compute.store.invites import Invites
+from share_compute.store.jobs import Jobs
+from share_compute.store.keys import ApiKeys
+from share_compute.store.progress import Progress
+
+
+def utc_now() -> datetime:
+    """Return this moment in UTC."""
+    return datetime.now(UTC)
+
+
+class Store:
+    """All that the server remembers. Every method is one transaction and may be called from any thread.
+
+    Args:
+        url: SQLAlchemy URL of a database whose schema is up to date (`upgrade`).
+        clock: tells the time, in UTC.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = Database(url)
+        self.clock = clock
+        self.keys = ApiKeys(self._database, clock)
+        self.invites = Invites(self._database, clock)
+        self.contributors = Contributors(self._database, clock)
+        self.jobs = Jobs(self._database, clock)
+        self.progress = Progress(self._database, clock)
+        self.events = Events(self._database)
+
+    @property
+    def kind(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._database.kind
+
+    def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each commit, in the thread that made it; returns what ends that."""
+        return self._database.on_commit(listener)
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self._database.close()

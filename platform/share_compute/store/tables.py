@@ -1,0 +1,175 @@
+"""The tables, as typed SQLAlchemy models. Changing one needs a migration; a test compares the two."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+Serial = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers only columns of the exact type INTEGER by itself."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC. SQLite keeps no time zone: it is taken off going in and put back coming out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse moments without a time zone: their meaning would depend on the machine."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment needs a time zone")
+        utc = value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return the moment in UTC."""
+        del dialect
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """Names every constraint, because a migration can only change what has a name."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: Json, list[Any]: Json, str: Text}  # noqa: RUF012
+
+
+class ApiKey(Base):
+    """A key that opens the REST API."""
+
+    __tablename__ = "api_keys"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    key_hash: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+
+
+class Invite(Base):
+    """A code that lets one machine join."""
+
+    __tablename__ = "invites"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    code_hash: Mapped[str] = mapped_column(unique=True)
+    label: Mapped[str | None]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    used_by: Mapped[str | None] = mapped_column(ForeignKey("contributors.id"))
+    revoked_at: Mapped[datetime | None]
+
+
+class Job(Base):
+    """What was asked for, and how far it got."""
+
+    __tablename__ = "jobs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    kind: Mapped[str]
+    state: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    plan: Mapped[dict[str, Any] | None]
+    error: Mapped[dict[str, Any] | None]
+    attempt: Mapped[int]
+    step: Mapped[int]
+    total_steps: Mapped[int]
+    loss: Mapped[float | None]
+    tokens_per_s: Mapped[float | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None]
+    checkpoint_path: Mapped[str | None]
+    checkpoint_step: Mapped[int | None]
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    __table_args__ = (Index("ix_jobs_created_at_id", "created_at", "id"),)
+
+
+class Contributor(Base):
+    """A machine that joined."""
+
+    __tablename__ = "contributors"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(index=True)
+    key_hash: Mapped[str] = mapped_column(unique=True)
+    state: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str]
+    host: Mapped[str]
+    node_id: Mapped[str | None]
+    address: Mapped[str | None]
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
+    versions: Mapped[dict[str, Any]]
+    limits: Mapped[dict[str, Any]]
+    capacity: Mapped[list[Any] | None]
+    links: Mapped[list[Any] | None]
+    joined_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
+    left_at: Mapped[datetime | None]
+    sent_away_at: Mapped[datetime | None]
+
+
+class Event(Base):
+    """Something that happened to a job or a contributor, in the order it was committed."""
+
+    __tablename__ = "events"
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    contributor_id: Mapped[str | None] = mapped_column(ForeignKey("contributors.id"))
+    attempt: Mapped[int | None]
+    kind: Mapped[str]
+    at: Mapped[datetime]
+    data: Mapped[dict[str, Any]]
+    __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"), {"sqlite_autoincrement": True})
+
+
+class Metric(Base):
+    """What one step measured; a resumed attempt overwrites the steps that it repeats."""
+
+    __tablename__ = "metrics"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    split: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    data: Mapped[dict[str, Any]]
+
+
+class Artifact(Base):
+    """A finished result; its row is written only when all of it is on disk."""
+
+    __tablename__ = "artifacts"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    name: Mapped[str]
+    path: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime]
+    __table_args__ = (UniqueConstraint("job_id", "name"),)
