@@ -37,7 +37,9 @@ class TokenizerSource:
         digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
         for file in sorted(self.path.iterdir()) if self.path else ():
             if file.is_file() and file.suffix in {".json", ".txt", ".model", ".jinja"}:
-                digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+                with file.open("rb") as opened:
+                    content = hashlib.file_digest(opened, "sha256").digest()
+                digest.update(file.name.encode() + b"\0" + content)
         return digest.hexdigest()
 
 

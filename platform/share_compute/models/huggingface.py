@@ -22,6 +22,10 @@ _INPUT_SCALES = ("embedding_multiplier",)
 """Attributes by which some base models scale what they embed: they must not scale a later stage's input again."""
 
 
+class _HeldElsewhere(UserError, AttributeError):
+    """A stage's code reads a module that another stage holds; also an AttributeError, so that `hasattr` works."""
+
+
 class PassThrough(nn.Module):
     """Stands where another stage's module was, and returns its first argument."""
 
@@ -36,6 +40,15 @@ class PassThrough(nn.Module):
         """Return ``hidden`` as it came."""
         return hidden
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as failure:
+            raise _HeldElsewhere(
+                f"this architecture cannot be cut here: a stage needs {name!r} of a module that another stage holds",
+                mend="set parallelism.pools: 1, or choose another architecture",
+            ) from failure
+
 
 class Outline:
     """Where the parts of a model are, by its pipeline plan."""
@@ -43,14 +56,19 @@ class Outline:
     def __init__(self, model: PreTrainedModel) -> None:
         self.base = model.base_model
         plan = getattr(self.base.config, "base_model_pp_plan", None)
-        if not plan or self.base is model:
+        layers = [name for name in plan or () if isinstance(getattr(self.base, name, None), nn.ModuleList)]
+        if not plan or not layers or self.base is model:
             raise UserError(
                 f"architecture {model.config.model_type!r} declares no pipeline plan",
                 mend="choose an architecture whose configuration has base_model_pp_plan, such as llama, qwen3 or mistral",
             )
         self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
-        self.layers = next(name for name in plan if isinstance(getattr(self.base, name, None), nn.ModuleList))
-        self.closing = [name for name in plan if name not in (self.embedding, self.layers)]
+        self.layers = layers[0]
+        order = list(plan)
+        # Some plans leave out the dropout of what was embedded; all list the modules in the order of their use.
+        dropouts = [name for name, child in self.base.named_children() if isinstance(child, nn.Dropout)]
+        self.opening = list(dict.fromkeys(order[: order.index(self.layers)] + dropouts))
+        self.closing = [name for name in order if name not in (*self.opening, self.layers)]
         self.heads = [name for name, _ in model.named_children() if getattr(model, name) is not self.base]
 
 
@@ -101,9 +119,9 @@ class HuggingFaceStage(Stage):
         self.tied = {target: source for target, source in tied.items() if target in present}
         self.module = model
         self._base = outline.base
-        self._first_key: tuple[int, ...] = ()
+        self._cell: tuple[int, ...] = ()
         if any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(model.config).items()):
-            self._seed_each_layer(getattr(outline.base, outline.layers))
+            self._seed_randomness(outline)
 
     def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
         layers = getattr(outline.base, outline.layers)
@@ -111,7 +129,8 @@ class HuggingFaceStage(Stage):
             if not self.shard.start <= index < self.shard.stop:
                 layers[index] = PassThrough(layers[index])
         if not self.shard.is_first:
-            setattr(outline.base, outline.embedding, PassThrough())
+            for name in outline.opening:
+                setattr(outline.base, name, PassThrough())
             for name in _INPUT_SCALES:
                 if hasattr(outline.base, name):
                     setattr(outline.base, name, 1.0)
@@ -121,20 +140,23 @@ class HuggingFaceStage(Stage):
             for name in outline.heads:
                 setattr(model, name, PassThrough())
 
-    def _seed_each_layer(self, layers: nn.ModuleList) -> None:
-        def seeder(index: int) -> Any:
+    def _seed_randomness(self, outline: Outline) -> None:
+        def seeder(place: int) -> Any:
             def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
                 if module.training:
-                    torch.manual_seed(derive_seed(*self._first_key, index))
+                    torch.manual_seed(derive_seed(*self._cell, place))
 
             return seed
 
+        layers = getattr(outline.base, outline.layers)
         for index in range(self.shard.start, self.shard.stop):
             layers[index].register_forward_pre_hook(seeder(index), with_kwargs=True)
+        for name in outline.opening if self.shard.is_first else ():
+            getattr(outline.base, name).register_forward_pre_hook(seeder(-1), with_kwargs=True)
 
     def prepare_cell(self, *key: int) -> None:
         """Key the dropout of each layer by (key, layer), so that it does not matter who computes it."""
-        self._first_key = key
+        self._cell = key
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or logits from the last shard."""
@@ -157,6 +179,8 @@ class HuggingFaceStage(Stage):
 
     def _initialize(self, seed: int, *, buffers_only: bool) -> None:
         sources = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()}
+        for parameter in () if buffers_only else self.module.parameters():
+            parameter.zero_()  # a few architectures leave some to their constructor, which starts them at zero
         whole = _on_meta(self.module.config.to_dict()) if sources and not self.shard.is_first else None
         for name, module in self.module.named_modules():
             own = list(module.buffers(recurse=False)) + ([] if buffers_only else list(module.parameters(recurse=False)))

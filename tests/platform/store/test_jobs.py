@@ -1,0 +1,243 @@
+"""Jobs, their events, metrics and artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from share_compute.errors import Conflict, NotFound, UserError
+from share_compute.jobs.events import (
+    ArtifactSaved,
+    AttemptEnded,
+    AttemptEvent,
+    CheckpointSaved,
+    Note,
+    Planned,
+    StepCommitted,
+    Validated,
+)
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.specification import TrainJob, parse_job
+from share_compute.store import JobRecord, Store
+
+
+def spec(name: str = "train", steps: int = 4) -> TrainJob:
+    layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+    return parse_job(
+        {
+            "name": name,
+            "model": {"layers": layers},
+            "data": {"dataset": "digits"},
+            "training": {"steps": steps},
+        }
+    )
+
+
+def step(number: int, loss: float = 1.0) -> StepCommitted:
+    return StepCommitted(
+        step=number,
+        loss=loss,
+        learning_rate=1e-3,
+        gradient_norm=None,
+        samples=16,
+        tokens=16,
+        seconds=0.5,
+        tokens_per_s=32.0,
+    )
+
+
+def planned(*contributor_ids: str) -> Planned:
+    members = tuple(
+        MemberPlan(contributor_id=one, name=one, microbatches=(0,), memory_bytes=1, reason="")
+        for one in contributor_ids
+    )
+    pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
+    return Planned(plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,)))
+
+
+def contributor(store: Store, name: str) -> str:
+    record, _ = store.contributors.join(
+        store.invites.create()[1], name=name, host="host", versions={}, limits={"memory_bytes": 1}
+    )
+    store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+    store.contributors.ready(record.id, capacity=[], links=[])
+    return record.id
+
+
+def running(store: Store, *contributor_ids: str) -> JobRecord:
+    job = store.jobs.create(spec())
+    store.jobs.begin(job.id, contributor_ids)
+    return store.progress.record(job.id, 1, [planned(*contributor_ids)])
+
+
+def states(store: Store, job_id: str) -> list[str]:
+    return [event.data["state"] for event in store.events.after(0, job_id=job_id) if event.kind == "state"]
+
+
+def test_a_job_keeps_what_was_asked_for(store: Store) -> None:
+    job = store.jobs.create(spec("my job"))
+    assert (job.state, job.attempt, job.total_steps, job.name) == ("queued", 1, 4, "my job")
+    assert store.jobs.get(job.id).spec == spec("my job")
+    with pytest.raises(NotFound):
+        store.jobs.get("job-none")
+
+
+def test_one_idempotency_key_makes_one_job(store: Store) -> None:
+    first = store.jobs.create(spec(), idempotency_key="key")
+    assert store.jobs.create(spec(), idempotency_key="key") == first
+    with pytest.raises(Conflict, match=first.id):
+        store.jobs.create(spec("other"), idempotency_key="key")
+
+
+def test_a_whole_life_is_written_down_in_order(store: Store, clock: Any) -> None:
+    worker, spare = contributor(store, "worker"), contributor(store, "spare")
+    job = store.jobs.create(spec(steps=2))
+    store.jobs.begin(job.id, [worker, spare])
+    assert {one.job_id for one in store.contributors.list()} == {job.id}
+    events: list[AttemptEvent] = [Note(message="reading"), planned(worker)]
+    record = store.progress.record(job.id, 1, events)
+    assert (record.state, record.started_at) == ("running", clock.now)
+    assert store.contributors.get(spare).job_id is None
+    clock.pass_s(9)
+    events = [
+        step(1, 3.0),
+        Validated(split="validation", step=1, loss=3.5, perplexity=33.1),
+        step(2, 2.0),
+        CheckpointSaved(step=2, path=Path("/c/2"), size_bytes=7),
+        ArtifactSaved(name="model", path=Path("/a"), size_bytes=2**40),
+        AttemptEnded(outcome="succeeded", reason="2 steps done"),
+    ]
+    record = store.progress.record(job.id, 1, events)
+    assert (record.state, record.reason, record.step, record.loss) == ("succeeded", "2 steps done", 2, 2.0)
+    assert (record.finished_at, record.checkpoint_step) == (clock.now, 2)
+    assert store.contributors.get(worker).job_id is None
+    kinds = [event.kind for event in store.events.after(0, job_id=job.id)]
+    assert kinds == [
+        "state", "state", "note", "planned", "state",
+        "step", "validated", "step", "checkpoint", "artifact", "ended", "state",
+    ]  # fmt: skip
+    assert states(store, job.id) == ["queued", "planning", "running", "succeeded"]
+    assert [(one.split, one.step, one.data["loss"]) for one in store.progress.metrics(job.id)] == [
+        ("train", 1, 3.0),
+        ("validation", 1, 3.5),
+        ("train", 2, 2.0),
+    ]
+    assert store.progress.artifact(job.id, "model").size_bytes == 2**40
+
+
+def test_a_resumed_attempt_overwrites_the_steps_it_repeats(store: Store) -> None:
+    job = running(store)
+    store.progress.record(
+        job.id, 1, [step(1), CheckpointSaved(step=1, path=Path("/c"), size_bytes=1), step(2, 9.0)]
+    )
+    ended = AttemptEnded(outcome="failed", reason="ada was lost", error={"code": "contributor-lost"})
+    failed = store.progress.record(job.id, 1, [ended])
+    assert (failed.state, failed.error) == ("failed", {"code": "contributor-lost"})
+    again = store.jobs.resume(job.id)
+    assert (again.attempt, again.step, again.plan, again.error) == (2, 1, None, None)
+    assert "continuing from step 1" in again.reason
+    store.jobs.begin(job.id, [])
+    store.progress.record(job.id, 2, [planned(), step(2, 5.0)])
+    assert [one.data["loss"] for one in store.progress.metrics(job.id)] == [1.0, 5.0]
+    with pytest.raises(Conflict, match="attempt 1 is over"):
+        store.progress.record(job.id, 1, [step(3)])
+    assert store.jobs.get(job.id).step == 2
+
+
+def test_a_transaction_is_all_or_nothing(store: Store) -> None:
+    job = running(store)
+    before = store.events.last_seq()
+    ended = AttemptEnded(outcome="succeeded", reason="done")
+    with pytest.raises(Conflict):
+        store.progress.record(job.id, 1, [step(1), ended, ended])
+    assert store.events.last_seq() == before
+    assert store.jobs.get(job.id).step == 0
+
+
+def test_cancelling_and_resuming(store: Store) -> None:
+    queued = store.jobs.create(spec())
+    assert store.jobs.cancel(queued.id).state == "cancelled"
+    with pytest.raises(Conflict, match="cancelled already"):
+        store.jobs.cancel(queued.id)
+    assert "from the start" in store.jobs.resume(queued.id).reason
+    with pytest.raises(Conflict, match="only failed and cancelled"):
+        store.jobs.resume(queued.id)
+    job = running(store)
+    assert store.jobs.cancel(job.id).cancel_requested_at is not None
+    store.jobs.cancel(job.id)
+    assert [event.kind for event in store.events.after(0, job_id=job.id)].count("cancel-requested") == 1
+
+
+def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
+    worker = contributor(store, "worker")
+    kept, stopped = running(store, worker), running(store)
+    saved = CheckpointSaved(step=3, path=Path("/c/3"), size_bytes=1)
+    store.progress.record(kept.id, 1, [step(3), saved, step(4)])
+    store.jobs.cancel(stopped.id)
+    assert [job.id for job in store.jobs.requeue_interrupted()] == [kept.id]
+    again = store.jobs.get(kept.id)
+    assert (again.state, again.attempt, again.step) == ("queued", 2, 3)
+    assert again.reason == "the server was restarted; continuing from step 3"
+    assert store.jobs.get(stopped.id).state == "cancelled"
+    assert store.contributors.get(worker).job_id is None
+
+
+def test_a_lost_contributor_is_no_longer_leased(store: Store) -> None:
+    worker = contributor(store, "worker")
+    running(store, worker)
+    store.contributors.set_state(worker, ContributorState.lost, "its node died")
+    assert store.contributors.get(worker).job_id is None
+
+
+def test_pages_hold_every_job_once_newest_first(store: Store, clock: Any) -> None:
+    made = []
+    for index in range(7):
+        made.append(store.jobs.create(spec(f"job {index}")).id)
+        clock.pass_s(index % 2)  # some share a moment
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page, cursor = store.jobs.page(limit=3, cursor=cursor)
+        seen += [job.id for job in page]
+        if cursor is None:
+            break
+    assert sorted(seen) == sorted(made)
+    moments = [store.jobs.get(one).created_at for one in seen]
+    assert moments == sorted(moments, reverse=True)
+    assert [job.name for job in store.jobs.page(name="JOB 3")[0]] == ["job 3"]
+    assert store.jobs.page(name="%")[0] == []
+    assert store.jobs.page(states=[JobState.running])[0] == []
+    with pytest.raises(UserError, match="cursor"):
+        store.jobs.page(cursor="nonsense")
+
+
+def test_events_are_read_on_from_any_point(store: Store) -> None:
+    job = running(store)
+    store.progress.record(job.id, 1, [step(number) for number in range(1, 6)])
+    all_events = store.events.after(0, job_id=job.id)
+    assert [event.seq for event in all_events] == sorted({event.seq for event in all_events})
+    middle = all_events[3].seq
+    assert store.events.after(middle, job_id=job.id) == all_events[4:]
+    assert store.events.after(0, job_id=job.id, limit=2) == all_events[:2]
+
+
+def test_listeners_hear_commits_and_not_rollbacks(store: Store) -> None:
+    heard: list[None] = []
+    silence = store.on_commit(lambda: heard.append(None))
+    job = store.jobs.create(spec())
+    assert len(heard) == 1
+    with pytest.raises(Conflict):
+        store.jobs.move(job.id, JobState.succeeded, "no")
+    assert len(heard) == 1
+    silence()
+    store.jobs.cancel(job.id)
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("database_url", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True)
+def test_text_that_the_database_cannot_hold_is_the_callers_mistake(store: Store) -> None:
+    with pytest.raises(UserError, match="cannot be stored"):
+        store.invites.create("nul \0")

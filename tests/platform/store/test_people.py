@@ -1,0 +1,163 @@
+"""Keys, invites and contributors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from share_compute.errors import (
+    Conflict,
+    InviteExpired,
+    InviteRevoked,
+    InviteUnknown,
+    InviteUsed,
+    NotAuthorized,
+    NotFound,
+    ShareComputeError,
+)
+from share_compute.jobs.states import ContributorState
+from share_compute.store import ContributorRecord, Store
+from share_compute.topology import Device, Link
+
+VERSIONS = {"python": "3.11.7"}
+LIMITS = {"memory_bytes": 2**30, "cpu_threads": 3}
+
+
+def join(store: Store, code: str, name: str = "ada") -> tuple[ContributorRecord, str]:
+    return store.contributors.join(code, name=name, host="host", versions=VERSIONS, limits=LIMITS)
+
+
+def joined(store: Store, name: str = "ada") -> tuple[ContributorRecord, str]:
+    return join(store, store.invites.create()[1], name)
+
+
+def test_a_key_opens_until_it_is_revoked(store: Store) -> None:
+    record, key = store.keys.create("first")
+    assert store.keys.verify(key) == record
+    assert store.keys.verify(key + "x") is None
+    store.keys.revoke(record.id)
+    assert store.keys.verify(key) is None
+
+
+def test_no_secret_is_in_the_database(store: Store) -> None:
+    _, key = store.keys.create("first")
+    _, code = store.invites.create("label")
+    _, own_key = join(store, code)
+    with store._database.engine.connect() as connection:
+        rows = [
+            str(tuple(row))
+            for table in ("api_keys", "invites", "contributors", "events")
+            for row in connection.exec_driver_sql(f"SELECT * FROM {table}")
+        ]
+    for secret in (key, code, code.replace("-", ""), own_key):
+        assert not any(secret in row for row in rows)
+
+
+def test_an_invite_works_once(store: Store) -> None:
+    invite, code = store.invites.create("for Ada")
+    contributor, key = join(store, f"  {code.upper().replace('-', ' ')} ")
+    used = store.invites.list()[0]
+    assert (used.id, used.used_by, used.label) == (invite.id, contributor.id, "for Ada")
+    assert store.contributors.authorize(contributor.id, key).id == contributor.id
+    with pytest.raises(InviteUsed):
+        join(store, code, "grace")
+    with pytest.raises(InviteUsed):
+        store.invites.revoke(invite.id)
+
+
+def test_each_way_that_an_invite_fails_is_told_apart(store: Store, clock: Any) -> None:
+    with pytest.raises(InviteUnknown):
+        store.invites.check("aaaa-bbbb-cccc-dddd")
+    invite, code = store.invites.create(expires_in_s=60)
+    assert store.invites.check(code).id == invite.id
+    clock.pass_s(60)
+    with pytest.raises(InviteExpired, match="2026-01-31 12:01:00 UTC"):
+        store.invites.check(code)
+    invite, code = store.invites.create()
+    store.invites.revoke(invite.id)
+    store.invites.revoke(invite.id)
+    with pytest.raises(InviteRevoked):
+        store.invites.check(code)
+    with pytest.raises(NotFound):
+        store.invites.revoke("inv-none")
+
+
+def test_of_two_machines_with_one_code_exactly_one_gets_in(open_store: Callable[[], Store]) -> None:
+    _, code = open_store().invites.create()
+    outcomes: list[str] = []
+    start = threading.Barrier(8)
+
+    def run(name: str) -> None:
+        store = open_store()
+        start.wait()
+        try:
+            join(store, code, name)
+        except ShareComputeError as failure:
+            outcomes.append(failure.code)
+        else:
+            outcomes.append("joined")
+
+    threads = [threading.Thread(target=run, args=(f"machine-{index}",)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["invite-used"] * 7 + ["joined"]
+
+
+def test_a_name_is_taken_only_while_its_machine_is_here(store: Store) -> None:
+    first, _ = joined(store)
+    _, code = store.invites.create()
+    with pytest.raises(Conflict, match="ada"):
+        join(store, code)
+    store.contributors.set_state(first.id, ContributorState.lost, "its node died")
+    second, _ = join(store, code)  # the refused attempt did not use the invite up
+    with pytest.raises(Conflict):
+        store.contributors.rejoin(first.id)
+    assert second.name == first.name
+
+
+def test_a_contributor_goes_from_joining_to_ready_and_leaves(store: Store) -> None:
+    record, _ = joined(store)
+    assert store.contributors.online(record.id, node_id="ab", address="192.0.2.7").state == "probing"
+    device = Device("cpu", "some cpu", 2**30, {"float32": 1e10}, 2e10)
+    link = Link(record.id, "head", 0.001, 1e9)
+    ready = store.contributors.ready(record.id, capacity=[device], links=[link])
+    assert ready.machine().devices == (device,)
+    assert (ready.machine().cpu_threads, ready.links) == (3, (link,))
+    assert store.contributors.leave(record.id).state == "draining"
+    gone = store.contributors.set_state(record.id, ContributorState.left, "drained")
+    assert gone.left_at is not None
+    story = [event.data["state"] for event in store.events.after(0)]
+    assert story == ["joining", "probing", "ready", "draining", "left"]
+    with pytest.raises(Conflict):
+        store.contributors.set_state(record.id, ContributorState.ready, "no")
+    assert store.contributors.counts()[ContributorState.left] == 1
+
+
+def test_a_machine_without_a_node_is_gone_at_once(store: Store) -> None:
+    record, _ = joined(store)
+    assert store.contributors.leave(record.id).state == "left"
+
+
+def test_who_was_sent_away_cannot_come_back_without_an_invite(store: Store) -> None:
+    lost, _ = joined(store, "lost")
+    store.contributors.online(lost.id, node_id="ab", address="192.0.2.7")
+    store.contributors.set_state(lost.id, ContributorState.lost, "the server was restarted")
+    assert store.contributors.rejoin(lost.id).state == "joining"
+    sent, _ = joined(store, "sent")
+    store.contributors.send_away(sent.id)
+    with pytest.raises(NotAuthorized):
+        store.contributors.rejoin(sent.id)
+
+
+def test_a_key_is_for_its_own_contributor(store: Store) -> None:
+    first, key = joined(store, "first")
+    second, _ = joined(store, "second")
+    for contributor_id in (second.id, "con-none"):
+        with pytest.raises(NotAuthorized):
+            store.contributors.authorize(contributor_id, key)
+    assert store.contributors.authorize(first.id, key).name == "first"

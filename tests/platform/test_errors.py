@@ -1,0 +1,70 @@
+"""The tree of errors: what it promises to callers, clients and scripts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from share_compute import errors
+from share_compute.errors import (
+    Conflict,
+    ContributorLost,
+    NotAuthorized,
+    NotFound,
+    PlanInfeasible,
+    ShareComputeError,
+    Unavailable,
+    UserError,
+)
+
+
+def family(root: type[ShareComputeError] = ShareComputeError) -> Iterator[type[ShareComputeError]]:
+    yield root
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from family(child)
+
+
+def test_the_docstring_draws_the_whole_tree() -> None:
+    drawn = errors.__doc__ or ""
+    assert all(kind.__name__ in drawn for kind in family())
+
+
+def test_codes_are_distinct() -> None:
+    codes = [kind.code for kind in family()]
+    assert len(set(codes)) == len(codes)
+
+
+def test_exit_codes_tell_apart_what_a_script_does_next() -> None:
+    main = [UserError, NotFound, Conflict, NotAuthorized, PlanInfeasible, ContributorLost, Unavailable]
+    assert len({kind.exit_code for kind in main}) == len(main)
+    # From 10 on they say how a job ended.
+    assert all(1 <= kind.exit_code < 10 for kind in family())
+
+
+@pytest.mark.parametrize("kind", list(family()))
+def test_every_field_crosses_a_process(kind: type[ShareComputeError]) -> None:
+    error = kind("it broke", mend="fix it", job="job-1", step=0, machine="oak", details={"missing_bytes": 7})
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(twin) is kind
+        assert str(twin) == "it broke"
+        assert twin.facts() == error.facts()
+        assert twin.facts() == {
+            "mend": "fix it",
+            "job": "job-1",
+            "step": 0,
+            "machine": "oak",
+            "details": {"missing_bytes": 7},
+        }
+
+
+def test_facts_leave_out_what_is_not_known() -> None:
+    assert NotFound("no such job").facts() == {}
+
+
+def test_retryable_and_mendable_errors_are_apart() -> None:
+    assert not issubclass(ContributorLost, UserError)
+    assert 400 <= UserError.status < 500 <= ContributorLost.status

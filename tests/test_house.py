@@ -1,0 +1,84 @@
+"""How the house is built: what holds for all modules at once."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "share_compute": ROOT / "platform" / "share_compute",
+    "share_compute_actors": ROOT / "actors" / "share_compute_actors",
+    "share_compute_api": ROOT / "api" / "share_compute_api",
+}
+MODULES = sorted(chain.from_iterable(folder.rglob("*.py") for folder in PACKAGES.values()))
+PUBLIC_PACKAGES = ["share_compute", "share_compute.data"]
+MAX_LINES = 600
+
+
+def shown(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("folder", ["platform", "actors", "api"])
+def test_root_folders_are_no_packages(folder: str) -> None:
+    """A package named platform would hide the standard library's."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_the_standard_library_keeps_its_platform() -> None:
+    module = importlib.import_module("platform")
+    assert hasattr(module, "python_implementation")
+    assert ROOT not in Path(str(module.__file__)).parents
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_typed(package: str) -> None:
+    assert (PACKAGES[package] / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("file", MODULES, ids=shown)
+def test_modules_are_small_and_say_what_they_are_for(file: Path) -> None:
+    source = file.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= MAX_LINES
+    if "migrations" not in file.parts:
+        assert ast.get_docstring(ast.parse(source)), f"{shown(file)} has no docstring"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=shown)
+def test_every_folder_of_modules_is_a_package(file: Path) -> None:
+    """Without an __init__.py a folder is left out by mypy and import-linter without a word."""
+    if "versions" not in file.parts:
+        assert (file.parent / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", PUBLIC_PACKAGES)
+def test_exported_names_exist_and_are_sorted(name: str) -> None:
+    module = importlib.import_module(name)
+    assert list(module.__all__) == sorted(module.__all__)
+    assert all(hasattr(module, exported) for exported in module.__all__)
+
+
+@pytest.mark.parametrize(
+    "file", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))], ids=shown
+)
+def test_links_between_documents_lead_somewhere(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    targets = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
+    missing = [
+        target for target in targets if target and "://" not in target and not (file.parent / target).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=shown)
+def test_examples_say_how_to_run_them(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert f"share-compute submit examples/{file.name}" in text
+    files = yaml.safe_load(text)["data"].get("files", [])
+    assert not any(Path(name).is_absolute() for name in files)
