@@ -132,7 +132,9 @@ class Ours:
         self.parameters = anatomy.parameters
         self.config = self._facts.blueprint.config
         self._spec = spec
-        self._crew = Crew(assignment, self.plan, self._facts, self._library, threading.Event(), anatomy.tied_name)
+        self._crew = Crew(
+            assignment, self.plan, self._facts, self._library, threading.Event(), anatomy.tied_name
+        )
         self._crew.assemble(lambda _note: None)
         self.losses: list[float] = []
 
@@ -210,7 +212,9 @@ def rows(folder: str, text: str) -> Callable[[int], tuple[torch.Tensor, torch.Te
     return take
 
 
-def compare(name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob, options: argparse.Namespace) -> None:
+def compare(
+    name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob, options: argparse.Namespace
+) -> None:
     """Let both run in turn and print the figure."""
     tokens = spec.training.batch_size * spec.training.sequence_length
     own: list[float] = []
@@ -220,7 +224,7 @@ def compare(name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob,
         first = turn * options.steps + 1
         seconds = ours.block(first, options.steps)
         rival_seconds, losses = rival.block(first, options.steps)
-        gap = max(gap, max(abs(a - b) for a, b in zip(ours.losses[-options.steps :], losses, strict=True)))
+        gap = max(gap, *(abs(a - b) for a, b in zip(ours.losses[-options.steps :], losses, strict=True)))
         if turn:  # the first block warms up
             own.append(tokens * options.steps / seconds)
             other.append(tokens * options.steps / rival_seconds)
@@ -240,7 +244,9 @@ def compare(name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob,
     )
 
 
-def print_figure(figure: str, *, ours: float, peer: float, peer_name: str, ratio: float, unit: str, **more: Any) -> None:
+def print_figure(
+    figure: str, *, ours: float, peer: float, peer_name: str, ratio: float, unit: str, **more: Any
+) -> None:
     """Print one line of JSON; ``ratio`` is at least 1 where ours is ahead or the goal is reached."""
     line = {"figure": figure, "ours": round(ours, 3), "peer": round(peer, 3), "peer_name": peer_name}
     print(json.dumps({**line, "ratio": round(ratio, 3), "unit": unit, **more}), flush=True)

@@ -21,7 +21,9 @@ from share_compute.training.optimizers import build_optimizer
 from share_compute.training.schedule import blocks
 
 
-def worker(rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]) -> None:
+def worker(
+    rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]
+) -> None:
     """One process of the rival."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

@@ -34,7 +34,9 @@ class _Module(nn.Module):
         return outputs
 
 
-def worker(rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]) -> None:
+def worker(
+    rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]
+) -> None:
     """One process of the rival."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -42,7 +44,9 @@ def worker(rank: int, world: int, store: str, end: Connection, folder: str, text
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     spec = TrainJob.model_validate_json(text)
     edges = (0, CUT, LAYERS)
-    stage = build_stage(Blueprint(config=config), Shard("m", edges[rank], edges[rank + 1], LAYERS), torch.device("cpu"))
+    stage = build_stage(
+        Blueprint(config=config), Shard("m", edges[rank], edges[rank + 1], LAYERS), torch.device("cpu")
+    )
     stage.initialize(spec.training.seed)
     module = _Module(stage).train()
     optimizer = build_optimizer(spec.training.optimizer, module.parameters())
@@ -81,7 +85,14 @@ def main() -> None:
         assert [pool.stop for pool in ours.plan.pools] == [CUT, LAYERS]
         rival = Rival(worker, 2, str(folder), spec.model_dump_json(), ours.config)
         try:
-            compare("train_pipeline", "torch.distributed.pipelining Schedule1F1B, gloo", ours, rival, spec, options)
+            compare(
+                "train_pipeline",
+                "torch.distributed.pipelining Schedule1F1B, gloo",
+                ours,
+                rival,
+                spec,
+                options,
+            )
         finally:
             rival.close()
             ours.close()

@@ -76,7 +76,9 @@ class Channel:
         self._inbound.curve_secretkey = keys.secret
         self._inbound.curve_publickey = keys.public
         self._inbound.curve_server = True
-        self._inbound.set_hwm(0)  # the schedule bounds what is in flight; a full queue must not block a sender
+        self._inbound.set_hwm(
+            0
+        )  # the schedule bounds what is in flight; a full queue must not block a sender
         self._inside = "inproc://deliver"
         self._inbound.bind(self._inside)
         host = f"[{address}]" if ":" in address else address
@@ -114,12 +116,14 @@ class Channel:
     def send(self, member: MemberId, label: Label, tensor: Tensor) -> None:
         """Send a tensor and return at once; it must not be changed afterwards."""
         ready = tensor.detach().to("cpu").contiguous()
-        envelope = Envelope(self._job, self._epoch, label, str(ready.dtype).removeprefix("torch."), tuple(ready.shape)).pack()
+        envelope = Envelope(
+            self._job, self._epoch, label, str(ready.dtype).removeprefix("torch."), tuple(ready.shape)
+        ).pack()
         content = ready.reshape(-1).view(torch.uint8).numpy()
         if member in self._by_call:
             self._by_call[member](envelope, content)
         else:
-            self._direct[member].send_multipart([envelope, content], copy=False)
+            self._direct[member].send_multipart([envelope, content.data], copy=False)
 
     def deliver(self, envelope: bytes, content: np.ndarray) -> None:
         """Take in what came by a Ray call; may be called from any thread."""

@@ -8,11 +8,11 @@ Ray's own named groups keep the process's first world for ever and can return a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from ray.util import collective
 from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
@@ -22,6 +22,8 @@ from torch import Tensor
 from share_compute.errors import ContributorLost
 from share_compute_actors.messages import Rendezvous
 
+dist: Any = torch.distributed
+"""Untyped on purpose: most of what is used here has no types or no public name."""
 BACKEND = "SHARE_COMPUTE"
 
 _OPERATIONS = {
@@ -57,7 +59,9 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         meeting, device = _meetings.pop(group_name)
         self._name = group_name
         timeout = timedelta(seconds=meeting.timeout_s)
-        store = dist.TCPStore(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        store = dist.TCPStore(
+            meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
         store = dist.PrefixStore(group_name, store)
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
@@ -109,7 +113,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def barrier(self, barrier_options: Any = None) -> None:  # noqa: ARG002 - Ray's interface
         """Wait for all members."""
-        self._wait(self._guard(lambda: self._group.barrier()))
+        self._wait(self._guard(self._group.barrier))
 
     def reduce(self, tensor: list[Tensor], reduce_options: Any = None) -> None:
         """Reduce to the root."""
@@ -124,11 +128,18 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         options.rootRank = broadcast_options.root_rank
         self._wait(self._guard(lambda: self._group.broadcast(tensor, options)))
 
-    def allgather(self, tensor_list: list[list[Tensor]], tensor: list[Tensor], allgather_options: Any = None) -> None:  # noqa: ARG002
+    def allgather(
+        self,
+        tensor_list: list[list[Tensor]],
+        tensor: list[Tensor],
+        allgather_options: Any = None,  # noqa: ARG002 - Ray's interface
+    ) -> None:
         """Gather everybody's tensor at everybody."""
         self._wait(self._guard(lambda: self._group.allgather(tensor_list, tensor)))
 
-    def reducescatter(self, tensor: list[Tensor], tensor_list: list[list[Tensor]], reducescatter_options: Any = None) -> None:
+    def reducescatter(
+        self, tensor: list[Tensor], tensor_list: list[list[Tensor]], reducescatter_options: Any = None
+    ) -> None:
         """Reduce, and leave each member its own part."""
         options = dist.ReduceScatterOptions()
         options.reduceOp = _operation(reducescatter_options)
@@ -158,10 +169,8 @@ def join_group(meeting: Rendezvous, rank: int, world_size: int, device: torch.de
     Raises:
         ContributorLost: not everybody came in time.
     """
-    try:
+    with suppress(ValueError):  # this process registered it before
         register_collective_backend(BACKEND, EpochGroup)
-    except ValueError:
-        pass  # this process registered it before
     _meetings[meeting.group] = (meeting, device)
     try:
         collective.init_collective_group(world_size, rank, BACKEND, meeting.group)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import psutil
@@ -72,12 +73,9 @@ class Contributor:
         links = []
         for peer_id, actor in peers:
             try:
-                link = measure_link(
-                    self._id, peer_id, lambda payload, to=actor: ray.get(to.echo.remote(payload))
-                )  # type: ignore[misc]
+                links.append(asdict(measure_link(self._id, peer_id, partial(_echo, actor))))
             except ray.exceptions.RayActorError:
                 continue
-            links.append(asdict(link))
         return json.dumps(links)
 
     @ray.method(concurrency_group="echo")
@@ -105,6 +103,10 @@ class Contributor:
     def work(self) -> str | None:
         """Return what `set_work` was told last."""
         return self._work
+
+
+def _echo(actor: Any, payload: Payload) -> Any:
+    return ray.get(actor.echo.remote(payload))
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:

@@ -16,6 +16,7 @@ from share_compute.jobs.events import Assignment
 from share_compute.planning.plan import Plan
 from share_compute_actors.channel import Keys
 from share_compute_actors.collective import Meeting
+from share_compute_actors.coordinator import Cancelled
 from share_compute_actors.library import LibraryFacts
 from share_compute_actors.member import Member
 from share_compute_actors.messages import MemberId, MemberSetup, Peer, Rendezvous
@@ -24,10 +25,6 @@ DEADLINE_S = 60.0
 """A member that waits longer for another gives it up for lost; Ray's own detection is much sooner."""
 _SIGN_OF_LIFE_S = 4.0
 _GLANCE_S = 0.5
-
-
-class Cancelled(Exception):  # noqa: N818 - not an error
-    """The submitter cancelled the job."""
 
 
 class Crew:
@@ -180,7 +177,11 @@ class Crew:
     def ask_first(self, method: str, *arguments: Any) -> dict[MemberId, Any]:
         """Call a method of the first member of each pool and wait for the answers."""
         return self._gather(
-            {me: getattr(actor, method).remote(*arguments) for me, actor in self._actors.items() if me.member == 0}
+            {
+                me: getattr(actor, method).remote(*arguments)
+                for me, actor in self._actors.items()
+                if me.member == 0
+            }
         )
 
     def _gather(self, calls: dict[MemberId, Any]) -> dict[MemberId, Any]:

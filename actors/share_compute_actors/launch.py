@@ -1,4 +1,7 @@
-"""Start one Ray node as a child process and wait until it stands. Free of Ray itself: the agent stays light."""
+"""Start one Ray node as a child process and wait until it stands.
+
+Free of Ray itself, so that a contributor's agent stays light.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_max_direct_call_object_size": str(INLINE_LIMIT_BYTES),
         "RAY_DISABLE_IMPORT_WARNING": "1",
-        # Ray would run drivers and workers under `uv run` when a parent was; ours run in the same environment.
+        # Under `uv run` Ray would start workers in an environment of their own.
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }
     if folder is not None:
@@ -81,24 +84,28 @@ def launch(
         *arguments,
     ]
     child = roster.start(name, command, environment={**quiet, **environment})
-    deadline = time.monotonic() + deadline_s
     try:
-        while _STARTED not in child.log.read_text(errors="replace"):
-            if child.exit_code is not None:
-                raise _failure(child, name)
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"the Ray {name} did not start within {deadline_s:.0f} s",
-                    mend="try again; if it stays so, look at the machine's load and its firewall",
-                    details={"log": child.log_tail()},
-                )
-            time.sleep(_POLL_S)
+        _wait_until_started(child, name, deadline_s)
         options = _raylet_options(child)
     except BaseException:
         roster.stop(child, grace_s=0)
         raise
     roster.write()
     return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"])
+
+
+def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
+    deadline = time.monotonic() + deadline_s
+    while _STARTED not in child.log.read_text(errors="replace"):
+        if child.exit_code is not None:
+            raise _failure(child, name)
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the Ray {name} did not start within {deadline_s:.0f} s",
+                mend="try again; if it stays so, look at the machine's load and its firewall",
+                details={"log": child.log_tail()},
+            )
+        time.sleep(_POLL_S)
 
 
 def _raylet_options(child: Child) -> dict[str, str]:
@@ -110,7 +117,7 @@ def _raylet_options(child: Child) -> dict[str, str]:
                     for part in process.cmdline()
                     if part.startswith("--") and "=" in part
                 )
-                return dict(pairs)  # type: ignore[arg-type]  # each pair has two parts
+                return dict(pairs)
         except psutil.NoSuchProcess:
             continue
     raise Unavailable(

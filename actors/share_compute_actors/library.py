@@ -130,16 +130,22 @@ class LibraryService:
             for microbatch in microbatches
         }
 
-    def evaluation_rows(self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part) -> Rows:
+    def evaluation_rows(
+        self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
+    ) -> Rows:
         """Return the inputs or the targets of some microbatches of a split that is not trained on."""
         assert self._prepared is not None
         size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
         return {
-            microbatch: self._take(split, np.arange(microbatch * size, min((microbatch + 1) * size, total)), part)
+            microbatch: self._take(
+                split, np.arange(microbatch * size, min((microbatch + 1) * size, total)), part
+            )
             for microbatch in microbatches
         }
 
-    def _take(self, split: Literal["train", "validation", "test"], indices: NDArray[np.int64], part: Part) -> NDArray[Any]:
+    def _take(
+        self, split: Literal["train", "validation", "test"], indices: NDArray[np.int64], part: Part
+    ) -> NDArray[Any]:
         assert self._prepared is not None
         inputs, targets = self._prepared.samples.take(split, indices)
         return inputs if part == "inputs" else targets

@@ -66,7 +66,7 @@ class Member:
         return Peer(setup.me, setup.name, self._channel.endpoint, keys.public)
 
     @ray.method(concurrency_group="compute")
-    def load(self, library: Any, has_weights: bool) -> int:  # noqa: FBT001 - a message's field
+    def load(self, library: Any, has_weights: bool) -> int:
         """Build the shard and fill it, from the library's weights or from the seed; return its bytes.
 
         Raises:
@@ -114,7 +114,7 @@ class Member:
         for peer in others:
             channel.connect(peer)
             channel.send(peer.me, _hello(me), torch.zeros(1))
-        silent = []
+        silent: list[MemberId] = []
         for peer in others:
             try:
                 channel.receive(_hello(peer.me), peer.name, 0.0 if silent else _HELLO_TIMEOUT_S)
@@ -126,9 +126,7 @@ class Member:
     def use_calls(self, members: Mapping[MemberId, Any]) -> None:
         """Send to these members by Ray calls, not directly."""
         for member, handle in members.items():
-            self._open_channel().use_calls(
-                member, lambda envelope, content, handle=handle: handle.deliver.remote(envelope, content)
-            )
+            self._open_channel().use_calls(member, handle.deliver.remote)
 
     @ray.method(concurrency_group="compute")
     def form(self, meeting: Rendezvous | None) -> None:
@@ -182,7 +180,7 @@ class Member:
         return self._runner.evaluate(split, step, own, inputs, targets)
 
     @ray.method(concurrency_group="compute")
-    def save(self, folder: str, with_optimizer: bool) -> None:  # noqa: FBT001 - a message's field
+    def save(self, folder: str, with_optimizer: bool) -> None:
         """Send this shard to the library, piece by piece; the first member of a pool speaks for all."""
         assert self._stage is not None
         assert self._runner is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def start_node(
         roster: writes the child down; its folder must have a short path and be this node's own.
         access: where the head is and what it asks for.
         limits: what is lent.
-        address: IP address that other members reach this machine at; default: as the route to the head has it.
+        address: IP address that other members reach this machine at; default: of the route to the head.
 
     Raises:
         Unavailable, NotAuthorized, VersionMismatch: see `launch`.
@@ -59,5 +60,17 @@ def start_node(
     ]
     if address:
         arguments.append(f"--node-ip-address={address}")
-    environment = {**ray_environment(access.token, roster.folder), **access.environment}
+    environment = {
+        **ray_environment(access.token, roster.folder),
+        **access.environment,
+        **_device_environment(limits.gpus),
+    }
     return launch(roster, "node", arguments, environment=environment, deadline_s=_DEADLINE_S)
+
+
+def _device_environment(gpus: int) -> dict[str, str]:
+    # Our actors ask Ray for no devices, because shares are our own ledger; they must still see them all.
+    variables = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(gpus)] if visible is None else visible.split(",")[:gpus]
+    return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(names)}

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from share_compute.topology import Device
 
 _MEASURABLE_S = 0.03
-_BUDGET_S = 0.25
+_BUDGET_S = 0.35
 """Time for one figure; the best of what fits in is kept."""
 _REPETITIONS = 4
 _LARGEST_MATRIX = 8192
@@ -82,14 +83,14 @@ def _speeds(device: torch.device) -> dict[str, float]:
 
 
 def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Multiply matrices of growing size until one product takes long enough to be measured; 0 if not supported."""
+    """Multiply growing matrices until one product takes long enough to be measured; 0 if not supported."""
     size = 256
     started = time.perf_counter()
     try:
         while True:
             left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
             out = torch.empty(size, size, device=device, dtype=dtype)
-            elapsed = _best_s(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device, started)  # type: ignore[misc]
+            elapsed = _best_s(partial(torch.mm, left, right, out=out), device, started)
             if (
                 elapsed >= _MEASURABLE_S
                 or size >= _LARGEST_MATRIX
@@ -98,7 +99,7 @@ def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
                 return 2.0 * size**3 / elapsed
             size *= 2
     except (RuntimeError, NotImplementedError) as failure:
-        print(f"no {dtype} on {device}: {failure}", file=sys.stderr)
+        sys.stderr.write(f"no {dtype} on {device}: {failure}\n")
         return 0.0
 
 
@@ -151,11 +152,12 @@ def main() -> None:
     except RuntimeError as failure:
         sys.exit(str(failure))
     if given.json:
-        print(json.dumps([asdict(device) for device in devices]))
+        sys.stdout.write(json.dumps([asdict(device) for device in devices]) + "\n")
         return
     for device in devices:
         speeds = ", ".join(f"{name} {speed / 1e9:.1f} GFLOP/s" for name, speed in device.flops_per_s.items())
-        print(f"{device.kind} {device.name}: {speeds}, memory {device.memory_bytes_per_s / 1e9:.1f} GB/s")
+        bandwidth = f"memory {device.memory_bytes_per_s / 1e9:.1f} GB/s"
+        sys.stdout.write(f"{device.kind} {device.name}: {speeds}, {bandwidth}\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _BUDGET_S = 0.8
 
 
 def measure_link(source: str, target: str, echo: Echo) -> Link:
-    """Return latency (half a round trip) and bandwidth of one link; takes well under a second on a fast one."""
+    """Return latency (half a round trip) and bandwidth of one link; well under a second on a fast one."""
     nothing = np.empty(0, dtype=np.uint8)
     echo(nothing)  # the first call opens the connection
     round_trip_s = min(_timed(echo, nothing) for _ in range(_SMALL_CALLS))

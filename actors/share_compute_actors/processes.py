@@ -1,7 +1,7 @@
-"""Child processes that cannot outlive us: started, written down, and ended as exactly the tree that we started.
+"""Child processes that cannot outlive us, ended as exactly the tree that we started.
 
-Three nets, one below the other: whoever starts a child ends it (`Roster.stop`); on Linux the kernel ends it when
-we die; and what a killed run left behind is written down, so that the next one ends it (`Roster.end_leftovers`).
+Three nets, one below the other: whoever starts a child ends it (`Roster.stop`); on Linux the kernel ends it
+when we die; what a killed run left is written down, and the next one ends it (`Roster.end_leftovers`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -25,17 +27,18 @@ if sys.platform == "linux":
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
+_POLL_S = 0.02
 _SAME_START_S = 2.0
 """Start times of one process may be told this much apart, when the clock was set in between."""
 
-# The kernel ends a tied child when the *thread* that started it ends, so one thread that never ends starts them all.
+# The kernel ends a tied child when the *thread* that started it ends: one that never ends starts them all.
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children")
 
 
 def tied(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs ``arguments`` and is killed when the thread that starts it ends (Linux).
+    """Return the command that runs ``arguments`` and is killed when its starting thread ends (Linux).
 
-    A small program between fork and exec does it: code between them in our own process is not safe with threads.
+    A small program does it before it becomes the wanted one: code of ours between fork and exec is not safe.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *arguments]
 
@@ -92,7 +95,7 @@ class Child:
                     self._family.setdefault(descendant.pid, descendant)
             except psutil.NoSuchProcess:
                 continue
-        self._family = {pid: process for pid, process in self._family.items() if process.is_running()}
+        self._family = {pid: process for pid, process in self._family.items() if is_alive(process)}
         return list(self._family.values())
 
     def log_tail(self, lines: int = 20) -> str:
@@ -120,19 +123,30 @@ class Child:
             self.family()
         self.interrupt()
         self.wait(grace_s)
-        end_processes(self.family())
+        family = self.family()
+        # Not by psutil: whoever waits for a child first learns its exit status, the other one does not.
+        self._process.kill()
         self._process.wait()
+        end_processes(member for member in family if member.pid != self.pid)
 
 
 def end_processes(processes: Iterable[psutil.Process], timeout_s: float = 5.0) -> None:
-    """Kill these processes and wait until they are gone."""
-    doomed = list(processes)
+    """Kill these processes and wait until they are gone; what only waits to be reaped counts as gone."""
+    doomed = [process for process in processes if is_alive(process)]
     for process in doomed:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(doomed, timeout=timeout_s)
+    deadline = time.monotonic() + timeout_s
+    while any(is_alive(process) for process in doomed) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still does something: it was not replaced by another one and is no zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Roster:
@@ -160,7 +174,7 @@ class Roster:
             environment: variables set over our own.
             cwd: its working folder.
         """
-        # An interrupt may end this call, never the other thread: no child is started without being written down.
+        # An interrupt may end this call, never the other thread: no child starts without being written down.
         return _starter.submit(self._start, name, arguments, environment, cwd).result()
 
     def _start(

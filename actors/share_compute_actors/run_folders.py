@@ -1,4 +1,4 @@
-"""Folders of running processes under the system's temporary folder: short, private, and swept when their owner died.
+"""Folders of running processes under the temporary folder: short, private, swept when their owner died.
 
 Ray keeps sockets below them, and a socket's path is limited to 107 bytes on Linux.
 """

@@ -38,7 +38,12 @@ class Runner:
     """
 
     def __init__(
-        self, setup: MemberSetup, stage: Stage, channel: Channel, names: Mapping[MemberId, str], group: EpochGroup | None
+        self,
+        setup: MemberSetup,
+        stage: Stage,
+        channel: Channel,
+        names: Mapping[MemberId, str],
+        group: EpochGroup | None,
     ) -> None:
         self._setup = setup
         self._stage = stage
@@ -48,12 +53,20 @@ class Runner:
         self._device = next(stage.module.parameters(), torch.empty(0)).device
         self.parameters = stage.parameters()
         self._buckets = GradientBuckets(self.parameters)
-        self.optimizer = build_optimizer(setup.training.optimizer, self.parameters.values()) if self.parameters else None
+        self.optimizer = (
+            build_optimizer(setup.training.optimizer, self.parameters.values()) if self.parameters else None
+        )
         self._learning_rate = learning_rates(setup.training)
         training, sizes = setup.training, setup.pool_sizes
-        self._actions = one_forward_one_backward(sizes, setup.me.pool, setup.microbatches, training.microbatches)
+        self._actions = one_forward_one_backward(
+            sizes, setup.me.pool, setup.microbatches, training.microbatches
+        )
         self._owners = [
-            {microbatch: member for member, share in enumerate(blocks(training.microbatches, size)) for microbatch in share}
+            {
+                microbatch: member
+                for member, share in enumerate(blocks(training.microbatches, size))
+                for microbatch in share
+            }
             for size in sizes
         ]
         self._tied: Parameter | None = None
@@ -115,7 +128,13 @@ class Runner:
         return arrived, outputs
 
     def _backward(
-        self, step: int, action: Action, arrived: Tensor | None, outputs: Tensor, targets: Rows, losses: list[Tensor]
+        self,
+        step: int,
+        action: Action,
+        arrived: Tensor | None,
+        outputs: Tensor,
+        targets: Rows,
+        losses: list[Tensor],
     ) -> None:
         microbatch = action.microbatch
         if self._stage.shard.is_last:
@@ -136,16 +155,21 @@ class Runner:
     def _from_before(self, phase: Phase, step: int, microbatch: int) -> Tensor:
         pool = self._setup.me.pool - 1
         return self._receive(
-            Label(phase, step, "activation", microbatch, pool), MemberId(pool, self._owner(phase, pool, microbatch))
+            Label(phase, step, "activation", microbatch, pool),
+            MemberId(pool, self._owner(phase, pool, microbatch)),
         )
 
     def _to_next(self, phase: Phase, step: int, microbatch: int, outputs: Tensor) -> None:
         pool = self._setup.me.pool
         owner = self._owner(phase, pool + 1, microbatch)
-        self._channel.send(MemberId(pool + 1, owner), Label(phase, step, "activation", microbatch, pool), outputs)
+        self._channel.send(
+            MemberId(pool + 1, owner), Label(phase, step, "activation", microbatch, pool), outputs
+        )
 
     def _owner(self, phase: Phase, pool: int, microbatch: int) -> int:
-        return self._owners[pool][microbatch] if phase == "train" else microbatch % self._setup.pool_sizes[pool]
+        return (
+            self._owners[pool][microbatch] if phase == "train" else microbatch % self._setup.pool_sizes[pool]
+        )
 
     def _receive(self, label: Label, source: MemberId) -> Tensor:
         return self._channel.receive(label, self._names[source], self._setup.deadline_s).to(self._device)
@@ -155,7 +179,9 @@ class Runner:
         group = self._group
         if group is None:
             return
-        self._buckets.watch(lambda number: reductions.append(group.start_allreduce(self._buckets.buckets[number])))
+        self._buckets.watch(
+            lambda number: reductions.append(group.start_allreduce(self._buckets.buckets[number]))
+        )
 
     def _finish_reductions(self, reductions: deque[Callable[[], None]]) -> None:
         self._buckets.watch(None)

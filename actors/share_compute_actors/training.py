@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from share_compute.errors import UserError
 from share_compute.jobs.events import AttemptEvent, StepCommitted, Validated
 from share_compute.planning.plan import Plan
 from share_compute.specification import TrainJob
@@ -27,7 +28,12 @@ class TrainingLoop:
     """Steps 'first' to 'total' of one attempt."""
 
     def __init__(
-        self, spec: TrainJob, plan: Plan, facts: LibraryFacts, crew: Crew, tell: Callable[[AttemptEvent], None]
+        self,
+        spec: TrainJob,
+        plan: Plan,
+        facts: LibraryFacts,
+        crew: Crew,
+        tell: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = spec
         self._plan = plan
@@ -56,13 +62,16 @@ class TrainingLoop:
     def _pauses_after(self, step: int) -> bool:
         training = self._spec.training
         return step == training.steps or any(
-            every is not None and step % every == 0 for every in (training.validate_every, training.checkpoint_every)
+            every is not None and step % every == 0
+            for every in (training.validate_every, training.checkpoint_every)
         )
 
     def _between(self, step: int, checkpoint: Callable[[int], None]) -> None:
         training = self._spec.training
         ended = step == training.steps
-        if self._facts.sizes["validation"] and (ended or (training.validate_every and step % training.validate_every == 0)):
+        if self._facts.sizes["validation"] and (
+            ended or (training.validate_every and step % training.validate_every == 0)
+        ):
             self._evaluate("validation", step)
         if ended or (training.checkpoint_every and step % training.checkpoint_every == 0):
             checkpoint(step)
@@ -76,6 +85,12 @@ class TrainingLoop:
         training = self._spec.training
         targets = sum(result.targets for result in results)
         total = math.fsum(result.loss_sum for result in results if result.loss_sum is not None)
+        if not math.isfinite(total):
+            raise UserError(
+                f"the loss is not finite at step {step}",
+                step=step,
+                mend="lower the learning rate or clip gradients (training.max_gradient_norm)",
+            )
         self._tell(
             StepCommitted(
                 step=step,

@@ -1,1 +1,19 @@
-"""The control plane, the command line and the Python client."""
+"""The control plane: REST, the command line and the Python client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from share_compute_api.client import Client
+
+__all__ = ["Client"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, because a bare `share-compute --help` must not pay for what a client imports.
+    if name == "Client":
+        from share_compute_api.client import Client
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

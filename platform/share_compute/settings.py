@@ -13,7 +13,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class Settings(BaseSettings):
     """Settings of the server; ``share-compute config`` shows them with where each came from."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore"
+    )
 
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
     """Where the server keeps its database, keys, checkpoints and artifacts."""
@@ -42,7 +44,9 @@ class Settings(BaseSettings):
 class ClientSettings(BaseSettings):
     """Settings of a client: where the control plane is and with which key to speak to it."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore"
+    )
 
     url: str | None = None
     """URL of the control plane; default: the server running on this machine from the same data folder."""

@@ -16,8 +16,10 @@ from share_compute.planning.partitioning import Shard
 from share_compute.specification import LayerSpec
 
 CPU = torch.device("cpu")
-COMMON = ["cohere", "gemma", "gemma2", "gemma3_text", "gpt_neox", "granite", "llama", "mistral", "mixtral", "olmo2", "phi",
-          "phi3", "qwen2", "qwen3", "smollm3", "starcoder2"]  # fmt: skip
+COMMON = [
+    "cohere", "gemma", "gemma2", "gemma3_text", "gpt_neox", "granite", "llama", "mistral", "mixtral", "olmo2", "phi",
+    "phi3", "qwen2", "qwen3", "smollm3", "starcoder2",
+]  # fmt: skip
 CARRY_STATE_ACROSS_LAYERS = {
     "bailing_hybrid", "cohere_compass_text", "deepseek_v4", "gemma3n_text", "gemma4_text", "glm_moe_dsa", "hrm_text",
     "hy_v4", "kimi_linear",
@@ -78,7 +80,9 @@ def test_common_architectures_compose_bit_for_bit(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", sorted(set(declared()) - set(COMMON) - CARRY_STATE_ACROSS_LAYERS - NO_SMALL_CONFIGURATION))
+@pytest.mark.parametrize(
+    "model_type", sorted(set(declared()) - set(COMMON) - CARRY_STATE_ACROSS_LAYERS - NO_SMALL_CONFIGURATION)
+)
 def test_every_architecture_with_a_plan_composes_bit_for_bit(model_type: str) -> None:
     assert_composes(small_config(model_type))
 
@@ -188,7 +192,9 @@ def test_wrong_layer_options_name_the_layer() -> None:
 
 
 def test_layers_that_do_not_fit_name_the_layer() -> None:
-    layers = tuple(LayerSpec(type="linear", options={"in_features": size, "out_features": 10}) for size in (64, 11))
+    layers = tuple(
+        LayerSpec(type="linear", options={"in_features": size, "out_features": 10}) for size in (64, 11)
+    )
     stage = build_stage(Blueprint(layers=layers), Shard("m", 0, 2, 2), CPU)
     with pytest.raises(UserError, match="layer 1 does not fit"):
         stage.forward(torch.rand(2, 64))

@@ -9,7 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from share_compute.errors import Unavailable, UserError
-from share_compute.models.weights import FolderWriter, WeightFolder, copy_into, pack, pieces, prune_folders, unpack
+from share_compute.models.weights import (
+    FolderWriter,
+    WeightFolder,
+    copy_into,
+    pack,
+    pieces,
+    prune_folders,
+    unpack,
+)
 
 
 def test_pieces_cover_all_tensors_within_the_limit() -> None:

@@ -74,7 +74,7 @@ class Stage(ABC):
     module: nn.Module
     """Parameters carry the same names as in the whole model."""
     tied: Mapping[str, str]
-    """Names of this stage's parameters that are another stage's: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+    """Parameters that are another stage's: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
 
     @abstractmethod
     def forward(self, inputs: Tensor) -> Tensor:
@@ -107,7 +107,9 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
         targets: class or token ids, ``[...]``.
     """
     classes = logits.shape[-1]
-    return nn.functional.cross_entropy(logits.reshape(-1, classes).float(), targets.reshape(-1), reduction="sum")
+    return nn.functional.cross_entropy(
+        logits.reshape(-1, classes).float(), targets.reshape(-1), reduction="sum"
+    )
 
 
 def derive_seed(*parts: int | str) -> int:

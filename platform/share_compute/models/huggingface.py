@@ -60,7 +60,7 @@ class Outline:
         if not plan or not layers or self.base is model:
             raise UserError(
                 f"architecture {model.config.model_type!r} declares no pipeline plan",
-                mend="choose an architecture whose configuration has base_model_pp_plan, such as llama, qwen3 or mistral",
+                mend="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
             )
         self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
         self.layers = layers[0]
@@ -78,7 +78,8 @@ def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
         return AutoConfig.for_model(**options)
     except ValueError as failure:
         raise UserError(
-            f"unknown model_type {config.get('model_type')!r}", mend="use a model_type that transformers knows, e.g. llama"
+            f"unknown model_type {config.get('model_type')!r}",
+            mend="use a model_type that transformers knows, e.g. llama",
         ) from failure
 
 
@@ -118,9 +119,13 @@ class HuggingFaceStage(Stage):
                 setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
         self.tied = {target: source for target, source in tied.items() if target in present}
         self.module = model
+        self._model = model
         self._base = outline.base
         self._cell: tuple[int, ...] = ()
-        if any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(model.config).items()):
+        if any(
+            "drop" in name and isinstance(value, float) and value > 0
+            for name, value in vars(model.config).items()
+        ):
             self._seed_randomness(outline)
 
     def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
@@ -159,7 +164,7 @@ class HuggingFaceStage(Stage):
         self._cell = key
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or logits from the last shard."""
+        """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or the last shard's logits."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         if self.shard.is_last:
             logits: Tensor = self.module(**{name: inputs}, use_cache=False, return_dict=True).logits
@@ -178,12 +183,16 @@ class HuggingFaceStage(Stage):
         self._initialize(0, buffers_only=True)
 
     def _initialize(self, seed: int, *, buffers_only: bool) -> None:
-        sources = {target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()}
+        sources = {
+            target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()
+        }
         for parameter in () if buffers_only else self.module.parameters():
             parameter.zero_()  # a few architectures leave some to their constructor, which starts them at zero
-        whole = _on_meta(self.module.config.to_dict()) if sources and not self.shard.is_first else None
+        whole = _on_meta(self._model.config.to_dict()) if sources and not self.shard.is_first else None
         for name, module in self.module.named_modules():
-            own = list(module.buffers(recurse=False)) + ([] if buffers_only else list(module.parameters(recurse=False)))
+            own = list(module.buffers(recurse=False)) + (
+                [] if buffers_only else list(module.parameters(recurse=False))
+            )
             if not own or isinstance(module, PassThrough):
                 continue
             torch.manual_seed(derive_seed(seed, name))
@@ -193,10 +202,10 @@ class HuggingFaceStage(Stage):
                 # A tied head starts as the embedding does: by the embedding's rule and seed.
                 twin = whole.get_submodule(sources[name]).to_empty(device=own[0].device)
                 torch.manual_seed(derive_seed(seed, sources[name]))
-                self.module._init_weights(twin)  # noqa: SLF001 - the architecture's rule has no public name
+                self._model._init_weights(twin)  # noqa: SLF001 - the architecture's rule has no public name
                 module.weight.copy_(twin.weight)
             else:
-                self.module._init_weights(module)  # noqa: SLF001
+                self._model._init_weights(module)  # noqa: SLF001
 
 
 def dissect_config(config: Mapping[str, Any]) -> Anatomy:
@@ -207,7 +216,10 @@ def dissect_config(config: Mapping[str, Any]) -> Anatomy:
     embedding = _count(getattr(outline.base, outline.embedding))
     per_layer = tuple(_count(layer) for layer in layers)
     whole = _count(model)
-    tied = next((source for target, source in _tied_names(model).items() if target.split(".")[0] in outline.heads), None)
+    tied = next(
+        (source for target, source in _tied_names(model).items() if target.split(".")[0] in outline.heads),
+        None,
+    )
     text = model.config.get_text_config()
     return Anatomy(
         layers=per_layer,

@@ -36,7 +36,7 @@ def _make(index: int, spec: LayerSpec) -> nn.Module:
     except (TypeError, ValueError, RuntimeError) as failure:
         raise UserError(
             f"layer {index} ({spec.type}) has wrong options: {failure}",
-            mend=f"give the arguments of torch.nn.{_MODULES[spec.type].__name__}",  # type: ignore[attr-defined]
+            mend=f"give the arguments of torch.nn.{_MODULES[spec.type].__name__}",
         ) from failure
 
 

@@ -1,4 +1,4 @@
-"""Safetensors folders in the Hugging Face layout: read single tensors, write piece by piece, list nothing half-written."""
+"""Safetensors folders in the Hugging Face layout: single tensors read, pieces written, nothing half-written shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class WeightFolder:
         files = sorted(folder.glob(f"{stem}*.safetensors"))
         if not files:
             raise UserError(
-                f"{folder} has no {stem}*.safetensors file", mend="save the model with save_pretrained, which writes safetensors"
+                f"{folder} has no {stem}*.safetensors file",
+                mend="save the model with save_pretrained, which writes safetensors",
             )
         self._places: dict[str, Path] = {}
         for file in files:
@@ -45,7 +46,9 @@ class WeightFolder:
                 with safe_open(file, framework="pt") as opened:
                     self._places.update(dict.fromkeys(opened.keys(), file))
             except SafetensorError as failure:
-                raise UserError(f"{file} is damaged: {failure}", mend="copy or download it again") from failure
+                raise UserError(
+                    f"{file} is damaged: {failure}", mend="copy or download it again"
+                ) from failure
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -59,7 +62,8 @@ class WeightFolder:
         """
         if name not in self._places:
             raise UserError(
-                f"{self.folder} has no tensor {name!r}", mend="check that config.json and the weights belong together"
+                f"{self.folder} has no tensor {name!r}",
+                mend="check that config.json and the weights belong together",
             )
         with safe_open(self._places[name], framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
@@ -67,12 +71,14 @@ class WeightFolder:
 
     def pack(self, name: str) -> bytes:
         """Read one tensor as a safetensors message of its own."""
-        return save_bytes({name: self.read(name)})
+        message: bytes = save_bytes({name: self.read(name)})
+        return message
 
 
 def unpack(message: bytes) -> dict[str, Tensor]:
     """Read a safetensors message."""
-    return load_bytes(message)
+    tensors: dict[str, Tensor] = load_bytes(message)
+    return tensors
 
 
 def pieces(tensors: Mapping[str, Tensor], limit_bytes: int = PIECE_BYTES) -> Iterator[dict[str, Tensor]]:
@@ -92,7 +98,8 @@ def pieces(tensors: Mapping[str, Tensor], limit_bytes: int = PIECE_BYTES) -> Ite
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
     """Make a safetensors message; tensors are copied to the CPU."""
     ready = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    return save_bytes(ready, metadata={"format": "pt"})
+    message: bytes = save_bytes(ready, metadata={"format": "pt"})
+    return message
 
 
 class FolderWriter:
@@ -186,6 +193,8 @@ def copy_into(tensor: Tensor, value: Tensor) -> None:
 
 def prune_folders(parent: Path, kept: int) -> None:
     """Remove all finished folders in ``parent`` but the ``kept`` whose names sort last."""
-    finished = sorted(folder for folder in parent.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    finished = sorted(
+        folder for folder in parent.iterdir() if folder.is_dir() and not folder.name.startswith(".")
+    )
     for folder in finished[:-kept]:
         shutil.rmtree(folder)

@@ -69,7 +69,8 @@ def make_plan(spec: TrainJob, topology: Topology, anatomy: Anatomy, epoch: int =
     The fastest machines are taken; with several members a pool, machines of like speed share one.
 
     Raises:
-        PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how much is missing.
+        PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how
+            much is missing.
     """
     num_layers = len(anatomy.layers)
     pools = _form_pools(spec, topology, num_layers)
@@ -145,7 +146,9 @@ def _form_pools(spec: TrainJob, topology: Topology, num_layers: int) -> list[lis
         )
     if size == 1 and available == count:
         return [[machine] for machine in topology.contributors]
-    fastest = sorted(topology.contributors, key=lambda machine: (-machine.flops_per_s(), machine.id))[: count * size]
+    fastest = sorted(topology.contributors, key=lambda machine: (-machine.flops_per_s(), machine.id))[
+        : count * size
+    ]
     return [fastest[start : start + size] for start in range(0, count * size, size)]
 
 
@@ -181,7 +184,12 @@ def _check_memory(plan: Plan, topology: Topology) -> None:
         return
     need = sum(member.memory_bytes for pool in plan.pools for member in pool.members)
     lent = sum(topology[member.contributor_id].memory_bytes for pool in plan.pools for member in pool.members)
-    details = {"needed_bytes": need, "lent_bytes": lent, "missing_bytes": max(need - lent, 0), "missing_by_machine": missing}
+    details = {
+        "needed_bytes": need,
+        "lent_bytes": lent,
+        "missing_bytes": max(need - lent, 0),
+        "missing_by_machine": missing,
+    }
     if need > lent:
         raise PlanInfeasible(
             f"the job needs {need} bytes and these machines lend {lent}: {need - lent} bytes are missing",

@@ -127,10 +127,10 @@ class Jobs:
         return {state: found.get(state, 0) for state in JobState}
 
     def explain(self, job_id: str, reason: str) -> None:
-        """Say why a job is still where it is."""
+        """Say why a job still waits; does nothing when it does not wait any more."""
         with self._database.write() as session:
             row = job_row(session, job_id)
-            if row.reason != reason:
+            if row.state == JobState.queued and row.reason != reason:
                 row.reason = reason
                 _tell(session, row, row.state, self._clock())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 BUCKET_BYTES = 8 * 2**20
-"""Small enough that most of a reduction hides behind the backward pass, large enough that its latency does not count."""
+"""Small enough that most of a reduction hides behind the backward pass, large enough that latency does not count."""
 
 
 class GradientBuckets:
@@ -38,11 +38,15 @@ class GradientBuckets:
 
     def _close(self, group: list[nn.Parameter]) -> None:
         number = len(self.buckets)
-        bucket = torch.zeros(sum(member.numel() for member in group), dtype=group[0].dtype, device=group[0].device)
+        bucket = torch.zeros(
+            sum(member.numel() for member in group), dtype=group[0].dtype, device=group[0].device
+        )
         start = 0
         for parameter in group:
             parameter.grad = bucket[start : start + parameter.numel()].view_as(parameter)
-            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._arrived(number))
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _, number=number: self._arrived(number)
+            )
             start += parameter.numel()
         self.buckets.append(bucket)
         self._sizes.append(len(group))
@@ -54,7 +58,7 @@ class GradientBuckets:
             bucket.zero_()
 
     def watch(self, on_full: Callable[[int], None] | None) -> None:
-        """Call ``on_full(bucket number)`` during the next backward, whenever one has all its gradients; None stops that."""
+        """Call ``on_full(bucket)`` in the next backward, whenever a bucket has all its gradients; None stops that."""
         self._missing = list(self._sizes)
         self._on_full = on_full
 

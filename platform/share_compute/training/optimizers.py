@@ -68,7 +68,9 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -
     return tensors
 
 
-def restore_optimizer(optimizer: Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(
+    optimizer: Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
     """Put back what `optimizer_tensors` took."""
     for key, value in tensors.items():
         name, slot = key.split(_SEPARATOR)

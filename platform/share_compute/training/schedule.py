@@ -1,4 +1,4 @@
-"""Which cell a member computes when: 1F1B over pools of any size. Pure functions; no two members can wait for each other.
+"""Which cell a member computes when: 1F1B over pools of any size. No two members can wait for each other.
 
 All members walk the microbatches in one global order. A member of pool ``p`` runs the backward of the microbatch of
 rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last pool, so every

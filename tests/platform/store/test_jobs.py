@@ -171,6 +171,16 @@ def test_cancelling_and_resuming(store: Store) -> None:
     assert [event.kind for event in store.events.after(0, job_id=job.id)].count("cancel-requested") == 1
 
 
+def test_only_a_waiting_job_is_told_why_it_waits(store: Store) -> None:
+    job = store.jobs.create(spec())
+    store.jobs.explain(job.id, "waiting for contributors")
+    store.jobs.explain(job.id, "waiting for contributors")
+    assert states(store, job.id) == ["queued", "queued"]
+    store.jobs.cancel(job.id)
+    store.jobs.explain(job.id, "waiting for contributors")
+    assert store.jobs.get(job.id).reason == "cancelled before it ran"
+
+
 def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     worker = contributor(store, "worker")
     kept, stopped = running(store, worker), running(store)
@@ -237,7 +247,9 @@ def test_listeners_hear_commits_and_not_rollbacks(store: Store) -> None:
     assert len(heard) == 1
 
 
-@pytest.mark.parametrize("database_url", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True)
+@pytest.mark.parametrize(
+    "database_url", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True
+)
 def test_text_that_the_database_cannot_hold_is_the_callers_mistake(store: Store) -> None:
     with pytest.raises(UserError, match="cannot be stored"):
         store.invites.create("nul \0")

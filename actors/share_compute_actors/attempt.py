@@ -1,0 +1,141 @@
+"""One attempt at a training job: prepare the data, plan, assemble the crew, train, save the result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.jobs.events import (
+    ArtifactSaved,
+    Assignment,
+    AttemptEnded,
+    AttemptEvent,
+    CheckpointSaved,
+    Note,
+    Planned,
+    Started,
+)
+from share_compute.models.blueprint import dissect
+from share_compute.models.weights import prune_folders
+from share_compute.planning.plan import make_plan
+from share_compute_actors.coordinator import Cancelled
+from share_compute_actors.crew import Crew
+from share_compute_actors.library import Library, LibraryFacts
+from share_compute_actors.training import TrainingLoop
+
+_CHECKPOINTS_KEPT = 2
+
+
+class TrainingAttempt:
+    """One attempt.
+
+    Args:
+        assignment: the job, and the machines it may use.
+        tell: takes what happens.
+        cancelled: set when the submitter cancels.
+    """
+
+    def __init__(
+        self, assignment: Assignment, tell: Callable[[AttemptEvent], None], cancelled: threading.Event
+    ) -> None:
+        self._assignment = assignment
+        self._tell = tell
+        self._cancelled = cancelled
+
+    def make(self) -> AttemptEnded:
+        """Prepare, plan, train, save; return how it ended.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ShareComputeError: why it failed.
+        """
+        library = Library.options(scheduling_strategy=_here()).remote(self._assignment.model_dump_json())
+        crew: Crew | None = None
+        try:
+            facts = self._prepare(library)
+            anatomy = dissect(facts.blueprint)
+            plan = make_plan(
+                self._assignment.spec, self._assignment.topology, anatomy, self._assignment.epoch
+            )
+            self._tell(Planned(plan=plan))
+            crew = Crew(self._assignment, plan, facts, library, self._cancelled, anatomy.tied_name)
+            crew.assemble(self._note)
+            total = self._assignment.spec.training.steps
+            self._tell(Started(first_step=facts.first_step, total_steps=total))
+            loop = TrainingLoop(self._assignment.spec, plan, facts, crew, self._tell)
+            loop.run(lambda step: self._checkpoint(library, crew, facts, step))
+            if total >= facts.first_step:
+                self._save_result(library, crew, facts, total)
+            return AttemptEnded(outcome="succeeded", reason=f"{total} steps done")
+        finally:
+            if crew is not None:
+                crew.dismiss()
+            ray.kill(library)
+
+    def _prepare(self, library: Any) -> LibraryFacts:
+        asked = library.prepare.remote()
+        told = ""
+        while not ray.wait([asked], timeout=1.0)[0]:
+            if self._cancelled.is_set():
+                raise Cancelled
+            what, _ = ray.get(library.progress.options(concurrency_group="control").remote())
+            if what != told:
+                told = what
+                self._note(what)
+        facts: LibraryFacts = _translate(lambda: ray.get(asked))
+        for note in facts.notes:
+            self._note(note)
+        return facts
+
+    def _checkpoint(self, library: Any, crew: Crew, facts: LibraryFacts, step: int) -> None:
+        folder = f"checkpoints/step-{step:08}"
+        size = self._save(library, crew, facts, folder, step, with_optimizer=True)
+        self._tell(CheckpointSaved(step=step, path=self._assignment.folder / folder, size_bytes=size))
+        prune_folders(self._assignment.folder / "checkpoints", _CHECKPOINTS_KEPT)
+
+    def _save_result(self, library: Any, crew: Crew, facts: LibraryFacts, step: int) -> None:
+        folder = "artifacts/model"
+        size = self._save(library, crew, facts, folder, step, with_optimizer=False)
+        self._tell(ArtifactSaved(name="model", path=self._assignment.folder / folder, size_bytes=size))
+
+    def _save(
+        self, library: Any, crew: Crew, facts: LibraryFacts, folder: str, step: int, *, with_optimizer: bool
+    ) -> int:
+        state = {"step": step, "job": self._assignment.job_id, "seed": self._assignment.spec.training.seed}
+        _translate(lambda: ray.get(library.open.remote(folder)))
+        try:
+            crew.ask_first("save", folder, with_optimizer)
+            size: int = _translate(
+                lambda: ray.get(library.finish.remote(folder, state, facts.blueprint.config))
+            )
+        except ShareComputeError:
+            ray.get(library.discard.remote(folder))
+            raise
+        return size
+
+    def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
+        self._tell(Note(message=message, level=level))
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _translate(call: Callable[[], Any]) -> Any:
+    """Return what ``call`` returns; what the library raises on purpose comes out as it was raised."""
+    try:
+        return call()
+    except ray.exceptions.RayTaskError as failure:
+        if isinstance(failure.cause, ShareComputeError):
+            raise failure.cause from failure
+        raise
+    except ray.exceptions.RayActorError as failure:
+        raise Unavailable(
+            "the library process on the server died",
+            mend="look for lack of memory on the server, then resume the job",
+        ) from failure

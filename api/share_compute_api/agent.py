@@ -1,0 +1,217 @@
+"""What runs on a contributor's machine beside Ray: it joins, keeps the Ray node alive, leaves in good order.
+
+One such process runs for each contributor, so it imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from share_compute.errors import ContributorLost, NotAuthorized, NotFound, ShareComputeError, Unavailable
+from share_compute.jobs.states import ContributorState
+from share_compute_actors.launch import RayNode
+from share_compute_actors.node import NodeAccess, NodeLimits, start_node
+from share_compute_actors.processes import Roster
+from share_compute_actors.run_folders import close_run_folder, open_run_folder
+from share_compute_api import agent_client
+from share_compute_api.agent_client import AgentClient
+from share_compute_api.children import Interrupts
+from share_compute_api.joining import JoinOptions, check_machine, resolve_limits
+from share_compute_api.schemas import ClusterAccess, ContributorWork, JoinRequest
+from share_compute_api.versions import local_versions
+
+_HEARTBEAT_S = 2.0
+_WRITE_BEATS = 5
+"""Ray starts more processes as it goes: every so many heartbeats they are written down again."""
+_PATIENCE_S = 600.0
+"""How long the server may be away before the machine gives up."""
+_LEAVE_S = 10.0
+"""How long it waits for its work to be handed over before it goes anyway."""
+_LONGEST_PAUSE_S = 30.0
+_SOUND_S = 60.0
+"""A node that ran this long was sound; trouble after that is new trouble."""
+_NODE_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the owner of the machine sees."""
+
+    name: str
+    url: str
+    phase: str
+    """What the agent itself does, in words."""
+    since: datetime
+    contributor_id: str | None = None
+    work: ContributorWork | None = None
+
+
+class Agent:
+    """One contributor's life: join, work, come back after trouble, leave.
+
+    Args:
+        options: what is lent to whom.
+        report: called with what the owner should see, whenever that changes.
+    """
+
+    def __init__(self, options: JoinOptions, report: Callable[[View], None]) -> None:
+        self._options = options
+        self._report = report
+        self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
+        self._roster: Roster | None = None
+        self._node: RayNode | None = None
+        self._node_started = 0.0
+        self._trouble = 0
+        self._beats = 0
+
+    def run(self) -> None:
+        """Join and work until Ctrl-C, SIGTERM or until sent away; nothing it started is left afterwards.
+
+        Raises:
+            ShareComputeError: it could not join, or lost the server for good; says what to do.
+        """
+        with Interrupts(self._kill) as interrupts, ExitStack() as stack:
+            stack.callback(interrupts.begin_stopping)
+            limits = resolve_limits(self._options)
+            check_machine(self._options, limits)
+            self._roster = open_run_folder(f"contributor {self._options.url} {self._options.name}")
+            stack.callback(close_run_folder, self._roster)
+            self._show("joining")
+            joined = agent_client.join(
+                self._options.url,
+                JoinRequest(
+                    invite=self._options.invite,
+                    name=self._options.name,
+                    versions=local_versions(),
+                    clock=datetime.now(UTC),
+                    limits=limits,
+                    host=socket.gethostname(),
+                ),
+            )
+            client = stack.enter_context(
+                AgentClient(self._options.url, joined.contributor_id, joined.contributor_key)
+            )
+            self._view = replace(self._view, contributor_id=joined.contributor_id)
+            try:
+                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpus)
+                self._work(client, joined.cluster, node_limits)
+            finally:
+                interrupts.begin_stopping()
+                self._leave(client)
+
+    def _kill(self) -> None:
+        if self._roster is not None:
+            self._roster.kill_all()
+
+    def _show(self, phase: str) -> None:
+        self._view = replace(self._view, phase=phase)
+        self._report(self._view)
+
+    def _work(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
+        """Keep node and server together until the server wants this machine to leave."""
+        self._come_online(client, cluster, limits)
+        last_contact = time.monotonic()
+        while True:
+            try:
+                work = self._heartbeat(client)
+            except (NotAuthorized, NotFound):
+                raise
+            except ContributorLost as trouble:
+                last_contact = self._recover(client, cluster, limits, trouble, last_contact)
+            except Unavailable as silence:
+                self._wait(silence, last_contact)
+            else:
+                last_contact = time.monotonic()
+                if work.wanted == "leave":
+                    return
+                self._show_work(work)
+                time.sleep(_HEARTBEAT_S)
+
+    def _heartbeat(self, client: AgentClient) -> ContributorWork:
+        if self._node is None or self._node.child.exit_code is not None:
+            raise ContributorLost("the Ray node ended", mend="it is started again")
+        self._beats += 1
+        if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
+            self._roster.write()
+        work = client.heartbeat()
+        if work.state is ContributorState.lost:
+            raise ContributorLost(work.reason, mend="it comes back")
+        return work
+
+    def _show_work(self, work: ContributorWork) -> None:
+        if time.monotonic() - self._node_started > _SOUND_S:
+            self._trouble = 0
+        self._view = replace(self._view, work=work)
+        idle = "ready" if work.state is ContributorState.ready else "being measured"
+        self._show("working" if work.job else idle)
+
+    def _recover(
+        self,
+        client: AgentClient,
+        cluster: ClusterAccess,
+        limits: NodeLimits,
+        trouble: ShareComputeError,
+        last_contact: float,
+    ) -> float:
+        """Come back into the cluster; returns when the server was last heard."""
+        self._wait(trouble, last_contact)
+        try:
+            access = client.rejoin()
+            last_contact = time.monotonic()
+            # The first time the node is kept: a restarted head knows it still. If that fails, it starts anew.
+            if self._trouble > 1 or access.ray_address != cluster.ray_address:
+                self._stop_node()
+            self._come_online(client, access, limits)
+        except Unavailable as silence:
+            self._show(f"{silence.message}; trying again")
+        return last_contact
+
+    def _wait(self, trouble: ShareComputeError, last_contact: float) -> None:
+        if time.monotonic() - last_contact > _PATIENCE_S:
+            raise Unavailable(
+                f"the server stayed away for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
+                mend="join again when it is back",
+            ) from trouble
+        pause_s = min(0.5 * 2**self._trouble, _LONGEST_PAUSE_S)
+        self._trouble += 1
+        self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
+        time.sleep(pause_s)
+
+    def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
+        assert self._roster is not None
+        if self._node is None or self._node.child.exit_code is not None:
+            self._stop_node()
+            self._show("starting the Ray node")
+            self._node = start_node(
+                self._roster,
+                NodeAccess(access.ray_address, access.token, access.labels, access.environment),
+                limits,
+                address=self._options.address,
+            )
+            self._node_started = time.monotonic()
+        client.online(node_id=self._node.node_id, address=self._node.address)
+        self._show("being measured")
+
+    def _stop_node(self) -> None:
+        if self._node is not None and self._roster is not None:
+            self._roster.stop(self._node.child, _NODE_GRACE_S)
+            self._node = None
+
+    def _leave(self, client: AgentClient) -> None:
+        """Say goodbye and wait, not for ever, until the work is handed over."""
+        self._show("leaving")
+        deadline = time.monotonic() + _LEAVE_S
+        try:
+            state = client.leave().state
+            while state is ContributorState.draining and time.monotonic() < deadline:
+                time.sleep(0.2)
+                state = client.heartbeat().state
+        except ShareComputeError as failure:
+            self._show(f"left without a word to the server: {failure.message}")
+        else:
+            self._show("left")

@@ -1,0 +1,72 @@
+"""What a contributor's agent says to the control plane."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from share_compute.store.records import ContributorRecord
+from share_compute_api.discovery import Target
+from share_compute_api.schemas import ClusterAccess, ContributorWork, Health, Joined, JoinRequest
+from share_compute_api.transport import Transport
+
+
+def fetch_health(url: str, *, timeout_s: float = 10.0) -> Health:
+    """Return a server's versions and clock; needs no key."""
+    with Transport(Target(url.rstrip("/"), None), timeout_s=timeout_s) as transport:
+        return transport.read(Health, "GET", "/health")
+
+
+def join(url: str, wanted: JoinRequest, *, timeout_s: float = 30.0) -> Joined:
+    """Use an invite.
+
+    Raises:
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
+        VersionMismatch: this machine's versions do not fit the server's; the invite stays unused, as below.
+        ClockSkew: the clocks differ too much.
+        Conflict: the name is taken.
+        Unavailable: the server does not answer, or has no cluster.
+    """
+    with Transport(Target(url.rstrip("/"), None), timeout_s=timeout_s) as transport:
+        return transport.read(Joined, "POST", "/contributors", json=wanted.model_dump(mode="json"))
+
+
+class AgentClient:
+    """Speaks for one contributor, with its own key.
+
+    Args:
+        url: of the server.
+        contributor_id: who it speaks for.
+        key: the contributor's own key.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, url: str, contributor_id: str, key: str, *, timeout_s: float = 10.0) -> None:
+        self._transport = Transport(Target(url.rstrip("/"), key), timeout_s=timeout_s)
+        self._path = f"/contributors/{contributor_id}"
+
+    def online(self, *, node_id: str, address: str) -> ContributorRecord:
+        """Tell that the Ray node runs; measuring begins."""
+        body = {"node_id": node_id, "address": address}
+        return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
+
+    def heartbeat(self) -> ContributorWork:
+        """Give a sign of life; returns what the contributor does and whether it should go."""
+        return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
+
+    def rejoin(self) -> ClusterAccess:
+        """Get the cluster's access again after the head was restarted."""
+        return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin")
+
+    def leave(self) -> ContributorRecord:
+        """Tell that the owner takes the machine back."""
+        return self._transport.read(ContributorRecord, "POST", f"{self._path}/leave")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,84 @@
+"""The control plane as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from share_compute import __version__
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute_api import dashboard, openapi, problems
+from share_compute_api.context import Context
+from share_compute_api.limits import BodyLimit
+from share_compute_api.routes import PREFIX, api_router
+from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.keeping import keep_running
+
+_MOST_BODY_BYTES = 1 << 20
+
+
+def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None = None) -> FastAPI:
+    """Return the control plane: REST under ``/api/v1``, the dashboard at ``/``.
+
+    Args:
+        settings: where things are.
+        store: open store whose schema is up to date; stays the caller's to close.
+        cluster: the Ray cluster that this process is connected to; without one nobody can join and jobs wait.
+    """
+    app = FastAPI(
+        title="share-compute",
+        summary="Pools lent machines into one cluster that trains and serves models.",
+        version=__version__,
+        lifespan=_lifespan,
+        openapi_url=f"{PREFIX}/openapi.json",
+        # Their pages load scripts from other hosts.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.context = Context(settings=settings, store=store, cluster=cluster)
+    problems.install(app)
+    openapi.install(app)
+    app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES)
+    app.include_router(api_router())
+    dashboard.mount(app)
+    return app
+
+
+def end_streams(app: FastAPI) -> None:
+    """End all open event streams; call it before the server waits for its connections to close."""
+    context: Context = app.state.context
+    context.bell.close()
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: Context = app.state.context
+    silence = context.store.on_commit(context.bell.ring)
+    if context.cluster is not None:
+        _supervise(context, context.cluster)
+    try:
+        yield
+    finally:
+        silence()
+        context.bell.close()
+        tasks = list(context.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _supervise(context: Context, cluster: ClusterInfo) -> None:
+    # Imported here, because both import Ray, which a server without a cluster need not load.
+    from share_compute_api.supervision.contributors import supervise_contributors
+    from share_compute_api.supervision.coordinators import launcher
+    from share_compute_api.supervision.jobs import JobSupervisor
+
+    jobs = JobSupervisor(
+        context.store, launcher(cluster), context.settings.data_folder / "jobs", context.bell
+    )
+    context.spawn(keep_running("jobs", jobs.run))
+    context.spawn(keep_running("contributors", lambda: supervise_contributors(context.store, cluster)))

@@ -1,0 +1,78 @@
+"""The command line. ``share-compute --help`` lists what it can do.
+
+Modules of commands import what is heavy (the client, the server, Ray) inside their functions, so that help
+and shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import typer
+
+from share_compute_api.cli import artifacts, information, invites, jobs
+from share_compute_api.cli.demo import demo
+from share_compute_api.cli.doctor import doctor
+from share_compute_api.cli.join import join
+from share_compute_api.cli.output import print_failure
+from share_compute_api.cli.status import status
+from share_compute_api.cli.up import up
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 internal error; 2 wrong request or usage; 3 not found; 4 conflict with the "
+    "present state; 5 key or invite refused; 6 the machines cannot hold the job; 7 a machine was lost; "
+    "8 something needed does not answer; 10 the followed job failed; 11 it was cancelled; 130 interrupted."
+)
+
+
+_NAMES: dict[Callable[..., None], str] = {jobs.list_jobs: "jobs"}
+"""Commands that are not called like their function."""
+
+
+def make_app() -> typer.Typer:
+    """Return the command line."""
+    app = typer.Typer(
+        name="share-compute",
+        help="Pool lent machines into one cluster that trains models none of them could hold alone.",
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+
+    def add(panel: str, *commands: Callable[..., None]) -> None:
+        for command in commands:
+            app.command(_NAMES.get(command), rich_help_panel=panel)(command)
+
+    add("Run the pool", up, status, doctor, demo, information.contributors)
+    app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
+    add("Lend a machine", join)
+    add("Run jobs", jobs.submit, jobs.list_jobs, jobs.show, jobs.logs, jobs.cancel, jobs.resume, jobs.metrics)
+    app.add_typer(artifacts.app, name="artifacts", rich_help_panel="Run jobs")
+    add("Look up", information.config, information.schema)
+    return app
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=information.print_version, help="Print the version."
+    ),
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line; an error raised on purpose becomes one line, its mend, and an exit code."""
+    from share_compute.errors import ShareComputeError
+
+    try:
+        make_app()()
+    except ShareComputeError as failure:
+        print_failure(failure, as_json="--json" in sys.argv)
+        sys.exit(failure.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, e.g. `share-compute jobs | head`.
+        sys.stderr.close()
+        sys.exit(141)

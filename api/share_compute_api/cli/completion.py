@@ -1,0 +1,20 @@
+"""Job ids for shell completion."""
+
+from __future__ import annotations
+
+from share_compute.errors import ShareComputeError
+
+_TIMEOUT_S = 2.0
+"""Whoever presses the tab key does not wait longer."""
+
+
+def complete_job(incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest jobs whose id begins like this, each with its name and state."""
+    from share_compute_api.client import Client
+
+    try:
+        with Client(timeout_s=_TIMEOUT_S) as client:
+            jobs = client.jobs(limit=100).jobs
+    except ShareComputeError:  # no server, nothing to offer: the shell has no place for an error
+        return []
+    return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]

@@ -1,0 +1,185 @@
+"""``share-compute demo``: the whole path once, on this machine, to look at."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import print_json, rate, size, state_text
+
+if TYPE_CHECKING:
+    from share_compute.store.records import ContributorRecord, JobRecord
+    from share_compute_actors.processes import Roster
+    from share_compute_api.client import Client
+    from share_compute_api.demonstration.pool import LocalPool
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_BAR_WIDTH = 60
+_MACHINE_MEMORY = "1GiB"
+
+
+def demo(
+    contributors: Annotated[int, typer.Option(min=1, max=6, help="Machines that join.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps to train.")] = 70,
+    end: Annotated[bool, typer.Option("--exit", help="End when done; else the server stays up.")] = False,
+    keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave its folder behind.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small model over several machines, all played by this one, and let it write."""
+    from share_compute_api.children import Interrupts
+    from share_compute_api.demonstration.pool import LocalPool
+
+    console = Console(stderr=as_json, highlight=False)
+    rosters: list[Roster] = []
+    try:
+        with (
+            Interrupts(lambda: _kill(rosters)) as interrupts,
+            _folders(keep_data, rosters) as (roster, folder),
+            ExitStack() as stack,
+        ):
+            pool = LocalPool(roster, folder / "server")
+            stack.callback(pool.close)
+            stack.callback(console.print, "[dim]ending what the demonstration started[/]")
+            stack.callback(interrupts.begin_stopping)
+            result = _run(pool, folder, contributors, steps, console)
+            if as_json:
+                print_json(result, compact=True)
+            if not end:
+                console.print(f"\nThe server stays up: [bold]{pool.dashboard_url}[/]\nCtrl-C ends it.")
+                _wait_for_ever()
+    except KeyboardInterrupt:
+        console.print("ended")
+        sys.exit(130 if end else 0)
+
+
+def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: Console) -> dict[str, Any]:
+    from share_compute_api.demonstration.corpus import gather_corpus
+    from share_compute_api.demonstration.job import sample, write_job
+
+    begin = time.monotonic()
+    with console.status("starting a server"):
+        client = pool.start()
+    with client:
+        console.print(f"[bold]Server[/]  {pool.url}")
+        for number in range(1, contributors + 1):
+            pool.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
+        with Live(console=console, refresh_per_second=4) as live:
+            pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
+        corpus = folder / "corpus.txt"
+        console.print(f"[bold]Text[/]    {size(gather_corpus(corpus))} of Python's documentation")
+        file = write_job(folder, corpus, pools=contributors, steps=steps)
+        job = client.submit(file.read_text())
+        console.print(f"[bold]Job[/]     {job.id}")
+        losses = _follow(client, job, steps, console)
+        job = client.job(job.id)
+        _require_success(job)
+        artifact = client.artifacts(job.id)[0]
+        model_folder = client.download(job.id, artifact.name, folder / "result")
+        with console.status("loading the result with transformers"):
+            texts = sample(model_folder)
+    console.print(f"[bold]Result[/]  {model_folder}, {size(artifact.size_bytes)}; it writes:")
+    for text in texts:
+        console.print(Text(f"  {' '.join(text.split())}", style="italic"))
+    return {
+        "contributors": contributors,
+        "plan": job.plan.model_dump(mode="json") if job.plan else None,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "tokens_per_s": job.tokens_per_s,
+        "artifact": str(model_folder),
+        "samples": texts,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def _follow(client: Client, job: JobRecord, steps: int, console: Console) -> list[float]:
+    losses: list[float] = []
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("training", total=steps, figures="preparing")
+        for event in client.follow(job.id):
+            if event.kind == "planned":
+                progress.console.print(_placement(event.data["plan"]))
+            elif event.kind == "step":
+                losses.append(event.data["loss"])
+                figures = f"loss {losses[-1]:.3f}  {rate(event.data['tokens_per_s'])} tokens/s"
+                progress.update(task, completed=event.data["step"], figures=figures)
+    return losses
+
+
+def _require_success(job: JobRecord) -> None:
+    from share_compute.errors import ShareComputeError
+    from share_compute.jobs.states import JobState
+
+    if job.state is not JobState.succeeded:
+        mend = (job.error or {}).get("mend") or "run share-compute doctor, then try again"
+        raise ShareComputeError(f"the job {job.state.value}: {job.reason}", mend=mend, job=job.id)
+
+
+def _machines(machines: list[ContributorRecord]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("machine", "state", "GFLOP/s", "lent", ""):
+        table.add_column(column)
+    for machine in machines:
+        speed = f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else "-"
+        lent = size(machine.limits["memory_bytes"])
+        table.add_row(
+            escape(machine.name), state_text(machine.state.value), speed, lent, escape(machine.reason)
+        )
+    return table
+
+
+def _placement(plan: dict[str, Any]) -> Text:
+    """Draw the layers as one bar, cut and coloured by machine."""
+    bar, legend = Text("  "), Text()
+    for index, pool in enumerate(plan["pools"]):
+        colour = _COLOURS[index % len(_COLOURS)]
+        layers = pool["stop"] - pool["start"]
+        names = " + ".join(member["name"] for member in pool["members"])
+        bar.append("█" * round(_BAR_WIDTH * layers / plan["num_layers"]), style=colour)
+        legend.append(f"\n  layers {pool['start'] + 1}-{pool['stop']}  {names}", style=colour)
+        legend.append(f"  {pool['members'][0]['reason']}", style="dim")
+    return bar.append_text(legend)
+
+
+@contextmanager
+def _folders(keep_data: bool, rosters: list[Roster]) -> Iterator[tuple[Roster, Path]]:
+    from share_compute_actors.run_folders import close_run_folder, open_run_folder, sweep
+
+    sweep()
+    roster = open_run_folder(f"demo {os.getpid()}")
+    rosters.append(roster)
+    try:
+        yield roster, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else roster.folder
+    finally:
+        close_run_folder(roster)
+
+
+def _kill(rosters: list[Roster]) -> None:
+    for roster in rosters:
+        roster.kill_all()
+
+
+def _wait_for_ever() -> None:
+    while True:
+        time.sleep(3600)

@@ -1,0 +1,106 @@
+"""Commands that look things up: contributors, config, schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import typer
+from pydantic_settings import BaseSettings
+from rich.markup import escape
+
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import print_json, print_table, since, size, state_text
+
+
+def contributors(as_json: Json = False) -> None:
+    """List the machines of the pool with what was measured on them."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        found = client.contributors()
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (
+            one.id,
+            escape(one.name),
+            state_text(one.state),
+            f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
+            size(one.machine().memory_bytes) if one.capacity else None,
+            one.job_id,
+            since(one.last_seen_at),
+            escape(one.reason),
+        )
+        for one in found
+    )
+    columns = ("id", "name", "state", "GFLOP/s", "memory", "job", "seen", "reason")
+    print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
+
+
+def config(as_json: Json = False) -> None:
+    """Show every setting, its value and where the value comes from."""
+    from share_compute.settings import ClientSettings, Settings
+
+    found: dict[str, dict[str, Any]] = {}
+    for settings in (Settings(), ClientSettings()):
+        for name, field in type(settings).model_fields.items():
+            found.setdefault(
+                name,
+                {
+                    "value": _shown(settings, name),
+                    "origin": _origin(settings, name),
+                    "variable": _variable(name),
+                    "description": field.description or "",
+                },
+            )
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (name, escape(str(one["value"])), one["origin"], one["variable"], escape(one["description"]))
+        for name, one in found.items()
+    )
+    print_table(("setting", "value", "origin", "variable", "meaning"), rows, empty="")
+
+
+def schema() -> None:
+    """Print the JSON schema of a job, for editors."""
+    from share_compute.specification import job_schema
+
+    sys.stdout.write(json.dumps(job_schema(), indent=2) + "\n")
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end, if ``--version`` was given."""
+    if wanted:
+        from share_compute import __version__
+
+        sys.stdout.write(f"share-compute {__version__}\n")
+        raise typer.Exit
+
+
+def _variable(name: str) -> str:
+    return f"SHARE_COMPUTE_{name.upper()}"
+
+
+def _origin(settings: BaseSettings, name: str) -> str:
+    if name not in settings.model_fields_set:
+        return "default"
+    return "environment" if any(key.upper() == _variable(name) for key in os.environ) else "given"
+
+
+def _shown(settings: BaseSettings, name: str) -> Any:
+    value = getattr(settings, name)
+    if value is None:
+        return None
+    if name == "api_key":
+        return "(set)"
+    if name == "database_url":
+        from sqlalchemy import make_url
+
+        return make_url(value).render_as_string(hide_password=True)
+    return value if isinstance(value, int | float | str) else str(value)

@@ -1,0 +1,100 @@
+"""``share-compute join``: lend this machine to a pool."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from share_compute_api.agent import View
+
+
+class DeviceChoice(StrEnum):
+    """What may be lent."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def join(  # noqa: PLR0917  # typer passes each by its name
+    url: Annotated[str, typer.Argument(help="URL of the server, e.g. http://192.0.2.1:8700.")],
+    invite: Annotated[str, typer.Option(help="Code that the operator gave you.")],
+    name: Annotated[
+        str | None, typer.Option(help="What people call this machine; default: its host name.")
+    ] = None,
+    device: Annotated[DeviceChoice, typer.Option(help="What does the work.")] = DeviceChoice.auto,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory to lend, e.g. 4GiB; default: half of what is available.")
+    ] = None,
+    cpu_threads: Annotated[int | None, typer.Option(min=1, help="Threads to lend; default: all.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="Graphics processors to lend; default: all.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="IP address that other machines reach this one at.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
+) -> None:
+    """Lend this machine to a pool. Ctrl-C hands its work over and leaves; twice: at once."""
+    from share_compute_actors.preflight import parse_bytes
+    from share_compute_api.agent import Agent
+    from share_compute_api.joining import JoinOptions, default_name
+
+    options = JoinOptions(
+        url=url.rstrip("/"),
+        invite=invite,
+        name=name or default_name(),
+        device=device.value,
+        memory_bytes=parse_bytes(memory) if memory else None,
+        cpu_threads=cpu_threads,
+        gpus=gpus,
+        address=address,
+    )
+    try:
+        if as_json:
+            Agent(options, _JsonLines()).run()
+            return
+        with Live(console=Console(), refresh_per_second=4) as live:
+            Agent(options, lambda view: live.update(_table(view))).run()
+    except KeyboardInterrupt:
+        return
+
+
+class _JsonLines:
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, view: View) -> None:
+        work = view.work.model_dump(mode="json") if view.work else None
+        line = json.dumps(
+            {"name": view.name, "contributor_id": view.contributor_id, "phase": view.phase, "work": work}
+        )
+        if line != self._last:
+            print(line, flush=True)
+        self._last = line
+
+
+def _table(view: View) -> Table:
+    work = view.work
+    minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
+    speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("machine", f"[bold]{view.name}[/] {view.contributor_id or ''}"),
+        ("server", view.url),
+        ("state", f"{view.phase} [dim]{work.reason if work else ''}[/]"),
+        ("holds", f"{work.shard} of {work.job}" if work and work.shard else "-"),
+        ("speed of the job", speed),
+        ("here for", f"{minutes} min {seconds:02d} s"),
+        ("", "[dim]Ctrl-C leaves[/]"),
+    ):
+        table.add_row(f"[dim]{label}[/]", value)
+    return table

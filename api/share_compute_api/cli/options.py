@@ -1,0 +1,14 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from share_compute_api.cli.completion import complete_job
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Job: TypeAlias = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=complete_job)
+]

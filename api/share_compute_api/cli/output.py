@@ -1,0 +1,111 @@
+"""How the command line speaks: tables and lines for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from share_compute.errors import ShareComputeError
+
+STATE_STYLES = {
+    "queued": "yellow",
+    "planning": "cyan",
+    "running": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "joining": "yellow",
+    "probing": "yellow",
+    "ready": "green",
+    "draining": "magenta",
+    "left": "dim",
+    "lost": "red",
+    "open": "green",
+    "used": "dim",
+    "expired": "yellow",
+    "revoked": "magenta",
+}
+_PROSE = ("reason", "meaning", "value", "label")
+console = Console(highlight=False)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], *, compact: bool = False) -> None:
+    """Print a value as JSON, in one line if ``compact``."""
+    data = TypeAdapter(Any).dump_python(value, mode="json")
+    sys.stdout.write(json.dumps(data, indent=None if compact else 2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
+    """Print rows under column names, or ``empty`` when there are none; None shows as a dash."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        # Ids are pasted into the next command: what is cut or wrapped to fit must be the prose.
+        table.add_column(column, no_wrap=column not in _PROSE, overflow="fold")
+    for row in rows:
+        table.add_row(*("[dim]-[/dim]" if cell is None else str(cell) for cell in row))
+    console.print(table if table.row_count else f"[dim]{empty}[/dim]")
+
+
+def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
+    """Print what happened and what to do about it to standard error."""
+    if as_json:
+        document = {"code": failure.code, "detail": failure.message, **failure.facts()}
+        sys.stderr.write(json.dumps({"error": document}, default=str) + "\n")
+        return
+    _errors.print(f"[red]error:[/red] {escape(failure.message)}")
+    if failure.mend:
+        _errors.print(f"       {escape(failure.mend)}", style="dim")
+
+
+def state_text(state: str) -> str:
+    """Return a state in its colour."""
+    return f"[{STATE_STYLES.get(state, 'default')}]{state}[/]"
+
+
+def since(moment: datetime | None) -> str | None:
+    """Return how long ago a moment was, in its largest unit."""
+    if moment is None:
+        return None
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    return f"{duration(abs(seconds))} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the two largest units that apply: ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def size(size_bytes: float) -> str:
+    """Return bytes in a unit that leaves up to four digits: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def number(value: float | None, digits: int = 4) -> str | None:
+    """Return a figure with ``digits`` significant digits."""
+    return None if value is None else f"{value:.{digits}g}"
+
+
+def rate(per_s: float | None) -> str | None:
+    """Return tokens per second without needless digits."""
+    return None if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"

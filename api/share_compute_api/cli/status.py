@@ -1,0 +1,53 @@
+"""``share-compute status``: the pool at a glance."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import console, number, print_json, print_table, rate, size, state_text
+
+_GONE = ("left", "lost")
+_MOST_JOBS = 10
+
+
+def status(as_json: Json = False) -> None:
+    """Show the server, the machines that are here, and the latest jobs."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        found, machines, jobs = client.status(), client.contributors(), client.jobs(limit=_MOST_JOBS).jobs
+    here = [machine for machine in machines if machine.state.value not in _GONE]
+    if as_json:
+        print_json({"server": found, "contributors": here, "jobs": jobs})
+        return
+    console.print(f"[bold]{found.url}[/]  {found.database} in {escape(found.data_folder)}")
+    if not found.has_cluster:
+        console.print("[yellow]without a cluster: machines cannot join and jobs wait[/]")
+    console.print()
+    rows = (
+        (
+            escape(machine.name),
+            state_text(machine.state.value),
+            f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
+            size(machine.limits["memory_bytes"]),
+            machine.job_id,
+            escape(machine.reason),
+        )
+        for machine in here
+    )
+    columns = ("machine", "state", "GFLOP/s", "memory", "job", "reason")
+    print_table(columns, rows, empty="No machine is here. Let one in: share-compute invite")
+    console.print()
+    work = (
+        (
+            job.id,
+            escape(job.name),
+            state_text(job.state.value),
+            f"{job.step}/{job.total_steps}",
+            number(job.loss),
+            rate(job.tokens_per_s),
+        )
+        for job in jobs
+    )
+    print_table(("id", "name", "state", "step", "loss", "tokens/s"), work, empty="No jobs yet.")

@@ -1,0 +1,81 @@
+"""``share-compute up``: run a server on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+
+from share_compute.settings import Settings
+
+if TYPE_CHECKING:
+    from share_compute_api.server import Running
+
+
+def up(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines join.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = None,
+    data_folder: Annotated[Path | None, typer.Option(help="Where the server keeps its state.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="e.g. postgresql+psycopg://user@host/name; default: SQLite.")
+    ] = None,
+    contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when it answers.")] = False,
+) -> None:
+    """Run a server: a Ray head and the control plane. Ctrl-C stops all it started; twice: at once."""
+    from share_compute_api.server import serve
+
+    given: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "data_folder": data_folder,
+        "database_url": database_url,
+    }
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    console = Console(stderr=as_json)
+    with console.status("starting") as status:
+
+        def announce(running: Running) -> None:
+            status.stop()
+            if as_json:
+                print(json.dumps(_facts(running)), flush=True)
+            else:
+                console.print(_panel(running))
+
+        try:
+            serve(
+                settings,
+                contribute=contribute,
+                progress=status.update,
+                announce=announce,
+            )
+        except KeyboardInterrupt:
+            status.stop()
+            console.print("stopped")
+
+
+def _facts(running: Running) -> dict[str, str]:
+    return {
+        "url": running.url,
+        "dashboard_url": running.dashboard_url,
+        "join_command": running.join_command,
+        "data_folder": str(running.data_folder),
+        "ray_address": running.ray_address,
+    }
+
+
+def _panel(running: Running) -> Panel:
+    lines = (
+        "[bold]Dashboard[/]",
+        f"  {running.dashboard_url}",
+        "[bold]Let a machine join[/] (works once, for an hour; `share-compute invite` makes more)",
+        f"  {running.join_command}",
+        "[dim]Ctrl-C stops the server; it finds its state again.[/]",
+    )
+    return Panel("\n".join(lines), title="share-compute is up", title_align="left", expand=False)

@@ -1,0 +1,253 @@
+"""The Python client of the control plane; the command line is made of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from httpx_sse import EventSource, connect_sse
+
+from share_compute.jobs.states import JobState
+from share_compute.specification import TrainJob
+from share_compute.store.records import (
+    ArtifactRecord,
+    ContributorRecord,
+    EventRecord,
+    JobRecord,
+    MetricRecord,
+)
+from share_compute_api import downloads
+from share_compute_api.discovery import find_target
+from share_compute_api.schemas import (
+    ArtifactFiles,
+    ArtifactList,
+    ContributorList,
+    EventPage,
+    Health,
+    InviteCreated,
+    InviteList,
+    InviteView,
+    JobPage,
+    Metrics,
+    Status,
+)
+from share_compute_api.transport import Transport, raise_for_problem
+
+_SILENCE_S = 30.0
+"""A stream sends a sign of life every 10 s; after this much silence the connection is taken for lost."""
+_LONGEST_PAUSE_S = 5.0
+
+
+class Client:
+    """Speaks to a control plane. Every method raises the `ShareComputeError` that the server answered with.
+
+    Args:
+        url: of the server; default: settings, else the server of this machine.
+        api_key: default: settings, else the one that the server of this machine wrote down.
+        data_folder: where the server of this machine keeps its state, if not in the default folder.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        data_folder: Path | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._transport = Transport(find_target(url, api_key, data_folder), timeout_s=timeout_s)
+        self.url = self._transport.target.url
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The server
+
+    def health(self) -> Health:
+        """Return the server's versions and clock; needs no key."""
+        return self._transport.read(Health, "GET", "/health")
+
+    def status(self) -> Status:
+        """Return the pool at a glance."""
+        return self._transport.read(Status, "GET", "/status")
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of a job; needs no key."""
+        schema: dict[str, Any] = self._transport.request("GET", "/schemas/job").json()
+        return schema
+
+    # Jobs
+
+    def submit(
+        self, job: TrainJob | dict[str, Any] | str, *, idempotency_key: str | None = None
+    ) -> JobRecord:
+        """Queue a job.
+
+        Args:
+            job: a `TrainJob`, a mapping, or YAML text. Paths in it are paths on the server.
+            idempotency_key: sent again with the same job, the answer is the job made first.
+        """
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        body: dict[str, Any] = {"json": job}
+        if isinstance(job, str):
+            headers["Content-Type"] = "application/yaml"
+            body = {"content": job.encode()}
+        elif isinstance(job, TrainJob):
+            body = {"json": job.model_dump(mode="json")}
+        return self._transport.read(JobRecord, "POST", "/jobs", headers=headers, **body)
+
+    def jobs(
+        self,
+        *,
+        state: Sequence[JobState] = (),
+        kind: str | None = None,
+        name: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> JobPage:
+        """Return a page of jobs, newest first; pass its ``next_cursor`` as ``cursor`` for the next one."""
+        wanted = {"state": [one.value for one in state], "kind": kind, "name": name, "cursor": cursor}
+        params = {key: value for key, value in wanted.items() if value}
+        return self._transport.read(JobPage, "GET", "/jobs", params={**params, "limit": limit})
+
+    def job(self, job_id: str) -> JobRecord:
+        """Return one job."""
+        return self._transport.read(JobRecord, "GET", f"/jobs/{job_id}")
+
+    def cancel(self, job_id: str) -> JobRecord:
+        """Cancel a queued job; ask a running one to stop."""
+        return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Queue a failed or cancelled job again, from its last checkpoint."""
+        return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/resume")
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
+        """Return a page of a job's events with numbers above ``after``."""
+        params = {"after": after, "limit": limit}
+        return self._transport.read(EventPage, "GET", f"/jobs/{job_id}/events", params=params)
+
+    def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
+        """Yield a job's events, past ones first, until it is over.
+
+        A lost connection is made again, and goes on after the last event seen.
+
+        Args:
+            job_id: the job.
+            after: number of the last event seen before.
+            patience_s: how long to try again while the server does not answer.
+
+        Raises:
+            Unavailable: the server stayed away for longer.
+        """
+        seen, job = after, self.job(job_id)
+        last_contact = time.monotonic()
+        pause_s = 0.1
+        while True:
+            try:
+                for event in self._stream(job_id, seen):
+                    last_contact, pause_s = time.monotonic(), 0.1
+                    if event is None:
+                        continue
+                    seen = event.seq
+                    yield event
+                    if _is_end(event):
+                        job = self.job(job_id)
+                        if event.attempt == job.attempt and job.state.is_final:
+                            return
+            except httpx.TransportError:
+                if time.monotonic() - last_contact > patience_s:
+                    with self._transport.translated():
+                        raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _stream(self, job_id: str, after: int) -> Iterator[EventRecord | None]:
+        headers = {"Last-Event-ID": str(after)}
+        timeout = httpx.Timeout(10.0, read=_SILENCE_S)
+        source: EventSource
+        with connect_sse(
+            self._transport.http, "GET", f"/jobs/{job_id}/events", headers=headers, timeout=timeout
+        ) as source:
+            raise_for_problem(source.response)
+            for item in source.iter_sse():
+                yield EventRecord.model_validate_json(item.data) if item.data else None
+
+    def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
+        """Return what the steps after ``after_step`` measured."""
+        params = {"after_step": after_step}
+        return self._transport.read(Metrics, "GET", f"/jobs/{job_id}/metrics", params=params).metrics
+
+    def metrics_csv(self, job_id: str) -> str:
+        """Return what each step measured, as CSV."""
+        return self._transport.request("GET", f"/jobs/{job_id}/metrics", params={"format": "csv"}).text
+
+    # Artifacts
+
+    def artifacts(self, job_id: str) -> list[ArtifactRecord]:
+        """Return a job's finished results."""
+        return self._transport.read(ArtifactList, "GET", f"/jobs/{job_id}/artifacts").artifacts
+
+    def artifact(self, job_id: str, name: str) -> ArtifactFiles:
+        """Return one result and its files."""
+        return self._transport.read(ArtifactFiles, "GET", f"/jobs/{job_id}/artifacts/{name}")
+
+    def download(
+        self, job_id: str, name: str, folder: Path, *, progress: Callable[[int], None] = lambda _: None
+    ) -> Path:
+        """Download a result to ``folder/name``, which appears only when it is complete.
+
+        A download that was broken off goes on where it stopped.
+
+        Args:
+            job_id: the job.
+            name: the artifact.
+            folder: where to put it.
+            progress: called with the number of bytes that arrived since the last call.
+
+        Raises:
+            Conflict: ``folder/name`` exists.
+        """
+        return downloads.download(self._transport, self.artifact(job_id, name), folder, progress)
+
+    # Invites and contributors
+
+    def create_invite(self, label: str | None = None, expires_in_s: float = 3600) -> InviteCreated:
+        """Make an invite; only this answer has its code."""
+        body = {"label": label, "expires_in_s": expires_in_s}
+        return self._transport.read(InviteCreated, "POST", "/invites", json=body)
+
+    def invites(self) -> list[InviteView]:
+        """Return all invites, newest first."""
+        return self._transport.read(InviteList, "GET", "/invites").invites
+
+    def revoke_invite(self, invite_id: str) -> InviteView:
+        """Take an invite back."""
+        return self._transport.read(InviteView, "DELETE", f"/invites/{invite_id}")
+
+    def contributors(self) -> list[ContributorRecord]:
+        """Return all machines that ever joined, in the order they joined."""
+        return self._transport.read(ContributorList, "GET", "/contributors").contributors
+
+    def contributor(self, contributor_id: str) -> ContributorRecord:
+        """Return one machine."""
+        return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
+
+    def send_away(self, contributor_id: str) -> ContributorRecord:
+        """Ask a machine to hand over and go."""
+        return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}")
+
+
+def _is_end(event: EventRecord) -> bool:
+    return event.kind == "state" and JobState(event.data["state"]).is_final

@@ -1,0 +1,49 @@
+"""What every route can reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute_api.bell import Bell
+from share_compute_api.supervision import ClusterInfo
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts of one running control plane."""
+
+    settings: Settings
+    store: Store
+    cluster: ClusterInfo | None
+    bell: Bell = field(default_factory=Bell)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """What runs beside the requests."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the requests until it ends or the server does."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def url(self, request: Request) -> str:
+        """Return the URL that other machines reach this server at."""
+        base = str(request.base_url).rstrip("/")
+        if self.cluster is None:
+            return base
+        port = f":{request.url.port}" if request.url.port else ""
+        return f"{request.url.scheme}://{self.cluster.advertise_address}{port}"
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+InContext = Annotated[Context, Depends(_context)]

@@ -1,0 +1,137 @@
+"""Serves the built dashboard at ``/``: hashed assets, ``index.html`` for client routes, security headers.
+
+The files are built from ``web/`` when the package is built or installed (``web/build_hook.py``) and ship
+inside the wheel. Without them the server works as ever, and ``/`` says how to build them.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Match, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+STATIC_FOLDER: Final = Path(__file__).parent / "static"
+
+_NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
+"""What Vite writes where the nonce of each answer goes (``html.cspNonce`` in vite.config.ts)."""
+
+_API: Final = "/api/"
+_ASSETS: Final = "assets/"
+
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+_NOT_BUILT: Final = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<meta name="viewport" content="width=device-width"><title>share-compute</title></head>
+<body>
+<main>
+<h1>The dashboard is not built</h1>
+<p>The server works: the REST API is at <code>/api/v1</code>,
+and <code>share-compute --help</code> lists every command.</p>
+<p>To build the dashboard, run this in the repository (node is fetched where it is missing) and reload:</p>
+<pre>make dashboard</pre>
+</main>
+</body>
+</html>
+"""
+
+
+def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
+    """Serve the dashboard at ``/``, after every route that the app already has.
+
+    Args:
+        app: the control plane; add its own routes first, since the dashboard answers every other path.
+        folder: the built files; looked up at each request, so that a build shows at once.
+    """
+    app.router.routes.append(
+        _PageRoute(
+            "/{path:path}",
+            GZipMiddleware(_Dashboard(folder), minimum_size=1000),
+            methods=["GET", "HEAD"],
+            include_in_schema=False,
+        )
+    )
+
+
+class _PageRoute(Route):
+    """Every path but those of the API, where an unknown one must stay an honest 404."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] == "http" and scope["path"].startswith(_API):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+class _Dashboard:
+    """ASGI application of the built files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._index = folder / "index.html"
+        self._files = StaticFiles(directory=folder, check_dir=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with an asset, with the page, or with 404."""
+        path: str = scope["path_params"]["path"]
+        response = await self._answer(path, scope)
+        response.headers.update(_HEADERS)
+        await response(scope, receive, send)
+
+    async def _answer(self, path: str, scope: Scope) -> Response:
+        if not self._index.is_file():
+            return HTMLResponse(
+                _NOT_BUILT, status_code=503 if path == "" else 404, headers=_page_headers("'none'")
+            )
+        if path in ("", "index.html"):
+            return self._page()
+        try:
+            response = await self._files.get_response(path, scope)
+        except HTTPException as failure:
+            if failure.status_code != 404 or path.startswith(_ASSETS):
+                raise
+            return self._page()
+        if path.startswith(_ASSETS) and isinstance(response, FileResponse):
+            # The name holds a hash of the content: a new build has new names.
+            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
+
+    def _page(self) -> Response:
+        nonce = base64.b64encode(secrets.token_bytes(18)).decode()
+        html = self._index.read_text(encoding="utf-8").replace(_NONCE_PLACEHOLDER, nonce)
+        return HTMLResponse(html, headers=_page_headers(f"'self' 'nonce-{nonce}'"))
+
+
+def _page_headers(sources: str) -> dict[str, str]:
+    """Return the headers of a page that may run scripts and styles from ``sources`` only."""
+    policy = {
+        "default-src": "'none'",
+        "script-src": sources,
+        "style-src": sources,
+        "img-src": "'self' data:",
+        "font-src": "'self'",
+        "connect-src": "'self'",
+        "manifest-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return {
+        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "Cache-Control": "no-store",
+    }

@@ -1,0 +1,75 @@
+"""The data folder of a server: one server uses it at a time, and clients of this machine find it there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from share_compute.errors import Conflict, Unavailable
+from share_compute.store import Store
+from share_compute_actors.head import write_private
+from share_compute_api.discovery import CREDENTIALS_FILE, SERVER_FILE, CredentialsFile, ServerFile
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder; the system lets go of it when this process ends, however that happens.
+
+    Raises:
+        Conflict: another server holds it; says which.
+        Unavailable: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("w")
+    except OSError as failure:
+        raise Unavailable(
+            f"the data folder {folder} cannot be used: {failure.strerror}",
+            mend="choose another one with --data-folder",
+        ) from failure
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as failure:
+            raise Conflict(
+                f"a server uses the data folder {folder} already ({_whose(folder)})",
+                mend="use that one, stop it, or choose another folder with --data-folder",
+            ) from failure
+        yield
+
+
+def write_server_file(folder: Path, url: str) -> Path:
+    """Write down where this server answers; returns the file, which goes when the server does."""
+    file = folder / SERVER_FILE
+    facts = {"url": url, "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
+    write_private(file, json.dumps(facts))
+    return file
+
+
+def first_api_key(folder: Path, store: Store) -> str:
+    """Return the operator's API key from the folder; a new one is made when there is none that works."""
+    file = folder / CREDENTIALS_FILE
+    try:
+        key = CredentialsFile.model_validate_json(file.read_text(encoding="utf-8")).api_key
+        if store.keys.verify(key) is not None:
+            return key
+    except (FileNotFoundError, ValidationError):
+        pass  # the first start, or somebody spoilt the file: a new key mends both
+    _, key = store.keys.create("operator")
+    write_private(file, json.dumps({"api_key": key}))
+    return key
+
+
+def _whose(folder: Path) -> str:
+    try:
+        server = ServerFile.model_validate_json((folder / SERVER_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValidationError):
+        return "it is just starting"
+    return f"process {server.pid}, {server.url}"

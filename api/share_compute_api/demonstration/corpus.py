@@ -1,0 +1,35 @@
+"""Real text on every machine with Python: the language reference and the standard library's docstrings."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+ENOUGH_BYTES = 1_500_000
+
+
+def gather_corpus(file: Path, enough_bytes: int = ENOUGH_BYTES) -> int:
+    """Write text to ``file``, the same text for the same version of Python; returns its size in bytes."""
+    size = 0
+    with file.open("w", encoding="utf-8") as output:
+        for text in _texts():
+            size += len(text.encode()) + 2
+            output.write(text + "\n\n")
+            if size >= enough_bytes:
+                break
+    return size
+
+
+def _texts() -> Iterator[str]:
+    yield from (topics[name].strip() for name in sorted(topics))
+    library = Path(sysconfig.get_path("stdlib"))
+    for source in sorted(library.glob("*.py")):
+        tree = ast.parse(source.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text:
+                    yield text

@@ -1,0 +1,135 @@
+"""A server and machines that joined it, all children of this process on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.jobs.states import ContributorState
+from share_compute.store.records import ContributorRecord
+from share_compute_actors.processes import Child, Roster
+from share_compute_api.children import own_command
+from share_compute_api.client import Client
+
+_POLL_S = 0.2
+_UP_DEADLINE_S = 90.0
+_READY_DEADLINE_S = 150.0
+_JOIN_GRACE_S = 20.0
+_UP_GRACE_S = 30.0
+# Settings of a server that this user may run must not reach this one.
+_OWN_SETTINGS = {"SHARE_COMPUTE_RAY_PORT": "0", "SHARE_COMPUTE_ADVERTISE_ADDRESS": ""}
+
+
+class LocalPool:
+    """A server on a free port with its state in ``data_folder``; `close` ends everything.
+
+    Args:
+        roster: writes the children down.
+        data_folder: of the server.
+    """
+
+    def __init__(self, roster: Roster, data_folder: Path) -> None:
+        self._roster = roster
+        self._data_folder = data_folder
+        self._server: Child | None = None
+        self._machines: dict[str, Child] = {}
+        self.url = ""
+        self.dashboard_url = ""
+
+    def start(self) -> Client:
+        """Start the server and wait until it answers.
+
+        Raises:
+            Unavailable: it did not start; says why.
+        """
+        command = own_command(
+            *("up", "--json", "--host", "127.0.0.1", "--port", "0"),
+            *("--data-folder", str(self._data_folder)),
+            *("--database-url", f"sqlite:///{self._data_folder / 'share-compute.db'}"),
+        )
+        self._server = self._roster.start("server", command, environment=_OWN_SETTINGS)
+        facts = _await(lambda: _first_json(self._server), self._server, _UP_DEADLINE_S, "the server")
+        self.url, self.dashboard_url = str(facts["url"]), str(facts["dashboard_url"])
+        return Client(self.url, data_folder=self._data_folder)
+
+    def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
+        """Let one more machine join; does not wait for it."""
+        code = client.create_invite(label=name).code
+        command = own_command(
+            *("join", self.url, "--invite", code, "--name", name, "--json", "--device", "cpu"),
+            *("--memory", memory, "--cpu-threads", str(cpu_threads)),
+        )
+        self._machines[name] = self._roster.start(name, command, environment={})
+
+    def wait_until_ready(
+        self, client: Client, progress: Callable[[list[ContributorRecord]], None]
+    ) -> list[ContributorRecord]:
+        """Wait until all machines are measured and ready.
+
+        Raises:
+            Unavailable: one of them ended, or it took too long.
+        """
+        deadline = time.monotonic() + _READY_DEADLINE_S
+        while True:
+            here = [machine for machine in client.contributors() if machine.name in self._machines]
+            progress(here)
+            ready = [machine for machine in here if machine.state is ContributorState.ready]
+            if len(ready) == len(self._machines):
+                return ready
+            for name, child in self._machines.items():
+                if child.exit_code is not None:
+                    raise _ended(child, f"machine {name}")
+            if time.monotonic() > deadline:
+                count = f"{len(ready)} of {len(self._machines)}"
+                raise Unavailable(
+                    f"{count} machines are ready after {_READY_DEADLINE_S:.0f} s",
+                    mend="try again when this machine has less to do",
+                )
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Let the machines leave, all at once, then end the server."""
+        for child in self._machines.values():
+            child.interrupt()
+        for child in self._machines.values():
+            self._roster.stop(child, _JOIN_GRACE_S)
+        if self._server is not None:
+            self._roster.stop(self._server, _UP_GRACE_S)
+
+
+def _first_json(child: Child | None) -> dict[str, str] | None:
+    assert child is not None
+    for line in child.log.read_text(errors="replace").splitlines():
+        if line.startswith('{"url"'):
+            facts: dict[str, str] = json.loads(line)
+            return facts
+    return None
+
+
+def _await(
+    look: Callable[[], dict[str, str] | None], child: Child, deadline_s: float, what: str
+) -> dict[str, str]:
+    deadline = time.monotonic() + deadline_s
+    while (found := look()) is None:
+        if child.exit_code is not None:
+            raise _ended(child, what)
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"{what} did not start within {deadline_s:.0f} s",
+                mend="try again when this machine has less to do",
+                details={"log": child.log_tail()},
+            )
+        time.sleep(_POLL_S)
+    return found
+
+
+def _ended(child: Child, what: str) -> ShareComputeError:
+    lines = [line for line in child.log_tail().splitlines() if line.strip()] or ["it printed nothing"]
+    return Unavailable(
+        f"{what} ended with status {child.exit_code}: {lines[-1][:300]}",
+        mend="share-compute doctor may tell why",
+        details={"log": child.log_tail()},
+    )

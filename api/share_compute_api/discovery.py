@@ -1,0 +1,74 @@
+"""Finds the server of this machine, and the key to it, in the data folder that `share-compute up` writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from share_compute.errors import Unavailable
+from share_compute.settings import ClientSettings
+
+Model = TypeVar("Model", bound=BaseModel)
+
+SERVER_FILE = "server.json"
+CREDENTIALS_FILE = "credentials.json"
+
+
+class ServerFile(BaseModel):
+    """What a running server says about itself."""
+
+    url: str
+    pid: int
+
+
+class CredentialsFile(BaseModel):
+    """The first API key; the file is readable by its owner only."""
+
+    api_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A control plane and the key to it."""
+
+    url: str
+    api_key: str | None = field(repr=False)
+
+
+def find_target(
+    url: str | None = None, api_key: str | None = None, data_folder: Path | None = None
+) -> Target:
+    """Return where to send requests: what is given, else settings, else the server of this machine.
+
+    Raises:
+        Unavailable: no URL is given, and no server of this machine left its address.
+    """
+    settings = ClientSettings()
+    folder = data_folder or settings.data_folder
+    url = url or settings.url
+    if url is None:
+        server = _read(ServerFile, folder / SERVER_FILE)
+        if server is None:
+            raise Unavailable(
+                f"no server runs on this machine ({folder / SERVER_FILE} is missing)",
+                mend="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
+            )
+        url = server.url
+    if api_key is None and (api_key := settings.api_key) is None:
+        credentials = _read(CredentialsFile, folder / CREDENTIALS_FILE)
+        api_key = credentials.api_key if credentials else None
+    return Target(url.rstrip("/"), api_key)
+
+
+def _read(kind: type[Model], path: Path) -> Model | None:
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as failure:
+        raise Unavailable(
+            f"{path} cannot be read: {failure}", mend="start the server again with `share-compute up`"
+        ) from failure

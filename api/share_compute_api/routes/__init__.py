@@ -1,0 +1,28 @@
+"""The routes under ``/api/v1``, one module for each thing."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+
+from share_compute_api.auth import require_api_key
+from share_compute_api.problems import documented
+from share_compute_api.routes import agents, artifacts, contributors, events, invites, jobs, server
+
+PREFIX = "/api/v1"
+
+
+def api_router() -> APIRouter:
+    """Return all routes; those that change or reveal anything need an API key or a contributor's own."""
+    router = APIRouter(prefix=PREFIX, responses=documented(422))
+    router.include_router(server.open_router)
+    router.include_router(agents.router)
+    for keyed in (
+        server.router,
+        invites.router,
+        contributors.router,
+        jobs.router,
+        artifacts.router,
+        events.router,
+    ):
+        router.include_router(keyed, dependencies=[Depends(require_api_key)], responses=documented(401))
+    return router

@@ -1,0 +1,111 @@
+"""What a contributor's agent calls: join with an invite, then everything else with its own key."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from share_compute.errors import ClockSkew, Unavailable
+from share_compute.jobs.states import ContributorState
+from share_compute.planning.plan import Plan
+from share_compute.store import ContributorRecord
+from share_compute_api.auth import SelfContributor
+from share_compute_api.context import Context, InContext
+from share_compute_api.problems import documented
+from share_compute_api.schemas import ClusterAccess, ContributorWork, Joined, JoinRequest, OnlineRequest
+from share_compute_api.supervision import LABEL, ClusterInfo
+from share_compute_api.versions import check_versions, local_versions
+
+router = APIRouter(prefix="/contributors", tags=["agents"])
+MOST_CLOCK_SKEW_S = 30.0
+
+
+@router.post("", status_code=201, operation_id="join", responses=documented(401, 409, 410, 503))
+def join(wanted: JoinRequest, context: InContext) -> Joined:
+    """Let a machine in. The invite is used up only when every check passed."""
+    cluster = _cluster(context)
+    context.store.invites.check(wanted.invite)
+    check_versions(local_versions(), wanted.versions)
+    skew_s = (wanted.clock - context.store.clock()).total_seconds()
+    if abs(skew_s) > MOST_CLOCK_SKEW_S:
+        raise ClockSkew(
+            f"the joining machine's clock is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}",
+            mend="set both clocks by NTP, e.g. timedatectl set-ntp true",
+            details={"skew_s": skew_s, "most_s": MOST_CLOCK_SKEW_S},
+        )
+    record, key = context.store.contributors.join(
+        wanted.invite,
+        name=wanted.name,
+        host=wanted.host,
+        versions=wanted.versions.model_dump(),
+        limits=wanted.limits.model_dump(),
+    )
+    return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
+
+
+@router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 409, 503))
+async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
+    """The machine's Ray node runs; measuring it begins."""
+    from share_compute_api.supervision.contributors import contributor_online
+
+    cluster = _cluster(context)
+    record = context.store.contributors.online(contributor.id, node_id=told.node_id, address=told.address)
+    context.spawn(contributor_online(context.store, cluster, contributor.id))
+    return record
+
+
+@router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401))
+def heartbeat(contributor: SelfContributor, context: InContext) -> ContributorWork:
+    """Take a sign of life; answer with what the machine does and whether it should go."""
+    context.store.contributors.seen(contributor.id)
+    job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
+    leaving = contributor.state in (ContributorState.draining, ContributorState.left)
+    return ContributorWork(
+        state=contributor.state,
+        reason=contributor.reason,
+        job=job.id if job else None,
+        shard=_shard(job.plan, contributor.id) if job else None,
+        tokens_per_s=job.tokens_per_s if job else None,
+        wanted="leave" if leaving else "run",
+    )
+
+
+@router.post("/{contributor_id}/rejoin", operation_id="rejoin", responses=documented(401, 409, 503))
+def rejoin(contributor: SelfContributor, context: InContext) -> ClusterAccess:
+    """Give the machine the cluster's access again, after the head was restarted."""
+    cluster = _cluster(context)
+    return _access(cluster, context.store.contributors.rejoin(contributor.id).id)
+
+
+@router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401))
+def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
+    """The machine's owner takes it back; it hands over, then goes."""
+    return context.store.contributors.leave(contributor.id)
+
+
+def _cluster(context: Context) -> ClusterInfo:
+    if context.cluster is None:
+        raise Unavailable(
+            "this server runs without a Ray cluster; no machine can join",
+            mend="start it with `share-compute up`",
+        )
+    return context.cluster
+
+
+def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:
+    return ClusterAccess(
+        ray_address=cluster.ray_address,
+        token=cluster.token,
+        labels={LABEL: contributor_id},
+        environment=dict(cluster.environment),
+    )
+
+
+def _shard(plan: Plan | None, contributor_id: str) -> str | None:
+    if plan is None:
+        return None
+    for pool in plan.pools:
+        if any(member.contributor_id == contributor_id for member in pool.members):
+            single = pool.stop == pool.start + 1
+            held = f"layer {pool.stop}" if single else f"layers {pool.start + 1}-{pool.stop}"
+            return f"{held} of {plan.num_layers}"
+    return None

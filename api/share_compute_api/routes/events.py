@@ -1,0 +1,53 @@
+"""The log of a job and of the whole pool: pages of the past, or a stream that goes on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
+
+from share_compute_api.context import InContext
+from share_compute_api.problems import documented
+from share_compute_api.schemas import EventPage
+from share_compute_api.streams import MEDIA_TYPE, STREAM_RESPONSE, After, LastEventId, starting_point, stream
+
+router = APIRouter(tags=["events"])
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    operation_id="getJobEvents",
+    response_model=EventPage,
+    responses={
+        **documented(404),
+        200: {
+            "description": "A page of events; with `Accept: text/event-stream` a stream that goes on.",
+            "content": STREAM_RESPONSE["content"],
+        },
+    },
+)
+async def get_job_events(
+    job_id: str,
+    context: InContext,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+    last_event_id: LastEventId = None,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> EventPage | Response:
+    """Return a job's events from its beginning or from ``after`` on."""
+    await run_in_threadpool(context.store.jobs.get, job_id)
+    start = starting_point(after, last_event_id, default=0)
+    if MEDIA_TYPE in accept:
+        return stream(context, start, job_id=job_id)
+    events = await run_in_threadpool(context.store.events.after, start, job_id=job_id, limit=limit)
+    return EventPage(events=events, next_after=events[-1].seq if events else start)
+
+
+@router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})
+async def stream_events(
+    context: InContext, after: After = None, last_event_id: LastEventId = None
+) -> Response:
+    """Stream what happens in the whole pool, from now on or from ``after`` on."""
+    newest = await run_in_threadpool(context.store.events.last_seq)
+    return stream(context, starting_point(after, last_event_id, default=newest))

@@ -1,0 +1,41 @@
+"""Invites: codes that let one machine join, once."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from share_compute.store import InviteRecord
+from share_compute.store.records import invite_state
+from share_compute_api.context import Context, InContext
+from share_compute_api.problems import documented
+from share_compute_api.schemas import InviteCreated, InviteList, InviteRequest, InviteView
+
+router = APIRouter(prefix="/invites", tags=["invites"])
+
+
+def _view(context: Context, record: InviteRecord) -> InviteView:
+    return InviteView(**record.model_dump(), state=invite_state(record, context.store.clock()))
+
+
+@router.post("", status_code=201, operation_id="createInvite")
+def create_invite(wanted: InviteRequest, context: InContext, request: Request) -> InviteCreated:
+    """Make an invite. Only this answer shows its code."""
+    record, code = context.store.invites.create(wanted.label, wanted.expires_in_s)
+    return InviteCreated(
+        id=record.id,
+        code=code,
+        expires_at=record.expires_at,
+        join_command=f"share-compute join {context.url(request)} --invite {code}",
+    )
+
+
+@router.get("", operation_id="listInvites")
+def list_invites(context: InContext) -> InviteList:
+    """List all invites, newest first, without their codes."""
+    return InviteList(invites=[_view(context, record) for record in context.store.invites.list()])
+
+
+@router.delete("/{invite_id}", operation_id="revokeInvite", responses=documented(404, 409))
+def revoke_invite(invite_id: str, context: InContext) -> InviteView:
+    """Take an invite back; one that was used cannot be."""
+    return _view(context, context.store.invites.revoke(invite_id))

@@ -1,0 +1,160 @@
+"""Jobs: submit, list, show, cancel, resume, metrics."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from share_compute.errors import UserError
+from share_compute.jobs.states import JobState
+from share_compute.specification import TrainJob, parse_job
+from share_compute.store import JobRecord, MetricRecord
+from share_compute_api.context import Context, InContext
+from share_compute_api.problems import documented
+from share_compute_api.schemas import JobPage, Metrics
+from share_compute_api.submission import check_job
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+_JOB_BODY = {
+    "required": True,
+    "content": {
+        kind: {
+            "schema": {"$ref": "#/components/schemas/JobRequest"},
+            "example": {
+                "name": "tiny-llama",
+                "model": {"config": {"model_type": "llama", "vocab_size": 2048, "hidden_size": 128}},
+                "data": {"files": ["/srv/texts/corpus.txt"]},
+                "training": {"steps": 60, "batch_size": 16, "microbatches": 4},
+            },
+        }
+        for kind in ("application/json", "application/yaml")
+    },
+}
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        description="Sent again with the same job, the answer is the job made first; no second one is made.",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="submitJob",
+    openapi_extra={"requestBody": _JOB_BODY},
+    responses=documented(400, 409, 413, 415),
+)
+async def submit_job(
+    request: Request, context: InContext, idempotency_key: IdempotencyKey = None
+) -> JobRecord:
+    """Queue a job, given as JSON or YAML. Paths in it are paths on the server."""
+    return await run_in_threadpool(
+        _submit, context, request.headers.get("content-type", ""), await request.body(), idempotency_key
+    )
+
+
+def _submit(context: Context, content_type: str, body: bytes, idempotency_key: str | None) -> JobRecord:
+    spec = _read_job(content_type.partition(";")[0].strip().lower(), body)
+    check_job(spec)
+    return context.store.jobs.create(spec, idempotency_key=idempotency_key)
+
+
+def _read_job(content_type: str, body: bytes) -> TrainJob:
+    if content_type not in ("application/json", *_YAML_TYPES):
+        raise HTTPException(415, "send the job as application/json or application/yaml")
+    try:
+        text = body.decode()
+        return parse_job(text if content_type in _YAML_TYPES else json.loads(text))
+    except UnicodeDecodeError as failure:
+        raise UserError("the job is not UTF-8 text", mend="save it as UTF-8") from failure
+    except json.JSONDecodeError as failure:
+        raise UserError(
+            f"the job is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
+            mend="mend the JSON, or send YAML as application/yaml",
+        ) from failure
+    except RecursionError as failure:
+        raise UserError("the job is nested too deeply", mend="flatten it") from failure
+
+
+@router.get("", operation_id="listJobs")
+def list_jobs(
+    context: InContext,
+    state: Annotated[list[JobState] | None, Query(description="May be given several times.")] = None,
+    kind: Annotated[str | None, Query(max_length=40)] = None,
+    name: Annotated[str | None, Query(max_length=80, description="Part of the name, in any case.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> JobPage:
+    """List jobs, newest first, in pages."""
+    jobs, next_cursor = context.store.jobs.page(
+        states=state, kind=kind, name=name, limit=limit, cursor=cursor
+    )
+    return JobPage(jobs=jobs, next_cursor=next_cursor)
+
+
+@router.get("/{job_id}", operation_id="getJob", responses=documented(404))
+def get_job(job_id: str, context: InContext) -> JobRecord:
+    """Return one job."""
+    return context.store.jobs.get(job_id)
+
+
+@router.post("/{job_id}/cancel", operation_id="cancelJob", responses=documented(404, 409))
+def cancel_job(job_id: str, context: InContext) -> JobRecord:
+    """Cancel a queued job at once; ask a running one to stop after its step."""
+    return context.store.jobs.cancel(job_id)
+
+
+@router.post("/{job_id}/resume", operation_id="resumeJob", responses=documented(404, 409))
+def resume_job(job_id: str, context: InContext) -> JobRecord:
+    """Queue a failed or cancelled job again; its ``reason`` says from which step it continues."""
+    return context.store.jobs.resume(job_id)
+
+
+@router.get(
+    "/{job_id}/metrics",
+    operation_id="getMetrics",
+    response_model=Metrics,
+    responses={
+        **documented(404),
+        200: {"content": {"text/csv": {"schema": {"type": "string"}}}},
+    },
+)
+def get_metrics(
+    job_id: str,
+    context: InContext,
+    format: Literal["json", "csv"] = "json",  # noqa: A002 - the name of the query parameter
+    after_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+) -> Metrics | Response:
+    """Return what each step measured, as JSON or as CSV with a column for each figure."""
+    metrics = context.store.progress.metrics(job_id, after_step=after_step)
+    if format == "json":
+        return Metrics(metrics=metrics)
+    return Response(
+        metrics_csv(metrics),
+        media_type="text/csv",
+        headers={"Content-Disposition": f'attachment; filename="{job_id}-metrics.csv"'},
+    )
+
+
+def metrics_csv(metrics: list[MetricRecord]) -> str:
+    """Return metrics as CSV: step, split, then a column for each figure in the order of its first use."""
+    figures: dict[str, Any] = {}
+    for record in metrics:
+        figures |= dict.fromkeys(record.data)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["step", "split", *figures])
+    writer.writeheader()
+    for record in metrics:
+        writer.writerow({"step": record.step, "split": record.split, **record.data})
+    return text.getvalue()

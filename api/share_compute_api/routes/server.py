@@ -1,0 +1,40 @@
+"""The server itself: health, status, the schema of a job."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from fastapi import APIRouter, Request
+
+from share_compute.specification import job_schema
+from share_compute_api.context import InContext
+from share_compute_api.schemas import Health, Status
+from share_compute_api.versions import local_versions
+
+open_router = APIRouter(tags=["server"])
+router = APIRouter(tags=["server"])
+
+
+@open_router.get("/health", operation_id="getHealth")
+def get_health(context: InContext) -> Health:
+    """Tell that the server answers, its versions and its clock."""
+    return Health(versions=local_versions(), time=context.store.clock())
+
+
+@open_router.get("/schemas/job", operation_id="getJobSchema")
+def get_job_schema() -> dict[str, Any]:
+    """Return the JSON schema of a job, for editors and forms."""
+    return job_schema()
+
+
+@router.get("/status", operation_id="getStatus")
+def get_status(context: InContext, request: Request) -> Status:
+    """Return the pool at a glance."""
+    return Status(
+        url=context.url(request),
+        data_folder=str(context.settings.data_folder),
+        database=cast("Any", context.store.kind),
+        has_cluster=context.cluster is not None,
+        contributors=context.store.contributors.counts(),
+        jobs=context.store.jobs.counts(),
+    )

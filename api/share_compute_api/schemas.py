@@ -1,0 +1,236 @@
+"""Bodies of the REST API beyond the store's records. Free of FastAPI: the client uses them too."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.store.records import (
+    ArtifactRecord,
+    ContributorRecord,
+    EventRecord,
+    InviteRecord,
+    InviteState,
+    JobRecord,
+    MetricRecord,
+)
+from share_compute.strict import StrictModel
+
+_MOMENT = "2026-01-31T12:00:00Z"
+
+
+class View(BaseModel):
+    """Base of all answers."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+def _example(**values: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [values]})
+
+
+class Versions(StrictModel):
+    """Versions that must fit between the machines of a pool."""
+
+    model_config = _example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.1.0")
+
+    python: str
+    """Must be equal to the patch: Ray pickles between interpreters."""
+    ray: str
+    """Must be equal."""
+    torch: str
+    """Must be equal in its first two numbers: kernels differ between them."""
+    share_compute: str
+    """Must be equal in its first two numbers."""
+
+
+class Health(View):
+    """Whether the server answers, with what, and what its clock says."""
+
+    status: Literal["ok"] = "ok"
+    versions: Versions
+    time: datetime
+    """The server's clock, in UTC."""
+
+
+class Status(View):
+    """The pool at a glance."""
+
+    url: str
+    data_folder: str
+    database: Literal["sqlite", "postgresql"]
+    has_cluster: bool
+    """Whether machines can join and jobs can run."""
+    contributors: dict[ContributorState, int]
+    jobs: dict[JobState, int]
+
+
+class InviteRequest(StrictModel):
+    """A new invite."""
+
+    model_config = _example(label="laptop of Ada", expires_in_s=3600)
+
+    label: str | None = Field(default=None, max_length=200)
+    """For whom or what it is."""
+    expires_in_s: float = Field(default=3600, gt=0, le=366 * 24 * 3600)
+    """Seconds that it works for."""
+
+
+class InviteView(InviteRecord):
+    """An invite and whether it still works."""
+
+    state: InviteState
+
+
+class InviteCreated(View):
+    """The only answer that ever shows the code."""
+
+    model_config = _example(
+        id="inv-k3v7q2ma",
+        code="abcd-efgh-ijkl-mnop",
+        expires_at=_MOMENT,
+        join_command="share-compute join http://192.0.2.1:8700 --invite abcd-efgh-ijkl-mnop",
+    )
+
+    id: str
+    code: str
+    expires_at: datetime
+    join_command: str
+    """Ready to paste on the machine that is to join."""
+
+
+class Limits(StrictModel):
+    """What a machine's owner lends."""
+
+    memory_bytes: int = Field(ge=1, le=2**63 - 1)
+    cpu_threads: int = Field(ge=1, le=4096)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class JoinRequest(StrictModel):
+    """What a machine says to get in."""
+
+    model_config = _example(
+        invite="abcd-efgh-ijkl-mnop",
+        name="ada-laptop",
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        clock=_MOMENT,
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "gpus": 0, "device": "auto"},
+        host="ada-laptop.example",
+    )
+
+    invite: str = Field(min_length=1, max_length=200)
+    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """What people call it; unique among the machines that are here."""
+    versions: Versions
+    clock: AwareDatetime
+    """What its clock says; may differ by 30 s."""
+    limits: Limits
+    host: str = Field(max_length=255)
+    """Its host name."""
+
+
+class ClusterAccess(View):
+    """All that a machine needs to start its Ray node."""
+
+    ray_address: str
+    """host:port of the head."""
+    token: str
+    """The cluster's secret; keep it out of logs."""
+    labels: dict[str, str]
+    """Labels that its node must carry."""
+    environment: dict[str, str]
+    """Environment variables that its node must be started with."""
+
+
+class Joined(View):
+    """The machine is in; its Ray node may start."""
+
+    contributor_id: str
+    contributor_key: str
+    """Bearer key of this one contributor; not shown again."""
+    cluster: ClusterAccess
+
+
+class OnlineRequest(StrictModel):
+    """A machine's Ray node runs."""
+
+    model_config = _example(node_id="f" * 56, address="192.0.2.7")
+
+    node_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
+    address: str = Field(min_length=1, max_length=45)
+    """IP address that other members reach it at."""
+
+
+class ContributorWork(View):
+    """What a contributor does right now; the answer to its sign of life."""
+
+    state: ContributorState
+    reason: str
+    job: str | None
+    """Id of the job that it is leased to."""
+    shard: str | None
+    """E.g. ``layers 3-7 of 12``."""
+    tokens_per_s: float | None
+    """Of the whole job."""
+    wanted: Literal["run", "leave"]
+    """``leave``: hand over, then go."""
+
+
+class JobPage(View):
+    """Jobs, newest first."""
+
+    jobs: list[JobRecord]
+    next_cursor: str | None
+    """Where the next page begins; null on the last one."""
+
+
+class EventPage(View):
+    """Events in order."""
+
+    events: list[EventRecord]
+    next_after: int
+    """Pass it as ``after`` to read on."""
+
+
+class Metrics(View):
+    """What a job's steps measured."""
+
+    metrics: list[MetricRecord]
+
+
+class ArtifactList(View):
+    """A job's finished results."""
+
+    artifacts: list[ArtifactRecord]
+
+
+class FileEntry(View):
+    """One file of an artifact."""
+
+    path: str
+    """Relative to the artifact, with forward slashes."""
+    size_bytes: int
+
+
+class ArtifactFiles(View):
+    """One artifact and its files."""
+
+    artifact: ArtifactRecord
+    files: list[FileEntry]
+
+
+class ContributorList(View):
+    """Machines in the order they joined."""
+
+    contributors: list[ContributorRecord]
+
+
+class InviteList(View):
+    """Invites, newest first."""
+
+    invites: list[InviteView]

@@ -1,0 +1,23 @@
+"""Keeps the server's own loops running."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+_PAUSE_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work`` until it is cancelled; when it fails, log that in full and start it again.
+
+    A database that is away for a moment must not leave a server that answers but never runs a job again.
+    """
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - whatever it is, the log has it and the pool goes on
+            _log.exception("supervision of %s failed; it starts again in %.0f s", name, _PAUSE_S)
+        await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,111 @@
+"""Requests to a control plane; the one boundary where HTTP's errors become ours again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from share_compute.errors import ShareComputeError, Unavailable, UserError
+from share_compute_api.discovery import Target
+
+PREFIX = "/api/v1"
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class Transport:
+    """An HTTP connection pool to one server.
+
+    Args:
+        target: the server and the bearer key, if there is one.
+        timeout_s: longest wait for a connection or for the next bytes of an answer.
+    """
+
+    def __init__(self, target: Target, *, timeout_s: float = 30.0) -> None:
+        self.target = target
+        headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+        try:
+            self.http = httpx.Client(base_url=target.url + PREFIX, headers=headers, timeout=timeout_s)
+        except (httpx.InvalidURL, ValueError) as failure:
+            raise _bad_url(target.url) from failure
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request; returns the answer if it is not an error.
+
+        Raises:
+            ShareComputeError: the error that the server answered with, rebuilt.
+            Unavailable: the server does not answer.
+        """
+        with self.translated():
+            response = self.http.request(method, path, **options)
+        raise_for_problem(response)
+        return response
+
+    def read(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
+        """Send a request; returns its answer as a model."""
+        return kind.model_validate_json(self.request(method, path, **options).content)
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn httpx's errors inside the block into ours."""
+        try:
+            yield
+        except httpx.UnsupportedProtocol as failure:
+            raise _bad_url(self.target.url) from failure
+        except httpx.TransportError as failure:
+            raise Unavailable(
+                f"no share-compute server answers at {self.target.url}: {failure or type(failure).__name__}",
+                mend="check the URL, that the server runs (`share-compute up`), and firewalls between",
+            ) from failure
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def raise_for_problem(response: httpx.Response) -> None:
+    """Raise the error that a problem document tells of; does nothing for answers that are none."""
+    if response.is_success:
+        return
+    response.read()
+    try:
+        problem = response.json()
+        code, detail = problem["code"], problem["detail"]
+    except (ValueError, KeyError, TypeError):
+        kind: type[ShareComputeError] = Unavailable if response.is_server_error else UserError
+        raise kind(
+            f"{response.url} answered {response.status_code} {response.reason_phrase}",
+            mend="check that the URL is that of a share-compute server",
+        ) from None
+    kind = _error_kinds().get(code) or (ShareComputeError if response.is_server_error else UserError)
+    facts = {name: problem.get(name) for name in ("mend", "job", "step", "machine", "details")}
+    raise kind(detail, **facts)
+
+
+def _error_kinds() -> dict[str, type[ShareComputeError]]:
+    kinds: dict[str, type[ShareComputeError]] = {}
+    todo: list[type[ShareComputeError]] = [ShareComputeError]
+    while todo:
+        kind = todo.pop()
+        kinds[kind.code] = kind
+        todo += kind.__subclasses__()
+    return kinds
+
+
+def _bad_url(url: str) -> UserError:
+    return UserError(f"{url!r} is not a URL of a server", mend="write it like http://192.0.2.1:8700")

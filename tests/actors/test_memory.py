@@ -1,0 +1,65 @@
+"""A member reads only its own tensors: no machine needs memory for the whole model."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from share_compute.jobs.events import Assignment
+from share_compute.models.blueprint import dissect
+from share_compute.planning.plan import make_plan
+from share_compute.specification import parse_job
+from share_compute.topology import Topology
+
+pytestmark = pytest.mark.slow
+
+PROCESS_BYTES = 600 * 2**20
+
+
+def test_peak_memory_of_a_member_is_its_shard_and_the_process(topology: Topology, tmp_path: Path) -> None:
+    from share_compute_actors.crew import Crew
+    from share_compute_actors.library import Library
+
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        vocab_size=512,
+    )
+    folder = tmp_path / "pretrained"
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 500)
+    spec = parse_job(
+        {
+            "model": {"path": str(folder)},
+            "data": {"files": [str(text)]},
+            "tokenizer": {"vocab_size": 300},
+            "training": {"sequence_length": 8, "optimizer": {"name": "sgd"}},
+            "parallelism": {"pools": 4},
+        }
+    )
+    assignment = Assignment(job_id="job-memory", attempt=1, spec=spec, topology=topology, folder=tmp_path)
+    library = Library.remote(assignment.model_dump_json())
+    facts = ray.get(library.prepare.remote())
+    anatomy = dissect(facts.blueprint)
+    crew = Crew(
+        assignment, make_plan(spec, topology, anatomy), facts, library, threading.Event(), anatomy.tied_name
+    )
+    try:
+        told: list[str] = []
+        crew.assemble(told.append)
+        whole = anatomy.parameters * 4
+        for me, status in crew.ask("status").items():
+            # After `form` a member holds its weights and as many bytes of gradients.
+            shard = 2 * 4 * anatomy.of(make_plan(spec, topology, anatomy).shard(me.pool))
+            assert status.peak_resident_bytes <= shard + PROCESS_BYTES
+            assert status.peak_resident_bytes < whole + 300 * 2**20, "could have held the whole model"
+    finally:
+        crew.dismiss()
+        ray.kill(library)

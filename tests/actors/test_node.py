@@ -1,0 +1,74 @@
+"""Real heads and nodes, side by side on one host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from share_compute.errors import Conflict, ShareComputeError
+from share_compute.settings import Settings
+from share_compute_actors.head import Head, start_head
+from share_compute_actors.node import NodeAccess, NodeLimits, start_node
+from share_compute_actors.processes import Roster, is_alive
+from share_compute_actors.run_folders import close_run_folder, open_run_folder
+
+LIMITS = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpus=0)
+
+
+@pytest.fixture
+def rosters() -> Iterator[list[Roster]]:
+    made = [open_run_folder(f"test node {os.getpid()} {number}") for number in range(2)]
+    yield made
+    for roster in reversed(made):
+        close_run_folder(roster)
+
+
+def access(head: Head, **changes: str) -> NodeAccess:
+    known = {"ray_address": head.ray_address, "token": head.token, **changes}
+    return NodeAccess(labels={"share-compute-contributor": "con-1"}, environment={}, **known)
+
+
+def test_a_head_keeps_its_port_and_token_and_leaves_nothing(tmp_path: Path, rosters: list[Roster]):
+    settings = Settings(data_folder=tmp_path)
+    first = start_head(settings, rosters[0], "127.0.0.1")
+    family = first.node.child.family()
+    rosters[0].stop(first.node.child)
+    assert not any(is_alive(member) for member in family)
+    second = start_head(settings, rosters[0], "127.0.0.1")
+    assert (second.ray_address, second.token) == (first.ray_address, first.token)
+    assert second.node.node_id != first.node.node_id
+    assert (tmp_path / "ray-token").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+def test_a_node_joins_only_with_the_token(tmp_path: Path, rosters: list[Roster]):
+    head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
+    node = start_node(rosters[1], access(head), LIMITS)
+    assert node.gcs_address == head.ray_address
+    assert len(node.node_id) == 56
+    rosters[1].stop(node.child)
+    with pytest.raises(ShareComputeError) as refused:
+        start_node(rosters[1], access(head, token="0" * 64), LIMITS)
+    assert refused.value.mend
+    assert not rosters[1].leftovers()
+
+
+def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster]):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Conflict, match=str(port)) as refused:
+            start_head(Settings(data_folder=tmp_path, ray_port=port), rosters[0], "127.0.0.1")
+    assert refused.value.mend
+
+
+def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[Roster]):
+    heads = [
+        start_head(Settings(data_folder=tmp_path / str(number)), roster, "127.0.0.1")
+        for number, roster in enumerate(rosters)
+    ]
+    assert heads[0].ray_address != heads[1].ray_address
+    assert heads[0].token != heads[1].token

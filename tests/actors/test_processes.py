@@ -1,0 +1,137 @@
+"""Children are ended as exactly the tree that was started, whatever happened to whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from share_compute.errors import Conflict
+from share_compute_actors.processes import Identity, Roster, tied
+from share_compute_actors.run_folders import abandoned, close_run_folder, open_run_folder, sweep
+
+Wait = Callable[..., object]
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEPER!r}]).wait()"
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        process.wait(10)
+    except psutil.NoSuchProcess:
+        return True
+    return not process.is_running()
+
+
+@pytest.fixture
+def roster(tmp_path: Path):
+    made = Roster(tmp_path / "roster")
+    yield made
+    made.stop_all(grace_s=0)
+
+
+def started(roster: Roster, code: str, wait_for: Wait):
+    child = roster.start("child", python(code), environment={})
+    wait_for(lambda: "up" in child.log.read_text(), "the child", 20)
+    return child
+
+
+def test_stop_ends_the_whole_family(roster: Roster, wait_for: Wait):
+    child = started(roster, PARENT, wait_for)
+    family = child.family()
+    assert len(family) == 2
+    roster.stop(child)
+    assert all(is_gone(member) for member in family)
+
+
+def test_a_child_that_ignores_sigterm_is_killed(roster: Roster, wait_for: Wait):
+    child = started(roster, DEAF, wait_for)
+    roster.stop(child, grace_s=0.2)
+    assert child.exit_code == -signal.SIGKILL
+
+
+def test_a_grandchild_whose_parent_died_is_ended_too(roster: Roster, wait_for: Wait):
+    child = started(roster, PARENT, wait_for)
+    grandchild = next(member for member in child.family() if member.pid != child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(10)
+    assert grandchild.is_running()
+    roster.stop(child)
+    assert is_gone(grandchild)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does this on Linux only")
+def test_a_child_dies_with_a_killed_parent(tmp_path: Path, wait_for: Wait):
+    code = (
+        "import sys, time; from pathlib import Path; from share_compute_actors.processes import Roster;"
+        f"command = [sys.executable, '-c', {SLEEPER!r}];"
+        f"child = Roster(Path({str(tmp_path)!r})).start('child', command, environment={{}});"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        wait_for(lambda: "up" in (tmp_path / "child.log").read_text(), "the child", 20)
+        parent.kill()
+    assert is_gone(child)
+
+
+def test_leftovers_are_ended_only_when_they_are_the_same_process(tmp_path: Path):
+    left = subprocess.Popen(python(SLEEPER))
+    other = subprocess.Popen(python(SLEEPER))
+    try:
+        real = Identity.of(psutil.Process(left.pid))
+        mistaken = Identity.of(psutil.Process(other.pid)).started_at - 3600
+        (tmp_path / "processes.json").write_text(
+            f"[[{real.pid}, {real.started_at}], [{other.pid}, {mistaken}]]"
+        )
+        assert Roster(tmp_path).end_leftovers() == 1
+        assert left.wait(10) is not None
+        assert other.poll() is None
+    finally:
+        for process in (left, other):
+            process.kill()
+            process.wait()
+
+
+def test_a_tied_program_keeps_its_arguments_and_status():
+    command = tied([*python("import sys; print(sys.argv[1:]); sys.exit(7)"), "a b", "-c"])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (7, "['a b', '-c']")
+
+
+def test_a_run_folder_has_one_owner_and_is_swept_after_it():
+    key = f"test {os.getpid()}"
+    code = (
+        "import time; from share_compute_actors.run_folders import open_run_folder;"
+        f"print(open_run_folder({key!r}).folder, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        with pytest.raises(Conflict, match=str(owner.pid)):
+            open_run_folder(key)
+        owner.kill()
+    assert folder in [roster.folder for roster in abandoned()]
+    sweep()
+    assert not folder.exists()
+
+
+def test_a_run_folder_is_used_again_after_its_owner_closed_it():
+    key = f"again {os.getpid()}"
+    for _ in range(2):
+        roster = open_run_folder(key)
+        assert len(str(roster.folder)) < 45
+        close_run_folder(roster)
+        assert not roster.folder.exists()

@@ -1,0 +1,241 @@
+"""Training on real Ray nodes equals a plain single-process loop, however the model is laid over the machines."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.actors.conftest import Attempt
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, get_scheduler
+
+from share_compute.data import StepOrder, prepare
+from share_compute.jobs.events import AttemptEvent
+from share_compute.models.blueprint import Blueprint, build_stage
+from share_compute.planning.partitioning import Shard
+from share_compute.specification import parse_job
+
+pytestmark = pytest.mark.slow
+
+STEPS = 50
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("corpus") / "licence.txt"
+    target.write_text((Path(__file__).parents[2] / "LICENSE").read_text() * 20)
+    return target
+
+
+def job(
+    corpus: Path, *, tied: bool = True, training: dict[str, Any] | None = None, **parallelism: Any
+) -> dict[str, Any]:
+    return {
+        "model": {"config": {**LLAMA, "tie_word_embeddings": tied}},
+        "data": {"files": [str(corpus)]},
+        "tokenizer": {"vocab_size": 400},
+        "training": {
+            "steps": STEPS,
+            "batch_size": 8,
+            "microbatches": 4,
+            "sequence_length": 32,
+            **(training or {}),
+        },
+        "parallelism": parallelism,
+    }
+
+
+def single_process(
+    document: dict[str, Any], folder: Path, config: dict[str, Any]
+) -> tuple[list[float], torch.nn.Module]:
+    """Train with nothing but transformers and torch, whole batches at a time; only data and start are ours."""
+    spec = parse_job(document)
+    samples = prepare(spec, folder / "data").samples
+    count = config["num_hidden_layers"]
+    start = build_stage(Blueprint(config=config), Shard("m", 0, count, count), torch.device("cpu"))
+    start.initialize(spec.training.seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    model.load_state_dict(start.module.state_dict())
+    options = spec.training.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, betas=options.betas
+    )
+    schedule = get_scheduler("cosine", optimizer, num_warmup_steps=0, num_training_steps=spec.training.steps)
+    order = StepOrder(spec.training.seed, samples.size("train"), spec.training.batch_size)
+    losses = []
+    for step in range(1, spec.training.steps + 1):
+        inputs, targets = (torch.tensor(rows) for rows in samples.take("train", order.indices(step)))
+        loss = cross_entropy(model(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def losses_of(events: list[AttemptEvent]) -> dict[int, float]:
+    return {event.step: event.loss for event in events if event.type == "step"}
+
+
+def ending(events: list[AttemptEvent]) -> Any:
+    return events[-1]
+
+
+@pytest.mark.parametrize(
+    ("tied", "parallelism"),
+    [
+        (True, {"pools": 1}),
+        (True, {"pools": 2}),
+        (False, {"pools": 3}),
+        (True, {"pools": 1, "members_per_pool": 2}),
+        (True, {"pools": 3, "channel": "ray"}),
+        (True, {"pools": 2, "channel": "direct"}),
+    ],
+    ids=["one-pool", "two-pools", "three-pools-untied", "two-members", "ray-calls", "direct"],
+)
+def test_loss_equals_a_single_process_at_every_step(
+    attempt: Attempt, corpus: Path, tmp_path: Path, tied: bool, parallelism: dict[str, Any]
+) -> None:
+    document = job(corpus, tied=tied, **parallelism)
+    events = attempt(document)
+    assert ending(events).outcome == "succeeded", ending(events).reason
+    model_folder = tmp_path / "artifacts" / "model"
+    config = json.loads((model_folder / "config.json").read_text())
+    expected, reference = single_process(document, tmp_path, config)
+    losses = losses_of(events)
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    for step, loss in losses.items():
+        assert loss == pytest.approx(expected[step - 1], abs=1e-5), f"step {step}"
+    assert expected[-1] < expected[0] - 0.5
+    trained = AutoModelForCausalLM.from_pretrained(model_folder)
+    for name, tensor in reference.state_dict().items():
+        assert torch.allclose(trained.state_dict()[name], tensor, atol=1e-4), name
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    written = trained.generate(
+        input_ids=torch.tensor([tokenizer("The License").input_ids]), max_new_tokens=8, do_sample=False
+    )
+    assert written.shape[1] > 8
+
+
+def test_two_pools_of_two_members_equal_one_machine(attempt: Attempt, corpus: Path) -> None:
+    training = {"steps": 8, "microbatches": 8}
+    alone = losses_of(attempt(job(corpus, training=training, pools=1)))
+    hybrid = losses_of(attempt(job(corpus, training=training, pools=2, members_per_pool=2)))
+    assert hybrid == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_resumed_job_goes_on_exactly(attempt: Attempt, corpus: Path) -> None:
+    document = job(corpus, training={"steps": 12, "checkpoint_every": 6}, pools=2)
+    straight = attempt(document)
+    saved = next(event for event in straight if event.type == "checkpoint" and event.step == 6)
+    resumed = attempt(job(corpus, training={"steps": 12}, pools=3), checkpoint=saved.path, number=2)
+    assert ending(resumed).outcome == "succeeded", ending(resumed).reason
+    rest = losses_of(resumed)
+    assert sorted(rest) == list(range(7, 13))
+    assert rest == pytest.approx(
+        {step: loss for step, loss in losses_of(straight).items() if step > 6}, abs=1e-6
+    )
+
+
+def test_digits_are_learned(attempt: Attempt, tmp_path: Path) -> None:
+    layers = [
+        {"type": "linear", "options": {"in_features": 64, "out_features": 64}},
+        {"type": "relu"},
+        {"type": "linear", "options": {"in_features": 64, "out_features": 10}},
+    ]
+    events = attempt(
+        {
+            "model": {"layers": layers},
+            "data": {"dataset": "digits"},
+            "training": {
+                "steps": 80,
+                "batch_size": 64,
+                "microbatches": 2,
+                "optimizer": {"learning_rate": 0.01},
+            },
+            "parallelism": {"pools": 3},
+        }
+    )
+    assert ending(events).outcome == "succeeded", ending(events).reason
+    tested = [event for event in events if event.type == "validated" and event.split == "test"]
+    assert tested[-1].accuracy is not None
+    assert tested[-1].accuracy > 0.9
+    assert (tmp_path / "artifacts" / "model" / "layers.json").exists()
+
+
+def test_cancelling_ends_the_attempt_soon(attempt: Attempt, corpus: Path) -> None:
+    def cancel(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 3:
+            coordinator.cancel.remote()
+
+    events = attempt(job(corpus, training={"steps": 5000}, pools=2), on_event=cancel)
+    assert ending(events).outcome == "cancelled"
+
+
+@pytest.mark.chaos
+def test_a_dead_member_is_named_and_its_checkpoint_stays(
+    attempt: Attempt, corpus: Path, nodes: list[Any]
+) -> None:
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 12:
+            os.kill(_member_process(nodes[1]), signal.SIGKILL)
+
+    document = job(corpus, training={"steps": 5000, "checkpoint_every": 10}, pools=2)
+    events = attempt(document, on_event=kill)
+    assert ending(events).outcome == "failed"
+    assert "machine-1" in ending(events).reason
+    assert ending(events).error["code"] == "contributor-lost"
+    saved = [event for event in events if event.type == "checkpoint"]
+    assert saved[-1].path.is_dir()
+
+
+def _member_process(node: Any) -> int:
+    """Return the process of the member on a node."""
+    (raylet,) = node.all_processes["raylet"]
+    workers = psutil.Process(raylet.process.pid).children(recursive=True)
+    return next(worker.pid for worker in workers if "ray::Member" in " ".join(worker.cmdline()))
+
+
+def test_too_few_machines_are_said_so(attempt: Attempt, corpus: Path) -> None:
+    events = attempt(job(corpus, pools=5))
+    assert ending(events).outcome == "failed"
+    assert ending(events).error["code"] == "plan-infeasible"
+    assert ending(events).error["details"] == {"machines_needed": 5, "machines_ready": 4}
+
+
+def test_more_pools_than_layers_are_refused(attempt: Attempt, corpus: Path) -> None:
+    events = attempt(job(corpus, pools=7))
+    assert "7 pools cannot share 6 layers" in ending(events).reason
+
+
+def test_a_model_larger_than_all_memory_says_what_is_missing(attempt: Attempt, corpus: Path) -> None:
+    large = job(corpus, pools=3)
+    large["model"]["config"].update(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80)
+    events = attempt(large)
+    assert ending(events).error["code"] == "plan-infeasible"
+    assert ending(events).error["details"]["missing_bytes"] > 2**40
+
+
+def test_a_diverging_loss_ends_the_job_with_its_step(attempt: Attempt, corpus: Path) -> None:
+    wild = job(
+        corpus,
+        pools=1,
+        training={
+            "steps": 50,
+            "max_gradient_norm": None,
+            "optimizer": {"name": "sgd", "learning_rate": 3e38},
+        },
+    )
+    events = attempt(wild)
+    assert ending(events).outcome == "failed"
+    assert "not finite" in ending(events).reason

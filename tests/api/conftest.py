@@ -1,0 +1,122 @@
+"""A real control plane on loopback, without a Ray cluster, and a real client of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from share_compute.settings import Settings
+from share_compute.store import Store, upgrade
+from share_compute_api.app import create_app, end_streams
+from share_compute_api.client import Client
+
+DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Wait for a condition; fails the test when it does not come true in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"nothing happened within {DEADLINE_S} s")
+        time.sleep(0.01)
+
+
+class LiveServer:
+    """uvicorn in a thread."""
+
+    def __init__(self, app: FastAPI, port: int = 0) -> None:
+        self._app = app
+        config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        wait_until(lambda: self._server.started or not self._thread.is_alive())
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        end_streams(self._app)
+        self._server.should_exit = True
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+
+@dataclass
+class Plane:
+    """One control plane and the key to it."""
+
+    settings: Settings
+    store: Store
+    app: FastAPI
+    server: LiveServer
+    api_key: str
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def restart(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Stop the server and start another one on the same port and store."""
+        port = self.server.port
+        self.server.stop()
+        pause()
+        self.app = create_app(self.settings, self.store)
+        self.server = LiveServer(self.app, port)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_folder=tmp_path / "data", database_url=None)
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def plane(settings: Settings, store: Store) -> Iterator[Plane]:
+    _, api_key = store.keys.create("first")
+    app = create_app(settings, store)
+    plane = Plane(settings, store, app, LiveServer(app), api_key)
+    yield plane
+    plane.server.stop()
+
+
+@pytest.fixture
+def http(plane: Plane) -> Iterator[httpx.Client]:
+    """Raw HTTP with the API key."""
+    headers = {"Authorization": f"Bearer {plane.api_key}"}
+    with httpx.Client(base_url=f"{plane.url}/api/v1", headers=headers, timeout=DEADLINE_S) as client:
+        yield client
+
+
+@pytest.fixture
+def client(plane: Plane) -> Iterator[Client]:
+    with Client(plane.url, plane.api_key) as client:
+        yield client
+
+
+@pytest.fixture
+def digits() -> dict[str, Any]:
+    """A job that passes every check."""
+    layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+    return {
+        "name": "digits",
+        "model": {"layers": layers},
+        "data": {"dataset": "digits"},
+        "training": {"steps": 3},
+    }

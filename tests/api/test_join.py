@@ -1,0 +1,109 @@
+"""Machines join a real server, work through trouble, and leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from share_compute.jobs.states import ContributorState
+from share_compute_actors.processes import is_alive
+from share_compute_api.children import own_command
+
+pytestmark = pytest.mark.slow
+
+
+def join_fails(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return exit status and the error of a join that cannot be."""
+    command = own_command("join", *arguments, "--json", "--device", "cpu")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
+
+
+def test_a_machine_joins_is_measured_and_leaves(server: Any, contributors: Callable[[], Any]):
+    first, second = contributors(), contributors()
+    (device,) = first.record.capacity
+    assert device.kind == "cpu"
+    assert device.flops_per_s["float32"] > 1e8
+    targets = {link.target for link in second.record.links}
+    assert "head" in targets
+    assert first.record.id in targets
+    agent = psutil.Process(first.command.process.pid)
+    family = agent.children(recursive=True)
+    assert any(process.name() == "raylet" for process in family)
+    assert first.command.stop() == 0
+    assert not any(is_alive(process) for process in family)
+    with server.client() as client:
+        assert client.contributor(first.record.id).state is ContributorState.left
+
+
+def test_the_agent_holds_neither_ray_nor_torch(contributors: Callable[[], Any]):
+    agent = psutil.Process(contributors().command.process.pid)
+    mapped = {region.path for region in agent.memory_maps()}
+    assert not any("_raylet" in path or "libtorch" in path for path in mapped)
+
+
+def test_a_node_that_dies_is_started_again(server: Any, contributors: Callable[[], Any], wait_for: Any):
+    machine = contributors()
+    agent = psutil.Process(machine.command.process.pid)
+    raylet = next(process for process in agent.children(recursive=True) if process.name() == "raylet")
+    raylet.kill()
+
+    def is_back() -> bool:
+        record = client.contributor(machine.record.id)
+        return record.state is ContributorState.ready and record.node_id != machine.record.node_id
+
+    with server.client() as client:
+        wait_for(is_back, "the machine back", 60)
+
+
+def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any], wait_for: Any):
+    machine = contributors()
+    family = psutil.Process(machine.command.process.pid).children(recursive=True)
+    machine.command.process.kill()
+    machine.command.process.wait()
+    with server.client() as client:
+        wait_for(lambda: client.contributor(machine.record.id).state is ContributorState.lost, "lost", 30)
+        assert client.contributor(machine.record.id).reason
+    wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 20)
+
+
+def test_the_operator_sends_a_machine_away(server: Any, contributors: Callable[[], Any]):
+    machine = contributors()
+    with server.client() as client:
+        client.send_away(machine.record.id)
+    assert machine.command.process.wait(40) == 0
+
+
+def test_a_wrong_invite(server: Any):
+    status, error = join_fails(server.url, "--invite", "none-none", "--memory", "600MiB")
+    assert (status, error["code"]) == (5, "invite-unknown")
+    assert error["mend"]
+
+
+def test_a_used_invite_and_a_taken_name(server: Any, contributors: Callable[[], Any]):
+    machine = contributors()
+    with server.client() as client:
+        fresh = client.create_invite().code
+        name = machine.record.name
+        status, error = join_fails(server.url, "--invite", fresh, "--name", name, "--memory", "600MiB")
+        assert (status, error["code"]) == (4, "conflict")
+        used = next(invite for invite in client.invites() if invite.used_by == machine.record.id)
+    assert used.state == "used"
+
+
+def test_an_unreachable_server():
+    status, error = join_fails("http://127.0.0.1:9", "--invite", "x", "--memory", "600MiB")
+    assert (status, error["code"]) == (8, "unavailable")
+
+
+def test_too_little_memory_and_too_much(server: Any):
+    for memory, word in (("100MiB", "too little"), ("900TiB", "available")):
+        status, error = join_fails(server.url, "--invite", "x", "--memory", memory)
+        assert status == 2
+        assert word in error["detail"]
+        assert error["details"]["missing_bytes"] > 0

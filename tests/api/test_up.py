@@ -1,0 +1,95 @@
+"""A real server: one for each data folder, gone when it ends, and itself again when it is started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from share_compute_actors.processes import is_alive
+from share_compute_api.children import own_command
+
+pytestmark = pytest.mark.slow
+
+
+def up_fails(*arguments: str) -> tuple[int, dict[str, Any]]:
+    command = own_command("up", "--json", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
+
+
+def test_a_second_server_on_one_data_folder(server: Any):
+    status, error = up_fails("--port", "0", "--data-folder", str(server.data_folder))
+    assert (status, error["code"]) == (4, "conflict")
+    assert str(server.command.process.pid) in error["detail"]
+    assert server.url in error["detail"]
+
+
+def test_a_taken_port(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, error = up_fails("--port", str(port), "--data-folder", str(tmp_path))
+    assert (status, error["code"]) == (4, "conflict")
+    assert str(port) in error["detail"]
+    assert not list(tmp_path.glob("server.json"))
+
+
+def test_it_ends_whole_and_finds_its_state_again(tmp_path: Path, run_server: Any):
+    with run_server(tmp_path) as first:
+        family = psutil.Process(first.command.process.pid).children(recursive=True)
+        with first.client() as client:
+            invite = client.create_invite(label="kept")
+        assert (tmp_path / "credentials.json").stat().st_mode & 0o077 == 0
+        assert first.command.stop() == 0
+    assert not any(is_alive(process) for process in family)
+    assert not (tmp_path / "server.json").exists()
+    with run_server(tmp_path) as second, second.client() as client:
+        assert second.api_key == first.api_key
+        assert invite.id in [one.id for one in client.invites()]
+
+
+def test_a_killed_server_leaves_no_obstacle(tmp_path: Path, run_server: Any):
+    with run_server(tmp_path) as first:
+        family = psutil.Process(first.command.process.pid).children(recursive=True)
+        os.kill(first.command.process.pid, signal.SIGKILL)
+        first.command.process.wait()
+    with run_server(tmp_path) as second, second.client() as client:
+        assert client.health().status == "ok"
+        # Ray's agents outlive a killed raylet for a while; the next server ends them.
+        assert not any(is_alive(process) for process in family)
+
+
+def test_it_ends_with_a_reason_when_the_head_dies(tmp_path: Path, run_server: Any):
+    with run_server(tmp_path) as running:
+        family = psutil.Process(running.command.process.pid).children(recursive=True)
+        next(process for process in family if process.name() == "gcs_server").kill()
+        assert running.command.process.wait(60) == 8
+        assert "Ray head ended" in running.command.text()
+
+
+@pytest.mark.parametrize("moment", ["run folder", "head", "raylet"])
+def test_an_interrupt_while_it_starts(tmp_path: Path, moment: str, run_command: Any, wait_for: Any):
+    def reached() -> list[psutil.Process]:
+        found = process.children(recursive=True)
+        names = {child.name() for child in found}
+        reached = {
+            "run folder": (tmp_path / "lock").exists(),
+            "head": bool(found),
+            "raylet": "raylet" in names,
+        }
+        return [process, *found] if reached[moment] else []
+
+    with run_command(tmp_path, "up", "--json", "--port", "0", "--data-folder", str(tmp_path)) as command:
+        process = psutil.Process(command.process.pid)
+        family = wait_for(reached, moment, 40)
+        command.process.send_signal(signal.SIGINT)
+        command.process.wait(40)
+    assert not any(is_alive(member) for member in family)
+    assert not (tmp_path / "server.json").exists()

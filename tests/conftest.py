@@ -1,0 +1,173 @@
+"""Fixtures with real processes: one running server for the whole session, and machines that join it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+import pytest
+
+from share_compute.jobs.states import ContributorState
+from share_compute.store.records import ContributorRecord
+from share_compute_api.children import own_command
+from share_compute_api.client import Client
+
+DEADLINE_S = 90.0
+GRACE_S = 40.0
+Found = TypeVar("Found")
+
+
+def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
+    """Return what ``look`` gives as soon as it is true; fails when that takes too long."""
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"{what}: not within {deadline_s:.0f} s")
+
+
+@dataclass(frozen=True)
+class RunningCommand:
+    """A command of share-compute that runs, with what it prints."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def json_lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
+
+    def first_json(self) -> dict[str, str]:
+        def look() -> dict[str, object] | None:
+            assert self.process.poll() is None, self.text()
+            return next(iter(self.json_lines()), None)
+
+        return {key: str(value) for key, value in wait_for(look, "the first line of JSON").items()}
+
+    def stop(self) -> int:
+        """Ask it to end, as Ctrl-C does through SIGTERM; returns its exit status."""
+        self.process.terminate()
+        return self.process.wait(GRACE_S)
+
+
+@contextmanager
+def run_command(folder: Path, *arguments: str) -> Iterator[RunningCommand]:
+    """Run a command of share-compute inside the block."""
+    log = folder / f"{arguments[0]}-{uuid4().hex[:6]}.log"
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SHARE_COMPUTE_", "RAY_"))
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            own_command(*arguments), stdout=output, stderr=subprocess.STDOUT, env=own, start_new_session=True
+        )
+    command = RunningCommand(process, log)
+    try:
+        yield command
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that answers."""
+
+    url: str
+    api_key: str
+    data_folder: Path
+    command: RunningCommand
+
+    def client(self) -> Client:
+        return Client(self.url, self.api_key)
+
+
+@contextmanager
+def run_server(data_folder: Path, *arguments: str, port: int = 0) -> Iterator[RunningServer]:
+    """Run a server inside the block."""
+    data_folder.mkdir(parents=True, exist_ok=True)
+    given = ("--json", "--port", str(port), "--data-folder", str(data_folder), *arguments)
+    with run_command(data_folder, "up", *given) as command:
+        url = command.first_json()["url"]
+        key = json.loads((data_folder / "credentials.json").read_text())["api_key"]
+        yield RunningServer(url, key, data_folder, command)
+
+
+@dataclass(frozen=True)
+class RunningContributor:
+    """A machine that joined and is ready."""
+
+    record: ContributorRecord
+    command: RunningCommand
+
+
+@contextmanager
+def run_contributor(
+    server: RunningServer, name: str | None = None, *arguments: str
+) -> Iterator[RunningContributor]:
+    """Let a machine join inside the block."""
+    name = name or f"machine-{uuid4().hex[:6]}"
+    with server.client() as client:
+        code = client.create_invite(label=name).code
+        given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", *arguments)
+        joining = ("join", server.url, "--invite", code, "--name", name, *given)
+        with run_command(server.data_folder, *joining) as command:
+            yield RunningContributor(wait_for(lambda: ready(client, name), f"{name} ready"), command)
+
+
+def ready(client: Client, name: str) -> ContributorRecord | None:
+    """Return the contributor of this name if it is ready."""
+    ready_ones = (one for one in client.contributors() if one.state is ContributorState.ready)
+    return next((one for one in ready_ones if one.name == name), None)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One server that all tests share."""
+    with run_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+ContributorFactory = Callable[[], RunningContributor]
+
+
+@pytest.fixture
+def contributors(server: RunningServer) -> Iterator[ContributorFactory]:
+    """Give a function that lets one more machine join the shared server, for the time of the test."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(run_contributor(server))
+
+
+@pytest.fixture(name="wait_for")
+def wait_for_fixture() -> Callable[..., object]:
+    """Give `wait_for`: tests are not importable from each other."""
+    return wait_for
+
+
+@pytest.fixture(name="run_server")
+def run_server_fixture() -> Callable[..., object]:
+    """Give `run_server`."""
+    return run_server
+
+
+@pytest.fixture(name="run_command")
+def run_command_fixture() -> Callable[..., object]:
+    """Give `run_command`."""
+    return run_command

@@ -1,0 +1,129 @@
+"""A real server on loopback and a real browser."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from share_compute.settings import Settings
+from share_compute.store import Store, upgrade
+from share_compute_api.app import create_app, end_streams
+from share_compute_api.dashboard import STATIC_FOLDER
+
+_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Server:
+    """The control plane under uvicorn; stopped and started again, it keeps its port."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        self._app = create_app(self._settings, self._store, cluster=None)
+        config = uvicorn.Config(self._app, host="127.0.0.1", port=self.port, log_level="warning")
+        self._server = uvicorn.Server(config)
+        self._listener = config.bind_socket()
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+
+    def stop(self) -> None:
+        end_streams(self._app)
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        self._listener.close()
+        assert not self._thread.is_alive(), "the server did not stop"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A running control plane without a cluster; tests write into its store what a supervisor would."""
+
+    server: Server
+    key: str
+    store: Store
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    if not (STATIC_FOLDER / "index.html").is_file():
+        pytest.skip("the dashboard is not built: make dashboard")
+    settings = Settings(data_folder=tmp_path)
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    server = Server(settings, store)
+    try:
+        yield Pool(server, store.keys.create("browser")[1], store, tmp_path)
+    finally:
+        server.stop()
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    # Not for the session: while it is open, its event loop keeps every other one in this thread from running.
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium here")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+class Complaints(list[str]):
+    """What the browser's console held against the page."""
+
+    def listen(self, page: Page) -> None:
+        page.on("console", lambda said: self.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda failure: self.append(str(failure)))
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    found = Complaints()
+    yield found
+    assert found == []
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(pool: Pool, context: BrowserContext, complaints: Complaints) -> Page:
+    """The dashboard, signed in by the link that ``share-compute up`` prints."""
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/#key={pool.key}")
+    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    return page

@@ -1,0 +1,121 @@
+"""What happens in a pool, written into the store as the supervisors write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from share_compute.jobs.events import (
+    ArtifactSaved,
+    AttemptEnded,
+    CheckpointSaved,
+    Note,
+    Planned,
+    Started,
+    StepCommitted,
+    Validated,
+)
+from share_compute.jobs.states import ContributorState
+from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.specification import TrainJob, parse_job
+from share_compute.store import ContributorRecord, JobRecord, Store
+from share_compute.topology import Device, Link
+
+VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"}
+DIGITS = """
+name: digits
+model:
+  layers:
+    - {type: linear, options: {in_features: 64, out_features: 32}}
+    - {type: relu}
+    - {type: linear, options: {in_features: 32, out_features: 10}}
+data: {dataset: digits}
+training: {steps: 40, batch_size: 32, microbatches: 4}
+"""
+
+
+def digits() -> TrainJob:
+    """Return a small job."""
+    return parse_job(DIGITS)
+
+
+def join(store: Store, name: str) -> ContributorRecord:
+    """A machine passes preflight."""
+    _, code = store.invites.create()
+    limits = {"memory_bytes": 4 << 30, "cpu_threads": 4, "gpus": 0, "device": "auto"}
+    return store.contributors.join(code, name=name, host=f"{name}.example", versions=VERSIONS, limits=limits)[
+        0
+    ]
+
+
+def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> ContributorRecord:
+    """Its node is up and its probe is done."""
+    store.contributors.online(machine.id, node_id="ab" * 28, address="192.0.2.7")
+    device = Device("cpu", "Example CPU", 4 << 30, {"float32": flops_per_s}, 2e10)
+    return store.contributors.ready(
+        machine.id, capacity=[device], links=[Link("head", machine.id, 0.00023, 1.2e9)]
+    )
+
+
+def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
+    """An attempt begins on these machines, one pool each."""
+    store.jobs.begin(job.id, [machine.id for machine in machines])
+    pools = tuple(
+        PoolPlan(
+            start=index,
+            stop=index + 1 if machine is not machines[-1] else 3,
+            parameters=2_000,
+            members=(
+                MemberPlan(
+                    contributor_id=machine.id,
+                    name=machine.name,
+                    microbatches=(0, 1, 2, 3),
+                    memory_bytes=1 << 20,
+                    reason="its share by measured speed",
+                ),
+            ),
+        )
+        for index, machine in enumerate(machines)
+    )
+    plan = Plan(
+        epoch=0, strategy="compute_weighted", num_layers=3, parameters=2_000 * len(pools), pools=pools
+    )
+    note = Note(message="elm would slow the job down; it gets no layers", level="warning")
+    started = Started(first_step=1, total_steps=40)
+    store.progress.record(job.id, job.attempt, [Planned(plan=plan), note, started])
+
+
+def train(store: Store, job: JobRecord, first_step: int, last_step: int) -> None:
+    """Steps are committed, with a validation and a checkpoint after the last of them."""
+    steps = [
+        StepCommitted(
+            step=step,
+            loss=2.3 / step,
+            learning_rate=0.001,
+            gradient_norm=1.0,
+            samples=32,
+            tokens=32,
+            seconds=0.01,
+            tokens_per_s=3200.0,
+        )
+        for step in range(first_step, last_step + 1)
+    ]
+    validated = Validated(split="validation", step=last_step, loss=2.4 / last_step, accuracy=0.5)
+    saved = CheckpointSaved(step=last_step, path=Path("checkpoint"), size_bytes=12_345)
+    store.progress.record(job.id, job.attempt, [*steps, validated, saved])
+
+
+def finish(store: Store, job: JobRecord, folder: Path) -> None:
+    """The result is written and the job succeeds."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "layers"}')
+    saved = ArtifactSaved(name="model", path=folder, size_bytes=24)
+    ended = AttemptEnded(outcome="succeeded", reason="all 40 steps are done")
+    store.progress.record(job.id, job.attempt, [saved, ended])
+
+
+def lose(store: Store, job: JobRecord, machine: ContributorRecord) -> None:
+    """A machine dies under a job."""
+    store.contributors.set_state(machine.id, ContributorState.lost, "its Ray node died")
+    error = {"code": "contributor-lost", "mend": f"share-compute resume {job.id} continues from step 10"}
+    ended = AttemptEnded(outcome="failed", reason=f"contributor {machine.name} was lost", error=error)
+    store.progress.record(job.id, job.attempt, [ended])

@@ -1,0 +1,193 @@
+"""The dashboard in a real browser against the real server and store."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.scenes import digits, finish, join, lose, measure, start, train
+
+pytestmark = pytest.mark.browser
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+FIRST_LOAD_BYTES = 250_000
+
+
+def test_the_link_of_up_signs_in_and_leaves_no_key_in_the_address_bar(page: Page, pool: Pool) -> None:
+    assert page.url == f"{pool.url}/"
+    expect(page.get_by_role("heading", name="No machine has joined yet")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_wrong_key_is_refused_and_a_right_one_leads_where_one_wanted_to_go(
+    pool: Pool, context: BrowserContext
+) -> None:
+    page = context.new_page()
+    page.goto(f"{pool.url}/jobs")
+    page.get_by_label("API key").fill("sck-wrong")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_text("The server does not know this key.")).to_be_visible()
+    page.get_by_label("API key").fill(pool.key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
+    expect(page.get_by_role("heading", name="No job yet")).to_be_visible()
+
+
+def test_machines_appear_as_they_join(page: Page, pool: Pool) -> None:
+    machine = join(pool.store, "birch")
+    row = page.get_by_role("row", name=re.compile("birch"))
+    expect(row).to_contain_text("joining")
+    measure(pool.store, machine, 51e9)
+    expect(row).to_contain_text("ready")
+    expect(row).to_contain_text("51.0 GFLOP/s")
+    expect(row).to_contain_text("0.23 ms · 1.20 GB/s")
+
+
+def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, pool: Pool) -> None:
+    machines = [measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch")]
+    page.get_by_role("link", name="Submit").click()
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", name="digits", level=1)).to_be_visible()
+    job = pool.store.jobs.queued()[0]
+    assert page.url.endswith(f"/jobs/{job.id}")
+
+    start(pool.store, job, machines)
+    placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
+    expect(placement).to_contain_text("ash")
+    expect(placement).to_contain_text("layers 1\N{EN DASH}2")
+    train(pool.store, job, 1, 10)
+    expect(page.get_by_text("Step 10 of 200 · checkpoint at 10")).to_be_visible()
+    curve = page.get_by_role("img", name=re.compile("Loss over steps"))
+    expect(curve).to_have_accessible_name(re.compile(r"2\.300 at step 1, 0\.2300 at step 10"))
+    train(pool.store, job, 11, 20)
+    expect(curve).to_have_accessible_name(re.compile("at step 20"))
+    expect(page.get_by_role("log")).to_contain_text("elm would slow the job down")
+
+    finish(pool.store, job, pool.folder / "jobs" / job.id / "artifacts" / "model")
+    expect(page.get_by_text("All 40 steps are done.", exact=True)).to_be_visible()
+    # Without a file dialog, which a headless browser has no window for.
+    page.evaluate("delete window.showSaveFilePicker")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download config.json").click()
+    assert download.value.path().read_text() == '{"model_type": "layers"}'
+
+
+def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, pool: Pool) -> None:
+    machines = [measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch")]
+    job = pool.store.jobs.create(digits())
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    start(pool.store, job, machines)
+    train(pool.store, job, 1, 10)
+    expect(page.get_by_text("Step 10 of 40")).to_be_visible()
+    lose(pool.store, job, machines[1])
+    expect(page.get_by_text("Contributor birch was lost.", exact=True)).to_be_visible()
+    expect(page.get_by_text(f"share-compute resume {job.id} continues from step 10.")).to_be_visible()
+    page.get_by_role("button", name="Resume from step 10").click()
+    expect(page.get_by_text("queued", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Cancel job").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
+
+
+def test_what_the_server_refuses_stands_at_its_line(page: Page, complaints: Complaints) -> None:
+    page.get_by_role("link", name="Submit").click()
+    editor = page.get_by_label("Job as YAML")
+    editor.fill(editor.input_value().replace("name: adamw", "name: adamm"))
+    page.get_by_role("button", name="Submit").click()
+    problem = page.get_by_role("button", name=re.compile("training.optimizer.name"))
+    expect(problem).to_contain_text("Line 17")
+    expect(problem).to_contain_text("did you mean 'adam'?")
+    editor.fill("name: [digits")
+    expect(page.get_by_role("button", name=re.compile("^Line 1"))).to_be_visible()
+    expect(page.get_by_role("button", name="Submit")).to_be_disabled()
+    # The browser itself reports every refusal.
+    assert [text for text in complaints if "422" not in text] == []
+    complaints.clear()
+
+
+def test_an_invite_is_made_copied_and_revoked(page: Page) -> None:
+    page.get_by_role("link", name="Invite", exact=True).click()
+    page.get_by_label("For whom").fill("laptop of Ada")
+    page.get_by_role("button", name="Create invite").click()
+    line = page.get_by_label("Command to join")
+    expect(line).to_contain_text("share-compute join http://127.0.0.1:")
+    page.get_by_role("button", name="Copy").click()
+    assert page.evaluate("navigator.clipboard.readText()") == line.inner_text()
+    row = page.get_by_role("row", name=re.compile("laptop of Ada"))
+    row.get_by_role("button", name="Revoke").click()
+    expect(row).to_contain_text("revoked")
+
+
+def test_a_dropped_stream_goes_on_where_it_stopped(page: Page, pool: Pool, complaints: Complaints) -> None:
+    machine = join(pool.store, "birch")
+    row = page.get_by_role("row", name=re.compile("birch"))
+    expect(row).to_contain_text("joining")
+    seen = str(pool.store.events.last_seq())
+    pool.server.stop()
+    expect(page.get_by_text("Reconnecting")).to_be_visible()
+    measure(pool.store, machine, 51e9)
+    with page.expect_request(
+        lambda one: one.url.endswith("/events") and one.headers.get("last-event-id") == seen
+    ):
+        pool.server.start()
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    expect(row).to_contain_text("ready")
+    # The browser itself reports what it cannot reach.
+    assert [text for text in complaints if "Failed to load resource" not in text] == []
+    complaints.clear()
+
+
+def test_the_first_load_is_small_and_stays_on_this_host(pool: Pool, context: BrowserContext) -> None:
+    page = context.new_page()
+    sizes: dict[str, int] = {}
+    page.on("requestfinished", lambda one: sizes.update({one.url: one.sizes()["responseBodySize"]}))
+    page.goto(f"{pool.url}/#key={pool.key}")
+    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    page.wait_for_load_state("load")
+    assert all(url.startswith(pool.url) for url in sizes)
+    assert sum(sizes.values()) <= FIRST_LOAD_BYTES
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_every_page_is_accessible_and_fits(
+    pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    store = pool.store
+    machines = [measure(store, join(store, name), 51e9) for name in ("ash", "birch")]
+    running, failed = store.jobs.create(digits()), store.jobs.create(digits())
+    start(store, running, machines)
+    train(store, running, 1, 10)
+    start(store, failed, machines)
+    lose(store, failed, machines[1])
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/")
+    page.get_by_label("API key").wait_for()
+    found = {"sign-in": violations(page)}
+    page.goto(f"{pool.url}/#key={pool.key}")
+    for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit", "invites", "nowhere"):
+        page.goto(f"{pool.url}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        expect(page.get_by_label("Loading")).to_have_count(0)
+        page.screenshot(path=tmp_path / f"{path.replace('/', '-') or 'pool'}.png", full_page=True)
+        found[path] = violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    context.close()
+    assert {path: some for path, some in found.items() if some} == {}
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe finds against WCAG 2.2 AA, with the elements."""
+    page.evaluate(AXE.read_text())
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    answer = page.evaluate("tags => axe.run(document, {runOnly: tags})", tags)
+    return [f"{one['id']}: {node['html'][:160]}" for one in answer["violations"] for node in one["nodes"]]

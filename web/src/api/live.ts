@@ -1,0 +1,61 @@
+/**
+ * Server-sent events over fetch, since EventSource cannot send an Authorization header.
+ *
+ * A lost connection is opened again from the last event that was seen (`Last-Event-ID`), after a wait that doubles
+ * up to `SLOWEST_MS`; the server repeats nothing before it and leaves nothing out after it.
+ */
+import { EventSourceParserStream } from "eventsource-parser/stream";
+
+import { authorizedFetch } from "./client";
+import { ApiProblem } from "./problem";
+
+const FIRST_MS = 500;
+const SLOWEST_MS = 15_000;
+
+export type LiveState = "connecting" | "live" | "lost";
+
+export interface Listener {
+  onEvent: (kind: string, data: string, id: string) => void;
+  onState: (state: LiveState) => void;
+}
+
+/** Listen until `signal` aborts, or the server says that it never will (the key is wrong, the job is gone). */
+export async function listen(
+  url: string,
+  startId: string | undefined,
+  listener: Listener,
+  signal: AbortSignal,
+): Promise<void> {
+  let lastId = startId;
+  let wait = FIRST_MS;
+  while (!signal.aborted) {
+    try {
+      const headers: Record<string, string> = { Accept: "text/event-stream" };
+      if (lastId !== undefined) headers["Last-Event-ID"] = lastId;
+      const response = await authorizedFetch(new Request(url, { headers, signal, cache: "no-store" }));
+      // No content: the stream is complete, and the standard asks not to come back.
+      if (response.status === 204 || response.body === null) return;
+      listener.onState("live");
+      const events = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());
+      for await (const event of events) {
+        wait = FIRST_MS;
+        if (event.id !== undefined) lastId = event.id;
+        listener.onEvent(event.event ?? "message", event.data, lastId ?? "");
+      }
+    } catch (failure) {
+      if (signal.aborted) return;
+      if (failure instanceof ApiProblem && !failure.mayPass) throw failure;
+    }
+    if (signal.aborted) return;
+    listener.onState("lost");
+    await pause(wait, signal);
+    wait = Math.min(wait * 2, SLOWEST_MS);
+  }
+}
+
+function pause(milliseconds: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}

@@ -1,0 +1,67 @@
+/** Keeps everything on screen current from one stream of the pool's events. */
+import { useQueryClient } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+
+import { applyEvents } from "./applyEvents";
+import { listen, type LiveState } from "./live";
+import type { PoolEvent } from "./types";
+
+/** Events are put on screen in batches: fifty a second must not draw fifty times a second. */
+const BATCH_MS = 200;
+
+export interface Live {
+  state: LiveState;
+  /** When the connection was last known to be up. */
+  lastHeard: string | null;
+}
+
+export function useLiveRefresh(): Live {
+  const client = useQueryClient();
+  const [live, setLive] = useState<Live>({ state: "connecting", lastHeard: null });
+
+  useEffect(() => {
+    const stop = new AbortController();
+    const batch = new Batch((events) => applyEvents(client, events));
+    const onState = (state: LiveState) => {
+      if (state === "live") void client.invalidateQueries();
+      setLive((before) => ({
+        state,
+        lastHeard: state === "lost" && before.state === "live" ? new Date().toISOString() : before.lastHeard,
+      }));
+    };
+    const onEvent = (_kind: string, data: string) => batch.add(JSON.parse(data) as PoolEvent);
+    listen("/api/v1/events", undefined, { onEvent, onState }, stop.signal).catch(() => {
+      // A refused key has signed this tab out already; any other refusal will not change by asking again.
+      onState("lost");
+    });
+    return () => {
+      stop.abort();
+      batch.clear();
+    };
+  }, [client]);
+
+  return live;
+}
+
+class Batch {
+  private events: PoolEvent[] = [];
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(private readonly deliver: (events: PoolEvent[]) => void) {}
+
+  add(event: PoolEvent): void {
+    this.events.push(event);
+    this.timer ??= setTimeout(() => {
+      const events = this.events;
+      this.clear();
+      this.deliver(events);
+    }, BATCH_MS);
+  }
+
+  clear(): void {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    this.events = [];
+  }
+}
+

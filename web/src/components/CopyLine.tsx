@@ -1,0 +1,24 @@
+import { Button, Group, Text } from "@mantine/core";
+import { useClipboard } from "@mantine/hooks";
+
+import classes from "./CopyLine.module.css";
+
+/** A command to copy. */
+export function CopyLine({ text, label }: { text: string; label: string }) {
+  const clipboard = useClipboard({ timeout: 2000 });
+  return (
+    <Group gap="xs" wrap="nowrap" align="stretch">
+      <code className={classes.line} aria-label={label} tabIndex={0}>
+        {text}
+      </code>
+      <Button variant="default" onClick={() => clipboard.copy(text)} className={classes.button}>
+        {clipboard.copied ? "Copied" : "Copy"}
+      </Button>
+      {clipboard.error !== null && (
+        <Text size="sm" c="dimmed">
+          Select and copy by hand.
+        </Text>
+      )}
+    </Group>
+  );
+}

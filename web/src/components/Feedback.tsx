@@ -1,0 +1,55 @@
+/** What a page shows while it has nothing else to show. */
+import { Alert, Button, Skeleton, Stack, Text, Title } from "@mantine/core";
+import type { ReactNode } from "react";
+
+import { ApiProblem } from "../api/problem";
+
+/** Grey lines where a list is about to be. */
+export function Loading({ lines = 4 }: { lines?: number }) {
+  return (
+    <Stack gap="sm" role="status" aria-label="Loading">
+      {Array.from({ length: lines }, (_, line) => (
+        <Skeleton key={line} height={36} radius="sm" />
+      ))}
+    </Stack>
+  );
+}
+
+/** Nothing there, and what to do about it. */
+export function Empty({ title, children }: { title: string; children?: ReactNode }) {
+  return (
+    <Stack className="card" align="center" gap="xs" p="xl" ta="center">
+      <Title order={2}>{title}</Title>
+      <Stack c="dimmed" maw={560} align="center" gap="sm">
+        {children}
+      </Stack>
+    </Stack>
+  );
+}
+
+/** An error in words, its mend, and a second try. */
+export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
+  const mend = error instanceof ApiProblem ? error.mend : undefined;
+  return (
+    <Alert className="failure" title={sentence(error.message)}>
+      <Stack gap="sm" align="start">
+        {mend !== undefined && <Text size="sm">{sentence(mend)}</Text>}
+        {retry !== undefined && (
+          <Button size="xs" variant="default" onClick={retry}>
+            Try again
+          </Button>
+        )}
+      </Stack>
+    </Alert>
+  );
+}
+
+/**
+ * The server's messages begin in lower case, since the command line puts "error:" before them. A command at the
+ * beginning stays as it is typed.
+ */
+export function sentence(text: string): string {
+  const end = /[.!?]$/.test(text) ? "" : ".";
+  const start = text.startsWith("share-compute ") ? text.charAt(0) : text.charAt(0).toUpperCase();
+  return start + text.slice(1) + end;
+}

@@ -1,0 +1,100 @@
+/** The frame around every page: navigation, the state of the live connection, sign-out. */
+import { ActionIcon, AppShell, Burger, Group, Text, UnstyledButton, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
+import { useDisclosure } from "@mantine/hooks";
+import { Link, Outlet } from "@tanstack/react-router";
+
+import { signOut, useKey } from "../api/session";
+import { useLiveRefresh } from "../api/useLiveRefresh";
+import { SignIn } from "../pages/SignIn";
+import { LiveMark } from "./LiveMark";
+import classes from "./Shell.module.css";
+
+const PLACES = [
+  { to: "/", label: "Pool" },
+  { to: "/jobs", label: "Jobs" },
+  { to: "/submit", label: "Submit" },
+  { to: "/invites", label: "Invite" },
+] as const;
+
+export function Shell() {
+  return useKey() === null ? <SignIn /> : <Frame />;
+}
+
+function Frame() {
+  const live = useLiveRefresh();
+  const [isOpen, menu] = useDisclosure(false);
+  return (
+    <AppShell header={{ height: 56 }} padding="md">
+      <a className="skip" href="#content" onClick={focusContent}>
+        Skip to content
+      </a>
+      <AppShell.Header className={classes.header}>
+        <Group h="100%" px="md" gap="md" wrap="nowrap" maw={1280} mx="auto">
+          <Burger hiddenFrom="sm" size="sm" opened={isOpen} onClick={menu.toggle} aria-label="Navigation" aria-expanded={isOpen} />
+          <Link to="/" className={classes.brand}>
+            <img src="/icon.svg" width={24} height={24} alt="" />
+            <Text component="span" fw={600}>
+              share-compute
+            </Text>
+          </Link>
+          <nav className={classes.nav} data-open={isOpen} aria-label="Pages">
+            {PLACES.map(({ to, label }) => (
+              <Link
+                key={to}
+                to={to}
+                className={classes.link}
+                activeOptions={{ exact: to === "/" }}
+                onClick={menu.close}
+              >
+                {label}
+              </Link>
+            ))}
+            <SignOut hiddenFrom="sm" />
+          </nav>
+          <Group gap="sm" wrap="nowrap" ml="auto">
+            <LiveMark live={live} />
+            <SchemeSwitch />
+            <SignOut visibleFrom="sm" />
+          </Group>
+        </Group>
+      </AppShell.Header>
+      <AppShell.Main id="content" tabIndex={-1} className={classes.main}>
+        <div className={classes.content}>
+          <Outlet />
+        </div>
+      </AppShell.Main>
+    </AppShell>
+  );
+}
+
+function focusContent(event: React.MouseEvent) {
+  event.preventDefault();
+  document.getElementById("content")?.focus();
+}
+
+function SignOut(props: { visibleFrom?: "sm"; hiddenFrom?: "sm" }) {
+  return (
+    <UnstyledButton className={classes.link} onClick={() => signOut()} {...props}>
+      Sign out
+    </UnstyledButton>
+  );
+}
+
+function SchemeSwitch() {
+  const { setColorScheme } = useMantineColorScheme();
+  const next = useComputedColorScheme("light") === "light" ? "dark" : "light";
+  return (
+    <ActionIcon
+      variant="subtle"
+      color="gray"
+      className={classes.quiet}
+      aria-label={`Use the ${next} colours`}
+      onClick={() => setColorScheme(next)}
+    >
+      <svg viewBox="0 0 20 20" width={18} height={18} aria-hidden fill="currentColor">
+        <path d="M10 3a7 7 0 0 1 0 14z" />
+        <circle cx="10" cy="10" r="7" fill="none" stroke="currentColor" strokeWidth="2" />
+      </svg>
+    </ActionIcon>
+  );
+}

@@ -1,0 +1,42 @@
+import { MantineProvider } from "@mantine/core";
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { RouterProvider } from "@tanstack/react-router";
+import { setNonce } from "get-nonce";
+import { StrictMode } from "react";
+import { createRoot } from "react-dom/client";
+
+import { ApiProblem } from "./api/problem";
+import { adoptKeyFromAddress } from "./api/session";
+import { router } from "./router";
+import "./styles.css";
+import { theme, variables } from "./theme";
+
+adoptKeyFromAddress();
+// The link of share-compute up may be opened in a tab that already shows this page.
+addEventListener("hashchange", adoptKeyFromAddress);
+
+const queries = new QueryClient({
+  defaultOptions: {
+    queries: {
+      // Live events say when something is out of date.
+      staleTime: 60_000,
+      refetchOnWindowFocus: false,
+      retry: (failures, error) => failures < 3 && error instanceof ApiProblem && error.mayPass,
+    },
+  },
+});
+
+/** The nonce that the server allows styles by; Vite puts it into this tag. */
+const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? "";
+// What keeps the page behind a dialog from scrolling adds a style of its own.
+setNonce(nonce);
+
+createRoot(document.getElementById("root")!).render(
+  <StrictMode>
+    <MantineProvider theme={theme} cssVariablesResolver={variables} defaultColorScheme="auto" getStyleNonce={() => nonce}>
+      <QueryClientProvider client={queries}>
+        <RouterProvider router={router} />
+      </QueryClientProvider>
+    </MantineProvider>
+  </StrictMode>,
+);

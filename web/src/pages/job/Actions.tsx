@@ -1,0 +1,61 @@
+import { Button, Group, Modal, Stack, Text } from "@mantine/core";
+import { useDisclosure } from "@mantine/hooks";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+
+import { api, body } from "../../api/client";
+import { job as jobQuery } from "../../api/queries";
+import type { Job } from "../../api/types";
+import { Failure } from "../../components/Feedback";
+
+/** Cancel, or resume what ended too early. */
+export function Actions({ job }: { job: Job }) {
+  const client = useQueryClient();
+  const [asks, question] = useDisclosure(false);
+  const params = { path: { job_id: job.id } };
+  const onSuccess = (changed: Job) => client.setQueryData(jobQuery(job.id).queryKey, changed);
+  const cancel = useMutation({
+    mutationFn: () => body(api.POST("/api/v1/jobs/{job_id}/cancel", { params })),
+    onSuccess: (changed) => {
+      question.close();
+      onSuccess(changed);
+    },
+  });
+  const resume = useMutation({
+    mutationFn: () => body(api.POST("/api/v1/jobs/{job_id}/resume", { params })),
+    onSuccess,
+  });
+  const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
+  const canResume = job.state === "failed" || job.state === "cancelled";
+  return (
+    <Group gap="sm">
+      {resume.error !== null && <Failure error={resume.error} />}
+      {canResume && (
+        <Button loading={resume.isPending} onClick={() => resume.mutate()}>
+          {job.checkpoint_step === null ? "Start again" : `Resume from step ${job.checkpoint_step}`}
+        </Button>
+      )}
+      {isOpen && (
+        <Button variant="default" onClick={question.open} disabled={job.cancel_requested_at !== null}>
+          {job.cancel_requested_at === null ? "Cancel job" : "Cancelling"}
+        </Button>
+      )}
+      <Modal opened={asks} onClose={question.close} title={`Cancel ${job.name}?`} centered>
+        <Stack>
+          <Text size="sm">
+            It stops after the step that it is in, and its machines are free again. It can be resumed{" "}
+            {job.checkpoint_step === null ? "from the start" : `from step ${job.checkpoint_step}`}.
+          </Text>
+          {cancel.error !== null && <Failure error={cancel.error} />}
+          <Group justify="end">
+            <Button variant="default" onClick={question.close} data-autofocus>
+              Keep it
+            </Button>
+            <Button color="red" loading={cancel.isPending} onClick={() => cancel.mutate()}>
+              Cancel job
+            </Button>
+          </Group>
+        </Stack>
+      </Modal>
+    </Group>
+  );
+}

@@ -1,0 +1,76 @@
+import { Button, Group, Stack, Text } from "@mantine/core";
+import { useMutation, useQuery } from "@tanstack/react-query";
+
+import { artifact, artifacts } from "../../api/queries";
+import type { Artifact, Job } from "../../api/types";
+import { Failure, Loading } from "../../components/Feedback";
+import { bytes } from "../../format";
+import classes from "./Artifacts.module.css";
+import { download } from "./download";
+
+/** The results, file by file. */
+export function Artifacts({ job }: { job: Job }) {
+  const { data, error, refetch } = useQuery(artifacts(job.id));
+  if (data === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
+  if (data.length === 0) {
+    return <Text size="sm" c="dimmed">{job.state === "running" ? "Written when the last step is done." : "There is none."}</Text>;
+  }
+  return (
+    <Stack gap="lg">
+      {data.map((one) => (
+        <Files key={one.name} jobId={job.id} summary={one} />
+      ))}
+    </Stack>
+  );
+}
+
+function Files({ jobId, summary }: { jobId: string; summary: Artifact }) {
+  const { data, error } = useQuery(artifact(jobId, summary.name));
+  return (
+    <div>
+      <Group gap="sm" mb="xs">
+        <Text fw={600}>{summary.name}</Text>
+        <Text size="sm" c="dimmed">
+          {bytes(summary.size_bytes)} · all of it: <code>share-compute artifacts get {jobId}</code>
+        </Text>
+      </Group>
+      {error !== null && <Failure error={error} />}
+      <ul className={classes.files}>
+        {data?.files.map((file) => (
+          <File key={file.path} jobId={jobId} artifactName={summary.name} path={file.path} sizeBytes={file.size_bytes} />
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+interface FileProps {
+  jobId: string;
+  artifactName: string;
+  path: string;
+  sizeBytes: number;
+}
+
+function File({ jobId, artifactName, path, sizeBytes }: FileProps) {
+  const fetching = useMutation({ mutationFn: () => download(jobId, artifactName, path) });
+  return (
+    <li className={classes.file}>
+      <Text size="sm" ff="monospace" className={classes.path}>
+        {path}
+      </Text>
+      <Text size="sm" c="dimmed">
+        {bytes(sizeBytes)}
+      </Text>
+      <Button
+        size="compact-sm"
+        variant="default"
+        loading={fetching.isPending}
+        onClick={() => fetching.mutate()}
+        aria-label={`Download ${path}`}
+      >
+        Download
+      </Button>
+      {fetching.error !== null && <Failure error={fetching.error} />}
+    </li>
+  );
+}

@@ -1,0 +1,61 @@
+import { Alert, Group, Progress as Bar, SimpleGrid, Stack, Text } from "@mantine/core";
+
+import type { Job } from "../../api/types";
+import { Figure } from "../../components/Figure";
+import { sentence } from "../../components/Feedback";
+import { count, duration, loss, si } from "../../format";
+import { useNow } from "../../useNow";
+import { etaS, tokensPerStep } from "./eta";
+
+export function Progress({ job }: { job: Job }) {
+  const isRunning = job.state === "running";
+  const now = useNow(isRunning);
+  const share = job.step / job.total_steps;
+  const eta = isRunning ? etaS(job, tokensPerStep(job)) : null;
+  return (
+    <Stack gap="md">
+      {job.state === "failed" ? <Reason job={job} /> : <Text size="sm">{sentence(job.reason)}</Text>}
+      <div>
+        <Bar.Root size="lg">
+          <Bar.Section
+            value={100 * share}
+            color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
+            animated={isRunning}
+            aria-label="Progress"
+            aria-valuetext={`${job.step} of ${job.total_steps} steps`}
+          />
+        </Bar.Root>
+        <Group justify="space-between" mt={6}>
+          <Text size="sm" c="dimmed">
+            Step {count(job.step)} of {count(job.total_steps)}
+            {job.checkpoint_step !== null && ` · checkpoint at ${count(job.checkpoint_step)}`}
+          </Text>
+          <Text size="sm" c="dimmed">
+            {Math.floor(100 * share)} %
+          </Text>
+        </Group>
+      </div>
+      <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
+        <Figure label="Loss" value={job.loss === null ? "–" : loss(job.loss)} />
+        <Figure label="Speed" value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, "tok/s")} />
+        <Figure label="Running for" value={elapsed(job, now)} />
+        <Figure label="Time left" value={eta === null ? "–" : duration(eta)} title="at the speed of the last steps" />
+      </SimpleGrid>
+    </Stack>
+  );
+}
+
+function Reason({ job }: { job: Job }) {
+  const mend = typeof job.error?.mend === "string" ? job.error.mend : undefined;
+  return (
+    <Alert className="failure" title={sentence(job.reason)}>
+      {mend !== undefined && sentence(mend)}
+    </Alert>
+  );
+}
+
+function elapsed(job: Job, now: number): string {
+  if (job.started_at === null) return "–";
+  const end = job.finished_at === null ? now : Date.parse(job.finished_at);
+  return duration(Math.max(0, (end - Date.parse(job.started_at)) / 1000));
+}

@@ -1,0 +1,66 @@
+/** Events as sentences. */
+import type { Plan, PoolEvent } from "../../api/types";
+import { sentence } from "../../components/Feedback";
+import { bytes, loss } from "../../format";
+import { joined } from "../../placement/layout";
+
+export type Tone = "info" | "warning" | "error";
+
+export function toneOf(event: PoolEvent): Tone {
+  const { level, outcome, state } = event.data as { level?: Tone; outcome?: string; state?: string };
+  if (outcome === "failed" || state === "failed") return "error";
+  return level ?? "info";
+}
+
+export function wordsFor({ kind, data }: PoolEvent): string {
+  switch (kind) {
+    case "state":
+      return stateChanged(data as { state: string; reason: string });
+    case "planned":
+      return planned((data as { plan: Plan }).plan);
+    case "started": {
+      const { first_step, total_steps } = data as { first_step: number; total_steps: number };
+      return `All machines hold their shards; steps ${first_step} to ${total_steps} begin.`;
+    }
+    case "validated":
+      return validated(data as { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null });
+    case "checkpoint": {
+      const { step, size_bytes } = data as { step: number; size_bytes: number };
+      return `Checkpoint at step ${step}, ${bytes(size_bytes)}.`;
+    }
+    case "artifact": {
+      const { name, size_bytes } = data as { name: string; size_bytes: number };
+      return `Artifact ${name}, ${bytes(size_bytes)}.`;
+    }
+    case "note":
+      // As written: it may begin with the name of a machine.
+      return (data as { message: string }).message;
+    case "ended": {
+      const { outcome, reason } = data as { outcome: string; reason: string };
+      return sentence(`the attempt ${outcome === "cancelled" ? "was cancelled" : outcome}: ${reason}`);
+    }
+    case "cancel-requested":
+      return "Cancelling was asked for.";
+    default:
+      return `${kind} ${JSON.stringify(data)}`;
+  }
+}
+
+function stateChanged({ state, reason }: { state: string; reason: string }): string {
+  return sentence(reason === "" ? state : `${state}: ${reason}`);
+}
+
+function planned(plan: Plan): string {
+  const machines = plan.pools.flatMap((pool) => pool.members.map((member) => member.name));
+  return `Planned ${plan.num_layers} layers in ${plan.pools.length} ${plan.pools.length === 1 ? "pool" : "pools"} on ${joined(machines)}.`;
+}
+
+function validated(data: { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null }): string {
+  const extra =
+    data.accuracy != null
+      ? `, ${(100 * data.accuracy).toFixed(1)} % right`
+      : data.perplexity != null
+        ? `, perplexity ${data.perplexity.toPrecision(3)}`
+        : "";
+  return `${data.split === "test" ? "Final test" : "Validation"} at step ${data.step}: loss ${loss(data.loss)}${extra}.`;
+}

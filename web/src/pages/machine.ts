@@ -1,0 +1,21 @@
+/** What a contributor's measurements come to. */
+import type { Contributor, Link } from "../api/types";
+
+export function isGone(machine: Contributor): boolean {
+  return machine.state === "left" || machine.state === "lost";
+}
+
+/** Measured float32 speed of all its devices together. */
+export function flopsPerS(machine: Contributor): number {
+  return (machine.capacity ?? []).reduce((sum, device) => sum + (device.flops_per_s?.float32 ?? 0), 0);
+}
+
+/** Memory that its owner lends: as measured, before that as declared. */
+export function lentBytes(machine: Contributor): number {
+  if (machine.capacity !== null) return machine.capacity.reduce((sum, device) => sum + device.memory_bytes, 0);
+  return Number(machine.limits.memory_bytes ?? 0);
+}
+
+export function headLink(machine: Contributor): Link | undefined {
+  return machine.links?.find((link) => link.source === "head" || link.target === "head");
+}

@@ -1,0 +1,20 @@
+import react from "@vitejs/plugin-react";
+import { defineConfig } from "vitest/config";
+
+/** Where `npm run dev` finds the control plane. */
+const server = process.env.SHARE_COMPUTE_URL ?? "http://127.0.0.1:8700";
+
+export default defineConfig({
+  plugins: [react()],
+  // The server puts a fresh nonce here in each answer (dashboard.py).
+  html: { cspNonce: "__CSP_NONCE__" },
+  build: {
+    outDir: "../api/share_compute_api/static",
+    emptyOutDir: true,
+    // Inlined data: URLs would have to be allowed by the Content-Security-Policy.
+    assetsInlineLimit: 0,
+    chunkSizeWarningLimit: 400,
+  },
+  server: { proxy: { "/api": server } },
+  test: { include: ["src/**/*.test.ts"] },
+});
