@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
+from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
 from torch.nn.parallel import DistributedDataParallel
 from train_pipeline import _Module
 

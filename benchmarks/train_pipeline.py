@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
+from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
 from torch import Tensor, nn
 
 from share_compute.models.blueprint import Blueprint, build_stage, loss_sum

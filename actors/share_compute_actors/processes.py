@@ -74,7 +74,8 @@ class Child:
         self.log = log
         """File with what it prints."""
         self._process = process
-        self._family: dict[int, psutil.Process] = {}
+        # Nobody has waited for it yet, so its number is still its own, even if it has ended.
+        self._family = {process.pid: psutil.Process(process.pid)}
 
     @property
     def pid(self) -> int:
@@ -88,9 +89,8 @@ class Child:
 
     def family(self) -> list[psutil.Process]:
         """Return it and all that came from it and still run, also those whose parent is gone."""
-        for member in [*self._family.values()] or [psutil.Process(self.pid)]:
+        for member in list(self._family.values()):
             try:
-                self._family.setdefault(member.pid, member)
                 for descendant in member.children(recursive=True):
                     self._family.setdefault(descendant.pid, descendant)
             except psutil.NoSuchProcess:

@@ -19,10 +19,12 @@ class Bell:
 
     def ring(self) -> None:
         """Wake all that wait; may be called from any thread."""
-        if self._loop is not None:
-            # A loop that closed meanwhile has nobody to wake.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._wake)
+        if self._loop is None:
+            self.ticket += 1  # nobody waits yet; whoever took a ticket before this will not wait
+            return
+        # A loop that closed meanwhile has nobody to wake.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
         """Wake all that wait, for the last time; may be called from any thread."""

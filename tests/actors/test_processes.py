@@ -61,6 +61,13 @@ def test_a_child_that_ignores_sigterm_is_killed(roster: Roster, wait_for: Wait):
     assert child.exit_code == -signal.SIGKILL
 
 
+def test_a_child_that_ended_by_itself_is_no_trouble(roster: Roster):
+    child = roster.start("brief", python("raise SystemExit(3)"), environment={})
+    assert child.wait(20) == 3
+    roster.stop(child)
+    assert child.exit_code == 3
+
+
 def test_a_grandchild_whose_parent_died_is_ended_too(roster: Roster, wait_for: Wait):
     child = started(roster, PARENT, wait_for)
     grandchild = next(member for member in child.family() if member.pid != child.pid)
