@@ -4,7 +4,8 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
-CPU    := https://download.pytorch.org/whl/cpu
+# Where pip finds torch; empty: where it finds everything. PyTorch's index of CPU builds saves gigabytes of CUDA packages.
+TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench dashboard types
@@ -41,14 +42,12 @@ dashboard: $(READY) ## build the dashboard if its sources have changed
 types: $(READY) ## write the OpenAPI document and the dashboard's types anew
 	cd web && npm run types
 
-# No NVIDIA driver, and PyTorch's CPU index answers within 3 s: its small build. Otherwise what pip is set to use.
-# torch comes alone and first, since --extra-index-url would ask that index for every package. --no-deps: the index may
-# lack the pinned versions of what torch needs; the line after brings them.
+# torch comes alone and first, since an extra index would be asked for every package. --no-deps: that index may lack the
+# pinned versions of what torch needs; the line after brings them.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'python 3.11 or newer is needed: make PYTHON=python3.11 setup')"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c "import torch" 2>/dev/null || \
-	  $(BIN)/pip install -q --no-deps -c constraints.txt torch $$(command -v nvidia-smi >/dev/null || \
-	  $(PYTHON) -c "import urllib.request as u; u.urlopen('$(CPU)/torch/', timeout=3); print('--index-url $(CPU)')" 2>/dev/null)
+	  $(BIN)/pip install -q --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@

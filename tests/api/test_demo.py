@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -40,7 +41,9 @@ def test_the_whole_path():
     result = json.loads(line)
     assert len(result["plan"]["pools"]) == 2
     assert result["loss_last"] < result["loss_first"]
-    assert not Path(result["artifact"]).exists()
+    model = Path(result["artifact"])
+    assert (model / "config.json").exists()
+    shutil.rmtree(model.parent)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ CARRY_STATE_ACROSS_LAYERS = {
     "hy_v4", "kimi_linear",
 }  # fmt: skip
 """Declare a plan, but hand more than hidden states from layer to layer: they are refused, not computed wrongly."""
-NO_SMALL_CONFIGURATION = {"dots1", "dots3_note_text", "longcat_flash"}
+NO_SMALL_CONFIGURATION = {"dots1", "dots3_note_text", "longcat_flash", "phi4_multimodal"}
 """Their configurations cannot be made small by the fields below."""
 SMALL = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -35,9 +35,9 @@ _MACHINE_MEMORY = "1GiB"
 
 def demo(
     contributors: Annotated[int, typer.Option(min=1, max=6, help="Machines that join.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps to train.")] = 70,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps to train.")] = 150,
     end: Annotated[bool, typer.Option("--exit", help="End when done; else the server stays up.")] = False,
-    keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave its folder behind.")] = False,
+    keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave the server's folder behind.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a small model over several machines, all played by this one, and let it write."""
@@ -89,7 +89,9 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         job = client.job(job.id)
         _require_success(job)
         artifact = client.artifacts(job.id)[0]
-        model_folder = client.download(job.id, artifact.name, folder / "result")
+        # The result outlives the demonstration: it is what all this was for.
+        kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
+        model_folder = client.download(job.id, artifact.name, kept)
         with console.status("loading the result with transformers"):
             texts = sample(model_folder)
     console.print(f"[bold]Result[/]  {model_folder}, {size(artifact.size_bytes)}; it writes:")

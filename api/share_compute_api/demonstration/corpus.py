@@ -16,8 +16,10 @@ def gather_corpus(file: Path, enough_bytes: int = ENOUGH_BYTES) -> int:
     size = 0
     with file.open("w", encoding="utf-8") as output:
         for text in _texts():
-            size += len(text.encode()) + 2
-            output.write(text + "\n\n")
+            paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+            block = "\n".join(filter(None, paragraphs)) + "\n"
+            output.write(block)
+            size += len(block.encode())
             if size >= enough_bytes:
                 break
     return size
