@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -181,17 +181,25 @@ class Rival:
             end.recv()  # ready
 
     def block(self, first: int, count: int) -> tuple[float, list[float]]:
-        """Run ``count`` steps; return the seconds and the losses of the last process."""
-        start = time.perf_counter()
+        """Run ``count`` steps; return the seconds and the losses of the last process.
+
+        Its samples are read before the clock starts, since ours reads them ahead too.
+        """
         for end in self._ends:
             end.send((first, count))
+        for end in self._ends:
+            end.recv()
+        start = time.perf_counter()
+        for end in self._ends:
+            end.send("go")
         losses = [end.recv() for end in self._ends]
         return time.perf_counter() - start, losses[-1]
 
     def close(self) -> None:
         """End the processes."""
         for end in self._ends:
-            end.send(None)
+            with suppress(OSError):  # it failed, and has said so
+                end.send(None)
         for process in self._processes:
             process.join()
         self._store.unlink(missing_ok=True)
@@ -210,6 +218,18 @@ def rows(folder: str, text: str) -> Callable[[int], tuple[torch.Tensor, torch.Te
         return torch.tensor(inputs), torch.tensor(targets)
 
     return take
+
+
+def told_blocks(
+    end: Connection, take: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Give the samples of each block of steps that the driver tells a rival's process to run, when it says go."""
+    end.send("ready")
+    while (block := end.recv()) is not None:
+        samples = [take(step) for step in range(block[0], sum(block))]
+        end.send("loaded")
+        end.recv()
+        yield samples
 
 
 def compare(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
+from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows, told_blocks
 from torch.nn.parallel import DistributedDataParallel
 from train_pipeline import _Module
 
@@ -30,16 +30,14 @@ def worker(
     spec = TrainJob.model_validate_json(text)
     stage = build_stage(Blueprint(config=config), Shard("m", 0, LAYERS, LAYERS), torch.device("cpu"))
     stage.initialize(spec.training.seed)
-    module = DistributedDataParallel(_Module(stage).train())
+    module = DistributedDataParallel(_Module(stage).train(), gradient_as_bucket_view=True)
     optimizer = build_optimizer(spec.training.optimizer, module.parameters())
     take = rows(folder, text)
     own = blocks(spec.training.microbatches, world)[rank]
     size = spec.training.microbatch_size
-    end.send("ready")
-    while (block := end.recv()) is not None:
+    for block in told_blocks(end, take):
         losses: list[float] = []
-        for step in range(block[0], sum(block)):
-            inputs, targets = take(step)
+        for inputs, targets in block:
             optimizer.zero_grad()
             total = torch.zeros(1)
             for microbatch in own:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
+from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows, told_blocks
 from torch import Tensor, nn
 
 from share_compute.models.blueprint import Blueprint, build_stage, loss_sum
@@ -58,17 +58,15 @@ def worker(
         PipelineStage(module, rank, world, torch.device("cpu")), spec.training.microbatches, loss_fn=mean_loss
     )
     take = rows(folder, text)
-    end.send("ready")
-    while (block := end.recv()) is not None:
+    for block in told_blocks(end, take):
         losses: list[float] = []
-        for step in range(block[0], sum(block)):
-            inputs, targets = take(step)
+        for inputs, targets in block:
             optimizer.zero_grad()
             parts: list[Tensor] = []
             if rank == 0:
-                schedule.step(inputs)
+                schedule.step(inputs, return_outputs=False)
             else:
-                schedule.step(target=targets, losses=parts)
+                schedule.step(target=targets, losses=parts, return_outputs=False)
                 losses.append(float(torch.stack(parts).mean().detach()))
             optimizer.step()
         end.send(losses)

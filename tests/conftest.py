@@ -63,15 +63,19 @@ class RunningCommand:
 
 
 @contextmanager
-def run_command(folder: Path, *arguments: str) -> Iterator[RunningCommand]:
-    """Run a command of share-compute inside the block."""
+def run_command(folder: Path, *arguments: str, **environment: str) -> Iterator[RunningCommand]:
+    """Run a command of share-compute inside the block, with these variables set."""
     log = folder / f"{arguments[0]}-{uuid4().hex[:6]}.log"
     own = {
         name: value for name, value in os.environ.items() if not name.startswith(("SHARE_COMPUTE_", "RAY_"))
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            own_command(*arguments), stdout=output, stderr=subprocess.STDOUT, env=own, start_new_session=True
+            own_command(*arguments),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**own, **environment},
+            start_new_session=True,
         )
     command = RunningCommand(process, log)
     try:

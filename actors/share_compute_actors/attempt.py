@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import (
     ArtifactSaved,
     Assignment,
@@ -24,11 +25,12 @@ from share_compute.models.blueprint import dissect
 from share_compute.models.weights import prune_folders
 from share_compute.planning.plan import make_plan
 from share_compute_actors.coordinator import Cancelled
-from share_compute_actors.crew import Crew
+from share_compute_actors.crew import Crew, library_lost
 from share_compute_actors.library import Library, LibraryFacts
 from share_compute_actors.training import TrainingLoop
 
-_CHECKPOINTS_KEPT = 2
+_CHECKPOINTS_KEPT = 3
+"""More than one: the control plane writes down a little later which one is the last."""
 
 
 class TrainingAttempt:
@@ -54,7 +56,9 @@ class TrainingAttempt:
             Cancelled: the submitter cancelled the job.
             ShareComputeError: why it failed.
         """
-        library = Library.options(scheduling_strategy=_here()).remote(self._assignment.model_dump_json())
+        library = Library.options(  # type: ignore[attr-defined]
+            scheduling_strategy=_here()
+        ).remote(self._assignment.model_dump_json())
         crew: Crew | None = None
         try:
             facts = self._prepare(library)
@@ -69,8 +73,11 @@ class TrainingAttempt:
             self._tell(Started(first_step=facts.first_step, total_steps=total))
             loop = TrainingLoop(self._assignment.spec, plan, facts, crew, self._tell)
             loop.run(lambda step: self._checkpoint(library, crew, facts, step))
-            if total >= facts.first_step:
-                self._save_result(library, crew, facts, total)
+            for me, share in loop.busy_fractions().items():
+                self._note(
+                    f"{crew.names[me]} computed {share:.0%} of the time, and waited for others the rest"
+                )
+            self._save_result(library, crew, facts, total)
             return AttemptEnded(outcome="succeeded", reason=f"{total} steps done")
         finally:
             if crew is not None:
@@ -83,7 +90,7 @@ class TrainingAttempt:
         while not ray.wait([asked], timeout=1.0)[0]:
             if self._cancelled.is_set():
                 raise Cancelled
-            what, _ = ray.get(library.progress.options(concurrency_group="control").remote())
+            what, _ = _translate(lambda: ray.get(library.progress.remote()))
             if what != told:
                 told = what
                 self._note(what)
@@ -106,15 +113,15 @@ class TrainingAttempt:
     def _save(
         self, library: Any, crew: Crew, facts: LibraryFacts, folder: str, step: int, *, with_optimizer: bool
     ) -> int:
-        state = {"step": step, "job": self._assignment.job_id, "seed": self._assignment.spec.training.seed}
         _translate(lambda: ray.get(library.open.remote(folder)))
         try:
             crew.ask_first("save", folder, with_optimizer)
             size: int = _translate(
-                lambda: ray.get(library.finish.remote(folder, state, facts.blueprint.config))
+                lambda: ray.get(library.finish.remote(folder, step, facts.blueprint.config))
             )
-        except ShareComputeError:
-            ray.get(library.discard.remote(folder))
+        except BaseException:
+            with suppress(ray.exceptions.RayError):  # what went wrong first is what must be told
+                ray.get(library.discard.remote(folder))
             raise
         return size
 
@@ -135,7 +142,4 @@ def _translate(call: Callable[[], Any]) -> Any:
             raise failure.cause from failure
         raise
     except ray.exceptions.RayActorError as failure:
-        raise Unavailable(
-            "the library process on the server died",
-            mend="look for lack of memory on the server, then resume the job",
-        ) from failure
+        raise library_lost() from failure

@@ -18,11 +18,8 @@ import zmq
 from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 
-from share_compute.errors import ContributorLost, StaleEpoch
+from share_compute.errors import ContributorLost
 from share_compute_actors.messages import Envelope, Label, MemberId, Peer
-
-_POLL_MS = 200
-"""How soon a blocked wait notices that it was aborted."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
 """Carries one envelope and its bytes by a Ray call."""
@@ -54,7 +51,7 @@ class _Admission:
 class Channel:
     """One member's end of all its links.
 
-    All methods but `deliver` and `abort` belong to the thread that made it.
+    All methods but `deliver` belong to the thread that made it.
 
     Args:
         job: messages of other jobs are dropped.
@@ -89,7 +86,6 @@ class Channel:
         self._by_call: dict[MemberId, Deliver] = {}
         self._arrived: dict[Label, Tensor] = {}
         self._taken: set[Label] = set()
-        self._aborted = threading.Event()
         self._inside_sockets = threading.local()
         self.waited_s = 0.0
         """Time spent in `receive`, to be read and reset by the owner."""
@@ -145,7 +141,6 @@ class Channel:
 
         Raises:
             ContributorLost: it did not come in time.
-            StaleEpoch: this epoch was aborted meanwhile.
         """
         start = time.perf_counter()
         while label not in self._arrived:
@@ -155,16 +150,14 @@ class Channel:
         return self._arrived.pop(label)
 
     def _take_in(self, label: Label, source: str, until: float) -> None:
-        while not self._inbound.poll(_POLL_MS):
-            if self._aborted.is_set():
-                raise StaleEpoch(f"epoch {self._epoch} was ended")
-            if time.perf_counter() > until:
-                raise ContributorLost(
-                    f"{source} sent no {label.cargo} of microbatch {label.microbatch} in time",
-                    machine=source,
-                    step=label.step,
-                    mend="check that machine and its network, then resume the job",
-                )
+        left_ms = max(0, round((until - time.perf_counter()) * 1000))
+        if not self._inbound.poll(left_ms):
+            raise ContributorLost(
+                f"{source} sent no {label.cargo} of microbatch {label.microbatch} in time",
+                machine=source,
+                step=label.step,
+                mend="check that machine and its network, then resume the job",
+            )
         envelope, content = self._inbound.recv_multipart(copy=False)
         message = Envelope.unpack(envelope.bytes)
         if (message.job, message.epoch) != (self._job, self._epoch):
@@ -177,10 +170,6 @@ class Channel:
     def forget(self, before: int) -> None:
         """Stop remembering which tensors of training steps before ``before`` were taken."""
         self._taken = {label for label in self._taken if label.phase == "train" and label.step >= before}
-
-    def abort(self) -> None:
-        """Make a blocked `receive` raise; may be called from any thread."""
-        self._aborted.set()
 
     def close(self) -> None:
         """Close all links."""

@@ -100,8 +100,8 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
                 mend="resume the job from its last checkpoint",
             ) from failure
 
-    def _wait(self, work: Any) -> None:
-        self._guard(work.wait)
+    def _run(self, start: Callable[[], Any]) -> None:
+        self._guard(lambda: start().wait())
 
     # What follows is Ray's interface; each takes a list of one tensor and blocks.
 
@@ -109,24 +109,24 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Reduce in place over all members."""
         options = dist.AllreduceOptions()
         options.reduceOp = _operation(allreduce_options)
-        self._wait(self._guard(lambda: self._group.allreduce(tensor, options)))
+        self._run(lambda: self._group.allreduce(tensor, options))
 
     def barrier(self, barrier_options: Any = None) -> None:  # noqa: ARG002 - Ray's interface
         """Wait for all members."""
-        self._wait(self._guard(self._group.barrier))
+        self._run(self._group.barrier)
 
     def reduce(self, tensor: list[Tensor], reduce_options: Any = None) -> None:
         """Reduce to the root."""
         options = dist.ReduceOptions()
         options.reduceOp = _operation(reduce_options)
         options.rootRank = reduce_options.root_rank
-        self._wait(self._guard(lambda: self._group.reduce(tensor, options)))
+        self._run(lambda: self._group.reduce(tensor, options))
 
     def broadcast(self, tensor: list[Tensor], broadcast_options: Any = None) -> None:
         """Copy the root's tensor to all members."""
         options = dist.BroadcastOptions()
         options.rootRank = broadcast_options.root_rank
-        self._wait(self._guard(lambda: self._group.broadcast(tensor, options)))
+        self._run(lambda: self._group.broadcast(tensor, options))
 
     def allgather(
         self,
@@ -135,7 +135,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         allgather_options: Any = None,  # noqa: ARG002 - Ray's interface
     ) -> None:
         """Gather everybody's tensor at everybody."""
-        self._wait(self._guard(lambda: self._group.allgather(tensor_list, tensor)))
+        self._run(lambda: self._group.allgather(tensor_list, tensor))
 
     def reducescatter(
         self, tensor: list[Tensor], tensor_list: list[list[Tensor]], reducescatter_options: Any = None
@@ -143,15 +143,15 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Reduce, and leave each member its own part."""
         options = dist.ReduceScatterOptions()
         options.reduceOp = _operation(reducescatter_options)
-        self._wait(self._guard(lambda: self._group.reduce_scatter(tensor, tensor_list, options)))
+        self._run(lambda: self._group.reduce_scatter(tensor, tensor_list, options))
 
     def send(self, tensor: list[Tensor], send_options: Any) -> None:
         """Send to one member."""
-        self._wait(self._guard(lambda: self._group.send(tensor, send_options.dst_rank, 0)))
+        self._run(lambda: self._group.send(tensor, send_options.dst_rank, 0))
 
     def recv(self, tensor: list[Tensor], recv_options: Any) -> None:
         """Receive from one member."""
-        self._wait(self._guard(lambda: self._group.recv(tensor, recv_options.src_rank, 0)))
+        self._run(lambda: self._group.recv(tensor, recv_options.src_rank, 0))
 
     def destroy_group(self) -> None:
         """Leave; the sockets close with the last reference."""
@@ -181,8 +181,3 @@ def join_group(meeting: Rendezvous, rank: int, world_size: int, device: torch.de
         ) from failure
     group: EpochGroup = collective.get_group_handle(meeting.group)
     return group
-
-
-def leave_group(name: str) -> None:
-    """Destroy this process's end of a group."""
-    collective.destroy_collective_group(name)

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -25,9 +24,9 @@ HEAD = "head"
 _PROBE_TIMEOUT_S = 120.0
 
 
-@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"status": 1, "echo": 2, "measure": 1})
+@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
 class Contributor:
-    """Pinned to one node; every group of methods has its own thread, so that status never waits for the rest.
+    """Pinned to one node; it answers its peers' measurements while it measures itself.
 
     Args:
         contributor_id: whom it stands for; ``head`` for the head itself.
@@ -35,7 +34,6 @@ class Contributor:
 
     def __init__(self, contributor_id: str) -> None:
         self._id = contributor_id
-        self._work: str | None = None
 
     @ray.method(concurrency_group="measure")
     def probe(self, *, memory_bytes: int, cpu_threads: int, device: str) -> str:
@@ -82,27 +80,6 @@ class Contributor:
     def echo(self, payload: Payload) -> int:
         """Return the size of the payload ``[bytes]``."""
         return payload.nbytes
-
-    @ray.method(concurrency_group="status")
-    def status(self) -> dict[str, Any]:
-        """Return what this machine does right now."""
-        memory = psutil.virtual_memory()
-        return {
-            "contributor_id": self._id,
-            "work": self._work,
-            "available_memory_bytes": memory.available,
-            "cpu_percent": psutil.cpu_percent(),
-        }
-
-    @ray.method(concurrency_group="status")
-    def set_work(self, description: str | None) -> None:
-        """Say in words what this machine does, e.g. ``layers 3-7 of 12``; None when nothing."""
-        self._work = description
-
-    @ray.method(concurrency_group="status")
-    def work(self) -> str | None:
-        """Return what `set_work` was told last."""
-        return self._work
 
 
 def _echo(actor: Any, payload: Payload) -> Any:

@@ -28,6 +28,7 @@ class Coordinator:
     def __init__(self, assignment: str) -> None:
         self._assignment = Assignment.model_validate_json(assignment)
         self._events: list[AttemptEvent] = []
+        self._received = 0
         self._news = threading.Condition()
         self._cancelled = threading.Event()
 
@@ -50,10 +51,16 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def events(self, after: int, timeout_s: float) -> str:
-        """Return the events that followed the first ``after`` ones, as JSON; waits for the next if there is none."""
+        """Return the events that followed the first ``after`` ones, as JSON; waits for the next if there is none.
+
+        ``after`` never goes back: it says how many events the one caller has received.
+        """
         with self._news:
-            self._news.wait_for(lambda: len(self._events) > after, timeout_s)
-            return attempt_events.dump_json(self._events[after:]).decode()
+            self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)
+            # What the caller has received is not kept: a long job tells millions of events.
+            del self._events[: after - self._received]
+            self._received = after
+            return attempt_events.dump_json(self._events).decode()
 
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
 from share_compute.jobs.events import Assignment
 from share_compute.planning.plan import Plan
 from share_compute_actors.channel import Keys
@@ -21,9 +21,13 @@ from share_compute_actors.library import LibraryFacts
 from share_compute_actors.member import Member
 from share_compute_actors.messages import MemberId, MemberSetup, Peer, Rendezvous
 
-DEADLINE_S = 60.0
-"""A member that waits longer for another gives it up for lost; Ray's own detection is much sooner."""
+DEADLINE_S = 900.0
+"""Longest wait of one member for another, whatever the reason; a dead or silent machine is noticed much sooner."""
+_FORMING_S = 60.0
 _SIGN_OF_LIFE_S = 4.0
+_SILENCE_S = 30.0
+"""A member that gives no sign of life for so long is lost: longer than anything that holds Python's lock."""
+_PULSE_S = 5.0
 _GLANCE_S = 0.5
 
 
@@ -54,13 +58,15 @@ class Crew:
         self._facts = facts
         self._library = library
         self._cancelled = cancelled
-        self._names = {
+        self.names = {
             MemberId(pool, place): member.name
             for pool, planned in enumerate(plan.pools)
             for place, member in enumerate(planned.members)
         }
         self._actors: dict[MemberId, Any] = {}
         self._meeting: Meeting | None = None
+        self._pulse: dict[Any, MemberId] = {}
+        self._pulse_asked = 0.0
 
     # -- coming and going ----------------------------------------------------------------------------------------
 
@@ -71,16 +77,16 @@ class Crew:
             ContributorLost: a machine died meanwhile.
             PlanInfeasible: a shard does not fit after all.
         """
-        for me in self._names:
+        for me in self.names:
             self._actors[me] = self._start(me)
         note("members are loading their shards")
         sizes = self.ask("load", self._library, self._facts.has_weights)
         for me, size in sizes.items():
-            note(f"{self._names[me]} holds {size / 2**20:.1f} MiB of weights")
-        keys = {me: Keys.issue() for me in self._names}
+            note(f"{self.names[me]} holds {size / 2**20:.1f} MiB of weights")
+        keys = {me: Keys.issue() for me in self.names}
         admitted = tuple(pair.public for pair in keys.values())
-        peers: dict[MemberId, Peer] = self._gather(
-            {me: self._actors[me].listen.remote(keys[me], admitted) for me in self._names}
+        peers: dict[MemberId, Peer] = self.gather(
+            {me: self._actors[me].listen.remote(keys[me], admitted) for me in self.names}
         )
         self._connect(list(peers.values()), note)
         self._form()
@@ -101,12 +107,12 @@ class Crew:
             microbatches=planned.microbatches,
             pool_sizes=tuple(self._plan.pool_sizes),
             threads=machine.cpu_threads,
+            device=machine.device.kind,
             deadline_s=DEADLINE_S,
             first_step=self._facts.first_step,
             tied=self._tied_name if len(self._plan.pools) > 1 else None,
         )
         return Member.options(  # type: ignore[attr-defined]
-            num_gpus=1 if any(device.kind == "cuda" for device in machine.devices) else 0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
         ).remote(setup)
 
@@ -115,11 +121,11 @@ class Crew:
         silent: dict[MemberId, list[MemberId]] = self.ask("connect", peers)
         by_calls: dict[MemberId, dict[MemberId, Any]] = {}
         for me, sources in silent.items():
-            for source in self._names if wanted == "ray" else sources:
+            for source in self.names if wanted == "ray" else sources:
                 if source != me:
                     by_calls.setdefault(source, {})[me] = self._actors[me]
         if by_calls and wanted == "direct":
-            lost = sorted({self._names[source] for source in by_calls})
+            lost = sorted({self.names[source] for source in by_calls})
             raise ContributorLost(
                 f"no direct link from {', '.join(lost)}",
                 machine=lost[0],
@@ -128,11 +134,11 @@ class Crew:
         if by_calls:
             links = sum(len(targets) for targets in by_calls.values())
             note(f"{links} links go by Ray calls" + ("" if wanted == "ray" else ": no direct way"))
-        self._gather({me: self._actors[me].use_calls.remote(targets) for me, targets in by_calls.items()})
+        self.gather({me: self._actors[me].use_calls.remote(targets) for me, targets in by_calls.items()})
 
     def _form(self) -> None:
         if any(size > 1 for size in self._plan.pool_sizes):
-            self._meeting = Meeting(ray.util.get_node_ip_address(), DEADLINE_S)
+            self._meeting = Meeting(ray.util.get_node_ip_address(), _FORMING_S)
         refs = {}
         for me, actor in self._actors.items():
             planned = self._plan.pools[me.pool].members[me.member]
@@ -146,7 +152,7 @@ class Crew:
                     address=self._assignment.topology[planned.contributor_id].address,
                 )
             refs[me] = actor.form.remote(meeting)
-        self._gather(refs)
+        self.gather(refs)
 
     def dismiss(self) -> None:
         """End all members; what they compute is of no use to anybody any more."""
@@ -157,26 +163,16 @@ class Crew:
     # -- asking --------------------------------------------------------------------------------------------------
 
     def call(self, method: str, *arguments: Any) -> dict[MemberId, Any]:
-        """Call a method of every member and return at once; `wait` waits for the answers."""
+        """Call a method of every member and return at once; `gather` waits for the answers."""
         return {me: getattr(actor, method).remote(*arguments) for me, actor in self._actors.items()}
-
-    def wait(self, calls: dict[MemberId, Any]) -> dict[MemberId, Any]:
-        """Wait for the answers to `call`; the first failure ends the wait.
-
-        Raises:
-            Cancelled: the submitter cancelled the job.
-            ContributorLost: a member died or fell silent.
-            ShareComputeError: what a member raised on purpose.
-        """
-        return self._gather(calls)
 
     def ask(self, method: str, *arguments: Any) -> dict[MemberId, Any]:
         """Call a method of every member and wait for all answers."""
-        return self._gather(self.call(method, *arguments))
+        return self.gather(self.call(method, *arguments))
 
     def ask_first(self, method: str, *arguments: Any) -> dict[MemberId, Any]:
         """Call a method of the first member of each pool and wait for the answers."""
-        return self._gather(
+        return self.gather(
             {
                 me: getattr(actor, method).remote(*arguments)
                 for me, actor in self._actors.items()
@@ -184,7 +180,14 @@ class Crew:
             }
         )
 
-    def _gather(self, calls: dict[MemberId, Any]) -> dict[MemberId, Any]:
+    def gather(self, calls: dict[MemberId, Any]) -> dict[MemberId, Any]:
+        """Wait for the answers to `call`; the first failure ends the wait.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ContributorLost: a member died or fell silent.
+            ShareComputeError: what a member raised on purpose.
+        """
         waiting = {ref: me for me, ref in calls.items()}
         answers: dict[MemberId, Any] = {}
         while waiting:
@@ -197,40 +200,69 @@ class Crew:
                     raise self._explain(me, failure) from failure
             if self._cancelled.is_set():
                 raise Cancelled
+            if not ready:
+                self._feel_pulse()
         return answers
+
+    def _feel_pulse(self) -> None:
+        """Ask everybody for a sign of life now and then; who owes one for too long is lost."""
+        now = time.monotonic()
+        if self._pulse:
+            _, owing = ray.wait(list(self._pulse), num_returns=len(self._pulse), timeout=0)
+            if owing and now - self._pulse_asked > _SILENCE_S:
+                raise self._lost([self._pulse[ref] for ref in owing])
+            if owing or now - self._pulse_asked < _PULSE_S:
+                return
+        self._pulse = {actor.status.remote(): me for me, actor in self._actors.items()}
+        self._pulse_asked = now
+
+    def _lost(self, members: Sequence[MemberId]) -> ContributorLost:
+        names = ", ".join(sorted({self.names[member] for member in members}))
+        return ContributorLost(
+            f"lost machine {names}: its part of the model is gone with it",
+            machine=names,
+            mend="resume the job: it continues from its last checkpoint on the machines that are there",
+        )
 
     def _explain(self, me: MemberId, failure: RayError) -> ShareComputeError:
         """Find out which machine is at fault: the one that failed first may only have waited for it."""
         cause = failure.cause if isinstance(failure, RayTaskError) else None
+        if isinstance(cause, RayActorError):
+            # What a member asks while it works is the library.
+            return library_lost()
         if isinstance(cause, ShareComputeError) and not isinstance(cause, ContributorLost):
-            cause.machine = cause.machine or self._names[me]
+            if not isinstance(cause, Unavailable):
+                cause.machine = cause.machine or self.names[me]
             return cause
         dead = self._silent_members()
         if isinstance(failure, RayActorError) and me not in dead:
             dead.insert(0, me)
         if dead:
-            names = ", ".join(sorted({self._names[member] for member in dead}))
-            return ContributorLost(
-                f"lost machine {names}: its part of the model is gone with it",
-                machine=names,
-                mend="resume the job: it continues from its last checkpoint on the machines that are there",
-            )
+            return self._lost(dead)
         if isinstance(cause, ContributorLost):
             return cause
         if cause is not None:
             return ShareComputeError(
-                f"{type(cause).__name__} on {self._names[me]}: {cause}",
-                machine=self._names[me],
+                f"{type(cause).__name__} on {self.names[me]}: {cause}",
+                machine=self.names[me],
                 mend="look at the job's log; if the cause is not yours, report it",
             )
         return ContributorLost(
-            f"{self._names[me]} does not answer: {failure}", machine=self._names[me], mend="resume the job"
+            f"{self.names[me]} does not answer: {failure}", machine=self.names[me], mend="resume the job"
         )
 
     def _silent_members(self) -> list[MemberId]:
         asked = {me: actor.status.remote() for me, actor in self._actors.items()}
         until = time.monotonic() + _SIGN_OF_LIFE_S
         return [me for me, ref in asked.items() if not _answers(ref, max(0.0, until - time.monotonic()))]
+
+
+def library_lost() -> Unavailable:
+    """Return the error for a library actor that died."""
+    return Unavailable(
+        "the library process on the server died",
+        mend="look for lack of memory on the server, then resume the job",
+    )
 
 
 def _answers(ref: Any, timeout_s: float) -> bool:

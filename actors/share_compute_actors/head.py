@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from dataclasses import dataclass
@@ -86,22 +87,32 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
 
 def read_or_make_secret(file: Path) -> str:
     """Return the secret in ``file``, made on first use; only its owner may read it."""
-    try:
-        return file.read_text().strip()
-    except FileNotFoundError:
+    secret = _read(file)
+    if not secret:
         secret = secrets.token_hex(32)
         write_private(file, secret)
-        return secret
+    return secret
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
+    """Write a file that only its owner may read, whole or not at all, also when the power fails."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)
-    partial.write_text(text)
+    with partial.open("w", encoding="utf-8") as output:
+        output.write(text)
+        output.flush()
+        os.fsync(output.fileno())
     partial.replace(file)
+
+
+def _read(file: Path) -> str:
+    """Return what is in the file; nothing when there is none, or when it was spoilt by a full disk."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
 
 
 def _choose_port(settings: Settings, remembered: Path) -> int:
@@ -113,9 +124,11 @@ def _choose_port(settings: Settings, remembered: Path) -> int:
                 mend="end what uses it, or set SHARE_COMPUTE_RAY_PORT to another one (0 picks a free one)",
             )
         return settings.ray_port
-    last = int(remembered.read_text()) if remembered.exists() else 0
-    port = last if last and _is_free(last) else _free_port()
-    remembered.write_text(str(port))
+    last = _read(remembered)
+    if last.isdecimal() and 0 < int(last) < 2**16 and _is_free(int(last)):
+        return int(last)
+    port = _free_port()
+    write_private(remembered, str(port))
     return port
 
 

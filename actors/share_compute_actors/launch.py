@@ -6,7 +6,6 @@ Free of Ray itself, so that a contributor's agent stays light.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from share_compute.errors import Conflict, NotAuthorized, Unavailable, VersionMi
 from share_compute_actors.processes import Child, Roster
 
 _STARTED = "Ray runtime started"
-_POLL_S = 0.05
 INLINE_LIMIT_BYTES = 8 * 2**20
 """Payloads up to this size travel inside the call itself: one round trip."""
 
@@ -90,22 +88,20 @@ def launch(
     except BaseException:
         roster.stop(child, grace_s=0)
         raise
-    roster.write()
+    roster.refresh()
     return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"])
 
 
 def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
-    deadline = time.monotonic() + deadline_s
-    while _STARTED not in child.log.read_text(errors="replace"):
-        if child.exit_code is not None:
-            raise _failure(child, name)
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"the Ray {name} did not start within {deadline_s:.0f} s",
-                mend="try again; if it stays so, look at the machine's load and its firewall",
-                details={"log": child.log_tail()},
-            )
-        time.sleep(_POLL_S)
+    if child.watch(lambda text: _STARTED in text or None, deadline_s):
+        return
+    if child.exit_code is not None:
+        raise _failure(child, name)
+    raise Unavailable(
+        f"the Ray {name} did not start within {deadline_s:.0f} s",
+        mend="try again; if it stays so, look at the machine's load and its firewall",
+        details={"log": child.log_tail()},
+    )
 
 
 def _raylet_options(child: Child) -> dict[str, str]:

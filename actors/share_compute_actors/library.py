@@ -10,17 +10,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import ray
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from share_compute.data import Prepared, StepOrder, prepare
 from share_compute.errors import UserError
 from share_compute.jobs.events import Assignment
 from share_compute.models.blueprint import Blueprint
-from share_compute.models.weights import FolderWriter, WeightFolder
+from share_compute.models.weights import FolderWriter, WeightFolder, newest_folder, sweep_partial
+
+if TYPE_CHECKING:
+    from share_compute.models.conversion import PretrainedWeights
 
 Part: TypeAlias = Literal["inputs", "targets"]
 Rows: TypeAlias = dict[int, NDArray[Any]]
@@ -44,8 +49,13 @@ class LibraryFacts:
     notes: tuple[str, ...]
 
 
-class LibraryService:
-    """Everything of the actor but Ray."""
+@ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4, "weights": 1})
+class Library:
+    """Gives out and takes in, for one attempt.
+
+    Args:
+        assignment: an `Assignment` as JSON.
+    """
 
     def __init__(self, assignment: str) -> None:
         self._assignment = Assignment.model_validate_json(assignment)
@@ -53,13 +63,13 @@ class LibraryService:
         self._progress = ("", 0.0)
         self._prepared: Prepared | None = None
         self._order: StepOrder | None = None
-        self._weights: WeightFolder | None = None
+        self._weights: WeightFolder | PretrainedWeights | None = None
         self._optimizer: WeightFolder | None = None
         self._writers: dict[str, FolderWriter] = {}
-        self._config: dict[str, Any] | None = None
 
     # -- before training -----------------------------------------------------------------------------------------
 
+    @ray.method(concurrency_group="control")
     def progress(self) -> tuple[str, float]:
         """Return what is being prepared and how much of it is, 0 to 1."""
         return self._progress
@@ -70,32 +80,51 @@ class LibraryService:
         def note(what: str, share: float) -> None:
             self._progress = (what, share)
 
+        sweep_partial(self._assignment.folder)
         prepared = prepare(self._spec, self._assignment.folder / "data", note)
         self._prepared = prepared
-        training, checkpoint = self._spec.training, self._assignment.checkpoint
+        training, checkpoint = self._spec.training, self._checkpoint()
         self._order = StepOrder(
             training.seed, prepared.samples.size("train"), training.batch_size, self._spec.data.shuffle
         )
         done = 0
         if checkpoint is not None:
-            done = int(json.loads((checkpoint / STATE).read_text())["step"])
+            done = self._continue_from(checkpoint, prepared)
             self._weights = WeightFolder(checkpoint)
             if any(checkpoint.glob("optimizer*.safetensors")):
                 self._optimizer = WeightFolder(checkpoint, "optimizer")
-        elif self._spec.model.path is not None:
-            self._weights = WeightFolder(self._spec.model.path)
+        blueprint = self._blueprint(prepared)
+        if checkpoint is None and self._spec.model.path is not None:
+            from share_compute.models.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+
+            self._weights = PretrainedWeights(WeightFolder(self._spec.model.path), blueprint.config or {})
         return LibraryFacts(
-            blueprint=self._blueprint(prepared),
+            blueprint=blueprint,
             sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
             first_step=done + 1,
             has_weights=self._weights is not None,
             notes=prepared.notes,
         )
 
+    def _checkpoint(self) -> Path | None:
+        wanted = self._assignment.checkpoint
+        # The one that was written down may have made room for newer ones before the server went down.
+        return newest_folder(wanted.parent) if wanted is not None and not wanted.exists() else wanted
+
+    def _continue_from(self, checkpoint: Path, prepared: Prepared) -> int:
+        state = json.loads((checkpoint / STATE).read_text())
+        samples = prepared.samples.size("train")
+        if state["train_samples"] != samples:
+            raise UserError(
+                f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
+                mend="put the data files back as they were, or submit a new job",
+            )
+        return int(state["step"])
+
     def _blueprint(self, prepared: Prepared) -> Blueprint:
         model = self._spec.model
         if model.layers is not None:
-            return Blueprint(layers=model.layers, model_id=self._spec.name)
+            return Blueprint(layers=model.layers)
         config = dict(model.config or {})
         if model.path is not None:
             config = json.loads((model.path / "config.json").read_text())
@@ -107,7 +136,7 @@ class LibraryService:
                 mend=f"set training.sequence_length to {window} or less",
             )
         config.update(self._special_tokens(prepared.tokenizer_folder) if model.path is None else {})
-        return Blueprint(config=config, model_id=self._spec.name)
+        return Blueprint(config=config)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
         """Return the ids that generation needs; the defaults of a configuration belong to another tokenizer."""
@@ -120,6 +149,7 @@ class LibraryService:
 
     # -- while members load and train ----------------------------------------------------------------------------
 
+    @ray.method(concurrency_group="serve")
     def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
         """Return the inputs or the targets of some microbatches of a step."""
         assert self._order is not None
@@ -130,6 +160,7 @@ class LibraryService:
             for microbatch in microbatches
         }
 
+    @ray.method(concurrency_group="serve")
     def evaluation_rows(
         self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
     ) -> Rows:
@@ -150,19 +181,22 @@ class LibraryService:
         inputs, targets = self._prepared.samples.take(split, indices)
         return inputs if part == "inputs" else targets
 
-    def weight(self, name: str) -> NDArray[np.uint8]:
-        """Return one tensor of the starting weights as a safetensors message."""
+    @ray.method(concurrency_group="weights")
+    def weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor of the starting weights, as float32 bytes."""
         assert self._weights is not None
-        return np.frombuffer(self._weights.pack(name), dtype=np.uint8)
+        return _as_bytes(self._weights.read(name, start, stop).float())
 
-    def optimizer_names(self) -> list[str]:
-        """Return the names of the optimizer's tensors in the checkpoint; none when it starts fresh."""
-        return self._optimizer.names() if self._optimizer is not None else []
+    @ray.method(concurrency_group="weights")
+    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; none when it starts fresh."""
+        return self._optimizer.shapes() if self._optimizer is not None else {}
 
-    def optimizer_tensor(self, name: str) -> NDArray[np.uint8]:
-        """Return one tensor of the optimizer's state as a safetensors message."""
+    @ray.method(concurrency_group="weights")
+    def optimizer_tensor(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor of the optimizer's state, as float32 bytes."""
         assert self._optimizer is not None
-        return np.frombuffer(self._optimizer.pack(name), dtype=np.uint8)
+        return _as_bytes(self._optimizer.read(name, start, stop).float())
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -174,13 +208,16 @@ class LibraryService:
         """Take in one piece."""
         self._writers[folder].write(name, content.tobytes())
 
-    def finish(self, folder: str, state: dict[str, Any], config: dict[str, Any] | None) -> int:
+    def finish(self, folder: str, step: int, config: dict[str, Any] | None) -> int:
         """Add what makes the folder usable (configuration, tokenizer, state), show it, and return its bytes."""
+        assert self._prepared is not None
         writer = self._writers.pop(folder)
-        writer.write_json(STATE, state)
+        samples = self._prepared.samples.size("train")
+        writer.write_json(STATE, {"step": step, "job": self._assignment.job_id, "train_samples": samples})
         if config is not None:
-            assert self._prepared is not None
-            writer.write_json("config.json", config)
+            from share_compute.models.huggingface import published_config  # noqa: PLC0415 - slow to import
+
+            writer.write_json("config.json", published_config(config))
             if self._prepared.tokenizer_folder is not None:
                 writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
             if self._spec.model.path is not None:
@@ -196,5 +233,6 @@ class LibraryService:
             writer.discard()
 
 
-Library = ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4})(LibraryService)
-"""The actor: its methods run in the default group but for those marked at the call."""
+def _as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return content

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +18,10 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost, PlanInfeasible
 from share_compute.models.blueprint import Stage, build_stage
-from share_compute.models.weights import copy_into, pack, pieces, unpack
-from share_compute.training.optimizers import optimizer_tensors, restore_optimizer
+from share_compute.models.weights import copy_into, files, row_ranges, stream_file
+from share_compute.planning.memory import FLOAT_BYTES
+from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
+from share_compute_actors.allocator import passing_through
 from share_compute_actors.channel import Channel, Keys
 from share_compute_actors.collective import EpochGroup, join_group
 from share_compute_actors.messages import (
@@ -33,8 +37,8 @@ from share_compute_actors.messages import (
 from share_compute_actors.runner import Runner
 
 _HELLO_TIMEOUT_S = 5.0
-_REQUESTS_AHEAD = 2
-"""Tensors asked for at one time: the next one travels while this one is copied, and no more is in memory."""
+_REQUESTS_AHEAD = 4
+"""Pieces asked for at one time: the next one travels while this one is copied, and no more is in memory."""
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"compute": 1, "control": 2, "mail": 2})
@@ -75,34 +79,42 @@ class Member:
         """
         torch.set_num_threads(self._setup.threads)
         self._library = library
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            stage = build_stage(self._setup.blueprint, self._setup.shard, device)
+        with self._fits(), passing_through():
+            stage = build_stage(self._setup.blueprint, self._setup.shard, torch.device(self._setup.device))
             if has_weights:
-                stage.initialize_buffers()
-                wanted = stage.persistent()
-                for tensors in self._fetch(list(wanted), library.weight):
-                    for name, value in tensors.items():
-                        copy_into(wanted[name], value)
+                self._fill(stage.persistent(), library.weight)
             else:
                 stage.initialize(self._setup.training.seed)
-        except (MemoryError, torch.OutOfMemoryError) as failure:
-            raise PlanInfeasible(
-                f"the shard of {len(self._setup.shard)} layers does not fit into {self._setup.name}",
-                machine=self._setup.name,
-                mend="lend more memory there, or use more pools",
-            ) from failure
         self._stage = stage
         return sum(tensor.nbytes for tensor in stage.persistent().values())
 
-    def _fetch(self, names: Sequence[str], method: Any) -> Iterator[dict[str, Tensor]]:
-        asked = [method.options(concurrency_group="serve").remote(name) for name in names[:_REQUESTS_AHEAD]]
-        for place in range(len(names)):
-            message = ray.get(asked.pop(0))
-            following = place + _REQUESTS_AHEAD
-            if following < len(names):
-                asked.append(method.options(concurrency_group="serve").remote(names[following]))
-            yield unpack(bytes(message))
+    def _fill(self, tensors: Mapping[str, Tensor], method: Any) -> None:
+        """Fill tensors from the library, some rows at a time; the next ones travel while these are copied."""
+        ranges = [
+            (name, start, stop)
+            for name, tensor in tensors.items()
+            for start, stop in row_ranges(tensor.shape, FLOAT_BYTES)
+        ]
+        asked = deque(method.remote(*rows) for rows in ranges[:_REQUESTS_AHEAD])
+        for place, (name, start, stop) in enumerate(ranges):
+            content = ray.get(asked.popleft())
+            if place + _REQUESTS_AHEAD < len(ranges):
+                asked.append(method.remote(*ranges[place + _REQUESTS_AHEAD]))
+            copy_into(tensors[name], start, stop, content)
+
+    @contextmanager
+    def _fits(self) -> Iterator[None]:
+        """Say which machine it was whose memory did not suffice."""
+        try:
+            yield
+        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as failure:
+            if isinstance(failure, RuntimeError) and not _is_about_memory(failure):
+                raise
+            raise PlanInfeasible(
+                f"the shard of {len(self._setup.shard)} layers does not fit into {self._setup.name}",
+                machine=self._setup.name,
+                mend="lend more memory there, use more pools, or smaller microbatches",
+            ) from failure
 
     @ray.method(concurrency_group="compute")
     def connect(self, peers: Sequence[Peer]) -> list[MemberId]:
@@ -137,13 +149,21 @@ class Member:
         if meeting is not None and size > 1:
             device = next(self._stage.module.parameters(), torch.empty(0)).device
             self._group = join_group(meeting, setup.me.member, size, device)
-        self._runner = Runner(setup, self._stage, self._open_channel(), self._names, self._group)
+        with self._fits():
+            self._runner = Runner(setup, self._stage, self._open_channel(), self._names, self._group)
         optimizer = self._runner.optimizer
         if optimizer is not None:
-            stored: list[str] = ray.get(self._library.optimizer_names.remote())
-            mine = [name for name in stored if name.split("::")[0] in self._runner.parameters]
-            for tensors in self._fetch(mine, self._library.optimizer_tensor):
-                restore_optimizer(optimizer, self._runner.parameters, tensors)
+            self._restore(optimizer, self._runner.parameters)
+
+    def _restore(
+        self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+    ) -> None:
+        shapes: dict[str, tuple[int, ...]] = ray.get(self._library.optimizer_shapes.remote())
+        mine = {name: shape for name, shape in shapes.items() if parameter_of(name) in parameters}
+        state = {name: torch.empty(shape) for name, shape in mine.items()}
+        with passing_through():
+            self._fill(state, self._library.optimizer_tensor)
+        restore_optimizer(optimizer, parameters, state)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -153,7 +173,8 @@ class Member:
         assert self._runner is not None
         inputs = self._rows(number, "inputs") if self._setup.shard.is_first else {}
         targets = self._rows(number, "targets") if self._setup.shard.is_last else {}
-        result = self._runner.step(number, inputs, targets)
+        with self._fits():
+            result = self._runner.step(number, inputs, targets)
         self._step = number
         return result
 
@@ -161,8 +182,8 @@ class Member:
         """Return this step's samples, and ask for the next step's so that they travel meanwhile."""
         for number in (step, step + 1):
             if (number, part) not in self._ahead:
-                serve = self._library.train_rows.options(concurrency_group="serve")
-                self._ahead[number, part] = serve.remote(number, self._setup.microbatches, part)
+                rows = self._library.train_rows.remote(number, self._setup.microbatches, part)
+                self._ahead[number, part] = rows
         return _tensors(ray.get(self._ahead.pop((step, part))))
 
     @ray.method(concurrency_group="compute")
@@ -174,7 +195,7 @@ class Member:
         setup = self._setup
         size = setup.pool_sizes[setup.me.pool]
         own = [microbatch for microbatch in microbatches if microbatch % size == setup.me.member]
-        rows = self._library.evaluation_rows.options(concurrency_group="serve")
+        rows = self._library.evaluation_rows
         inputs = _tensors(ray.get(rows.remote(split, own, "inputs"))) if setup.shard.is_first else {}
         targets = _tensors(ray.get(rows.remote(split, own, "targets"))) if setup.shard.is_last else {}
         return self._runner.evaluate(split, step, own, inputs, targets)
@@ -192,10 +213,11 @@ class Member:
             self._send(folder, "optimizer", optimizer_tensors(self._runner.optimizer, own))
 
     def _send(self, folder: str, stem: str, tensors: Mapping[str, Tensor]) -> None:
-        for number, group in enumerate(pieces(tensors)):
-            name = f"{stem}-{self._setup.me.pool:04}-{number:04}.part"
-            content: NDArray[np.uint8] = np.frombuffer(pack(group), dtype=np.uint8)
-            ray.get(self._library.write.remote(folder, name, content))
+        with passing_through():
+            for number, group in enumerate(files(tensors)):
+                name = f"{stem}-{self._setup.me.pool:04}-{number:04}.part"
+                for piece in stream_file(group):
+                    ray.get(self._library.write.remote(folder, name, np.frombuffer(piece, dtype=np.uint8)))
 
     # -- always answering ----------------------------------------------------------------------------------------
 
@@ -211,15 +233,14 @@ class Member:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return MemberStatus(self._setup.me, self._step, psutil.Process().memory_info().rss, peak)
 
-    @ray.method(concurrency_group="control")
-    def abort(self) -> None:
-        """Make whatever waits for another member give up."""
-        if self._channel is not None:
-            self._channel.abort()
-
     def _open_channel(self) -> Channel:
         assert self._channel is not None
         return self._channel
+
+
+def _is_about_memory(failure: RuntimeError) -> bool:
+    """Whether torch's allocator for the CPU raised it; it has no class of its own."""
+    return "DefaultCPUAllocator" in str(failure)
 
 
 def _hello(sender: MemberId) -> Label:

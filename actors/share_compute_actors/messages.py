@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import TrainingSpec
+from share_compute.topology import DeviceKind
 
 WIRE_VERSION = 1
 
@@ -82,8 +83,9 @@ class MemberSetup:
     microbatches: tuple[int, ...]
     pool_sizes: tuple[int, ...]
     threads: int
+    device: DeviceKind
     deadline_s: float
-    """Longest wait for another member before it counts as lost."""
+    """Longest wait for another member; the coordinator notices sooner when one falls silent."""
     first_step: int
     tied: str | None = None
     """Stored name of the parameter that the first and the last pool share, if the model ties them."""
@@ -116,6 +118,7 @@ class Rendezvous:
 class StepResult:
     """What one member says of one step."""
 
+    me: MemberId
     step: int
     loss_sum: float | None
     """Cross entropy summed over its targets; only the last pool knows it."""
@@ -143,8 +146,3 @@ class MemberStatus:
     step: int
     resident_bytes: int
     peak_resident_bytes: int
-
-
-def as_json(message: Any) -> dict[str, Any]:
-    """Return a message as plain data, for logs."""
-    return asdict(message)

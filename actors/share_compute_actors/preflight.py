@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +14,13 @@ from typing import Any, Literal
 import psutil
 
 from share_compute.errors import ShareComputeError, Unavailable, UserError
+from share_compute_actors.sizes import format_bytes
 
 LEAST_DISK_BYTES = 2**30
 LEAST_MEMORY_BYTES = 512 * 2**20
+MOST_CLOCK_SKEW_S = 30.0
 _GPU_TIMEOUT_S = 10.0
+_CONNECT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def check_memory(lent_bytes: int) -> Finding:
     return Finding("memory", "ok", f"{format_bytes(lent_bytes)} lent, {format_bytes(available)} available")
 
 
-def check_clock(skew_s: float, most_s: float = 30.0) -> Finding:
+def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> Finding:
     """Whether this clock and the server's agree; ``skew_s`` is how far this one is ahead."""
     ahead = "ahead of" if skew_s > 0 else "behind"
     text = f"this clock is {abs(skew_s):.1f} s {ahead} the server's"
@@ -84,6 +89,50 @@ def check_clock(skew_s: float, most_s: float = 30.0) -> Finding:
         return Finding("clock", "ok", text)
     mend = "set both clocks by NTP, e.g. timedatectl set-ntp true"
     return Finding("clock", "fail", text, mend=mend, details={"skew_s": skew_s, "most_s": most_s})
+
+
+def check_head(ray_address: str) -> Finding:
+    """Whether the Ray head at ``host:port`` can be reached from here."""
+    host, _, port = ray_address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError as failure:
+        return Finding(
+            "head",
+            "fail",
+            f"the Ray head at {ray_address} cannot be reached: {failure.strerror or failure}",
+            mend=f"open TCP port {port} in the firewalls between, or have the operator start the server with"
+            " --host or SHARE_COMPUTE_ADVERTISE_ADDRESS set to an address that this machine reaches",
+            details={"ray_address": ray_address},
+        )
+    return Finding("head", "ok", f"the Ray head at {ray_address} can be reached")
+
+
+def check_listening(address: str) -> Finding:
+    """Whether other machines can be listened to at this IP address: it must be one of this machine's."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        socket.create_server((address, 0), family=family).close()
+    except OSError as failure:
+        return Finding(
+            "address",
+            "fail",
+            f"this machine cannot listen at {address}: {failure.strerror or failure}",
+            mend="give one of its own IP addresses with --address",
+            details={"address": address},
+        )
+    return Finding("address", "ok", f"this machine can listen at {address}")
+
+
+def route_address(target: str) -> str:
+    """Return the IP address of this machine that packets to ``target`` leave from; sends nothing."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def check_gpus() -> Finding:
@@ -98,7 +147,9 @@ def check_gpus() -> Finding:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return the names of the graphics processors that NVIDIA's driver shows; empty without a driver.
+    """Return the names of the graphics processors that may be used; empty without NVIDIA's driver.
+
+    ``CUDA_VISIBLE_DEVICES`` limits them, as it does for every program that uses CUDA.
 
     Raises:
         Unavailable: the driver does not work.
@@ -106,7 +157,7 @@ def gpu_names() -> tuple[str, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    command = [program, "--query-gpu=uuid,name", "--format=csv,noheader"]
     mend = "install the driver anew, or join with --device cpu"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=False)
@@ -117,41 +168,29 @@ def gpu_names() -> tuple[str, ...]:
         raise Unavailable(
             f"NVIDIA's driver does not work: {last[-1] if last else 'no reason given'}", mend=mend
         )
-    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+    found = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
+    return visible_gpus([(uuid, name) for uuid, name in found], os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_gpus(found: Sequence[tuple[str, str]], wanted: str | None) -> tuple[str, ...]:
+    """Return the names of those ``(uuid, name)`` that ``CUDA_VISIBLE_DEVICES`` lets through.
+
+    Each entry is an index or the beginning of a UUID; the first one that is nothing ends the list. Parts of
+    a processor (``MIG-...``) are not listed by themselves, so their word is taken for it.
+    """
+    if wanted is None:
+        return tuple(name for _, name in found)
+    names: list[str] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        by_index = [found[int(entry)][1]] if entry.isdecimal() and int(entry) < len(found) else []
+        by_uuid = [name for uuid, name in found if entry.startswith("GPU-") and uuid.startswith(entry)]
+        match = by_index or by_uuid or ([entry] if entry.startswith("MIG-") else [])
+        if not match:
+            break
+        names.append(match[0])
+    return tuple(names)
 
 
 def usable_threads() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def format_bytes(count: int) -> str:
-    """Write a number of bytes for people."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit in ("B", "KiB", "MiB") else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def parse_bytes(text: str) -> int:
-    """Read a size such as ``4GiB``, ``500 MB`` or ``1073741824``.
-
-    Raises:
-        UserError: it is none.
-    """
-    units = {"": 1, "b": 1}
-    units |= {name + "ib": 1024**power for power, name in enumerate("kmgt", start=1)}
-    units |= {name + "b": 1000**power for power, name in enumerate("kmgt", start=1)}
-    units |= {name: 1024**power for power, name in enumerate("kmgt", start=1)}
-    lowered = text.strip().lower()
-    number = lowered.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = lowered[len(number) :].strip()
-    try:
-        size = float(number) * units[unit]
-    except (KeyError, ValueError):
-        size = 0.0
-    if not 1 <= size < 2**63:
-        raise UserError(f"{text!r} is not a size of memory", mend="write it like 4GiB or 500MB")
-    return int(size)

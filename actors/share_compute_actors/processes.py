@@ -7,18 +7,22 @@ when we die; what a killed run left is written down, and the next one ends it (`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import TextIO, TypeVar
 
 import psutil
+
+from share_compute.errors import Unavailable
 
 _TIE_TO_PARENT = """\
 import ctypes, os, sys
@@ -28,8 +32,12 @@ if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 _POLL_S = 0.02
-_SAME_START_S = 2.0
-"""Start times of one process may be told this much apart, when the clock was set in between."""
+_WATCH_S = 0.05
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_TICKS = 19
+"""Place of a process's start among what `/proc/PID/stat` says after its name."""
+_log = logging.getLogger(__name__)
+Found = TypeVar("Found")
 
 # The kernel ends a tied child when the *thread* that started it ends: one that never ends starts them all.
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children")
@@ -48,22 +56,38 @@ class Identity:
     """A process that cannot be mistaken for a later one with the same number."""
 
     pid: int
-    started_at: float
-    """Seconds since the epoch."""
+    start: str
+    """Says when it started, exactly; comparable only with another one of the same system."""
 
     @classmethod
     def of(cls, process: psutil.Process) -> Identity:
-        """Return the identity of a running process."""
-        return cls(process.pid, process.create_time())
+        """Return the identity of a process.
+
+        Raises:
+            psutil.NoSuchProcess: it is gone.
+        """
+        return cls(process.pid, _start_of(process))
 
     def find(self) -> psutil.Process | None:
         """Return the process if it still runs."""
         try:
+            # Made first: if its number goes to another one after the comparison, psutil does not touch that.
             process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.started_at) < _SAME_START_S
-            return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
+            return process if Identity.of(process) == self and is_alive(process) else None
         except psutil.NoSuchProcess:
             return None
+
+
+def _start_of(process: psutil.Process) -> str:
+    if sys.platform != "linux":
+        return repr(process.create_time())
+    # Not seconds since the epoch: those are reckoned from the clock, which may be set at any time.
+    try:
+        facts = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError) as failure:
+        raise psutil.NoSuchProcess(process.pid) from failure
+    ticks = facts.rpartition(")")[2].split()[_START_TICKS]
+    return f"{_BOOT_ID.read_text().strip()} {ticks}"
 
 
 class Child:
@@ -89,13 +113,16 @@ class Child:
 
     def family(self) -> list[psutil.Process]:
         """Return it and all that came from it and still run, also those whose parent is gone."""
+        # Copies, because another thread may ask for the same at the same time.
         for member in list(self._family.values()):
             try:
                 for descendant in member.children(recursive=True):
                     self._family.setdefault(descendant.pid, descendant)
             except psutil.NoSuchProcess:
                 continue
-        self._family = {pid: process for pid, process in self._family.items() if is_alive(process)}
+        for pid, process in list(self._family.items()):
+            if not is_alive(process):
+                self._family.pop(pid, None)
         return list(self._family.values())
 
     def log_tail(self, lines: int = 20) -> str:
@@ -111,6 +138,16 @@ class Child:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def watch(self, look: Callable[[str], Found | None], deadline_s: float) -> Found | None:
+        """Wait until ``look`` finds something in what it printed; None when it ended first, or time was up."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            is_last = self.exit_code is not None or time.monotonic() > deadline
+            found = look(self.log.read_text(errors="replace"))
+            if found is not None or is_last:
+                return found
+            time.sleep(_WATCH_S)
 
     def interrupt(self) -> None:
         """Ask it to end, and do not wait."""
@@ -154,13 +191,16 @@ class Roster:
 
     Args:
         folder: where the list and what the children print is kept.
+        lock: open file whose lock makes the folder ours; it lives as long as this object.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: TextIO | None = None) -> None:
         self.folder = folder
+        self.lock = lock
         self._file = folder / "processes.json"
         self._children: list[Child] = []
         self._lock = Lock()
+        self._is_stale = False
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def start(
@@ -173,9 +213,18 @@ class Roster:
             arguments: program and arguments.
             environment: variables set over our own.
             cwd: its working folder.
+
+        Raises:
+            Unavailable: the folder cannot be written.
         """
-        # An interrupt may end this call, never the other thread: no child starts without being written down.
-        return _starter.submit(self._start, name, arguments, environment, cwd).result()
+        try:
+            # An interrupt may end this call, never the other thread: no child starts without being written down.
+            return _starter.submit(self._start, name, arguments, environment, cwd).result()
+        except OSError as failure:
+            raise Unavailable(
+                f"{name} cannot be started: {failure}",
+                mend=f"see that {self.folder} can be written and its disk is not full",
+            ) from failure
 
     def _start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | None
@@ -194,16 +243,39 @@ class Roster:
         child = Child(name, process, log)
         with self._lock:
             self._children.append(child)
-        self.write()
+        try:
+            self.write()
+        except OSError:
+            self.stop(child, grace_s=0)
+            raise
         return child
 
+    def refresh(self) -> None:
+        """Write the list again, now and then, because children have children; says once when it cannot.
+
+        A list that is out of date is no reason to end what works.
+        """
+        try:
+            self.write()
+        except OSError as failure:
+            if not self._is_stale:
+                _log.warning("processes are not written down in %s any more: %s", self.folder, failure)
+            self._is_stale = True
+        else:
+            self._is_stale = False
+
     def write(self) -> None:
-        """Write down every process of every child; call it now and then, because children have children."""
+        """Write down every process of every child.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
         with self._lock:
             rows = []
             for member in (member for child in self._children for member in child.family()):
                 try:
-                    rows.append([member.pid, member.create_time()])
+                    identity = Identity.of(member)
+                    rows.append([identity.pid, identity.start])
                 except psutil.NoSuchProcess:
                     continue
             partial = self._file.with_suffix(".partial")
@@ -215,27 +287,27 @@ class Roster:
         child.stop(grace_s)
         with self._lock:
             self._children = [other for other in self._children if other is not child]
-        self.write()
+        self.refresh()
 
     def stop_all(self, grace_s: float = 10.0) -> None:
         """End all children, the last one started first."""
         _starter.submit(int).result()  # one that is being started right now is written down after this
         for child in reversed(self._children):
             self.stop(child, grace_s)
-        self._file.unlink(missing_ok=True)
+        self._forget()
 
     def kill_all(self) -> None:
         """End all children at once, without asking."""
-        end_processes(member for child in self._children for member in child.family())
+        end_processes(member for child in list(self._children) for member in child.family())
 
     def leftovers(self) -> list[psutil.Process]:
         """Return processes that an earlier user of this folder started and that still run."""
         try:
-            rows = json.loads(self._file.read_text())
-        except (FileNotFoundError, ValueError):
+            written = [Identity(pid, start) for pid, start in json.loads(self._file.read_text())]
+        except (FileNotFoundError, ValueError, TypeError):
             return []
         own = {member.pid for child in self._children for member in child.family()}
-        found = (Identity(int(pid), float(started_at)).find() for pid, started_at in rows)
+        found = (identity.find() for identity in written)
         return [process for process in found if process is not None and process.pid not in own]
 
     def end_leftovers(self) -> int:
@@ -247,5 +319,9 @@ class Roster:
             except psutil.NoSuchProcess:
                 continue
         end_processes(left.values())
-        self._file.unlink(missing_ok=True)
+        self._forget()
         return len(left)
+
+    def _forget(self) -> None:
+        with suppress(OSError):  # all that it names is gone
+            self._file.unlink(missing_ok=True)

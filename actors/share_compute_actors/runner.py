@@ -53,9 +53,8 @@ class Runner:
         self._device = next(stage.module.parameters(), torch.empty(0)).device
         self.parameters = stage.parameters()
         self._buckets = GradientBuckets(self.parameters)
-        self.optimizer = (
-            build_optimizer(setup.training.optimizer, self.parameters.values()) if self.parameters else None
-        )
+        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        self.optimizer = build_optimizer(setup.training.optimizer, trained) if trained else None
         self._learning_rate = learning_rates(setup.training)
         training, sizes = setup.training, setup.pool_sizes
         self._actions = one_forward_one_backward(
@@ -106,6 +105,7 @@ class Runner:
         self._channel.forget(number)
         summed = float(torch.stack(losses).sum()) if losses else None
         return StepResult(
+            me=self._setup.me,
             step=number,
             loss_sum=summed,
             targets=sum(target.numel() for target in targets.values()),
@@ -146,7 +146,9 @@ class Runner:
         else:
             pool = self._setup.me.pool + 1
             label = Label("train", step, "gradient", microbatch, pool)
-            outputs.backward(self._receive(label, MemberId(pool, self._owners[pool][microbatch])))  # type: ignore[no-untyped-call]
+            gradient = self._receive(label, MemberId(pool, self._owners[pool][microbatch]))
+            if outputs.requires_grad:  # not where a first shard has no parameters
+                outputs.backward(gradient)  # type: ignore[no-untyped-call]
         if arrived is not None and arrived.grad is not None:
             pool = self._setup.me.pool
             label = Label("train", step, "gradient", microbatch, pool)
@@ -184,7 +186,7 @@ class Runner:
         )
 
     def _finish_reductions(self, reductions: deque[Callable[[], None]]) -> None:
-        self._buckets.watch(None)
+        self._buckets.finish()
         start = time.perf_counter()
         while reductions:
             reductions.popleft()()
@@ -209,17 +211,18 @@ class Runner:
         limit = self._setup.training.max_gradient_norm
         if limit is None:
             return None
-        duplicate = self._tied.grad if self._tied is not None and not self._stage.shard.is_first else None
+        duplicate = None if self._stage.shard.is_first else self._tied
         squares = [0.0] * len(self._setup.pool_sizes)
         me = self._setup.me
         squares[me.pool] = self._buckets.squared_norm(without=duplicate)
         if me.member == 0:
             own = torch.tensor([squares[me.pool]], dtype=torch.float64)
             for pool, size in enumerate(self._setup.pool_sizes):
-                for member in range(size if pool != me.pool else 0):
+                for member in range(1 if pool == me.pool else 0, size):
                     self._channel.send(MemberId(pool, member), Label("train", step, "norm", 0, me.pool), own)
         for pool in range(len(squares)):
-            if pool != me.pool:
+            # A pool goes by what its first member counted: all must scale by the same bits.
+            if MemberId(pool, 0) != me:
                 squares[pool] = float(self._receive(Label("train", step, "norm", 0, pool), MemberId(pool, 0)))
         norm = math.sqrt(sum(squares))
         factor = clip_factor(norm, limit)

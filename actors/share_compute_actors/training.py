@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -43,6 +43,8 @@ class TrainingLoop:
         self._rate = learning_rates(spec.training)
         self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
         self._last_end = time.monotonic()
+        self._busy_s: dict[MemberId, float] = defaultdict(float)
+        self._trained_s = 0.0
 
     def run(self, checkpoint: Callable[[int], None]) -> None:
         """Run all steps that are left, then the last checkpoint and the final test."""
@@ -78,31 +80,42 @@ class TrainingLoop:
         self._last_end = time.monotonic()
 
     def _finish(self, step: int, calls: dict[MemberId, Any]) -> None:
-        results: Iterable[StepResult] = self._crew.wait(calls).values()
+        results: Iterable[StepResult] = self._crew.gather(calls).values()
         now = time.monotonic()
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
         training = self._spec.training
         targets = sum(result.targets for result in results)
         total = math.fsum(result.loss_sum for result in results if result.loss_sum is not None)
-        if not math.isfinite(total):
-            raise UserError(
-                f"the loss is not finite at step {step}",
-                step=step,
-                mend="lower the learning rate or clip gradients (training.max_gradient_norm)",
-            )
+        norm = next(iter(results)).gradient_norm
+        for result in results:
+            self._busy_s[result.me] += result.seconds - result.waited_s
+        self._trained_s += seconds
+        self._require_finite(step, total, norm or 0.0)
         self._tell(
             StepCommitted(
                 step=step,
                 loss=total / targets,
                 learning_rate=self._rate(step),
-                gradient_norm=next(iter(results)).gradient_norm,
+                gradient_norm=norm,
                 samples=training.batch_size,
                 tokens=targets,
                 seconds=seconds,
                 tokens_per_s=targets * len(self._seconds) / sum(self._seconds),
             )
         )
+
+    def _require_finite(self, step: int, *figures: float) -> None:
+        if not all(math.isfinite(figure) for figure in figures):
+            raise UserError(
+                f"the loss or its gradient is not finite at step {step}",
+                step=step,
+                mend="lower the learning rate or clip gradients (training.max_gradient_norm)",
+            )
+
+    def busy_fractions(self) -> dict[MemberId, float]:
+        """Return for each member the share of the time of all steps in which it computed."""
+        return {me: busy_s / max(self._trained_s, 1e-9) for me, busy_s in self._busy_s.items()}
 
     def _evaluate(self, split: Literal["validation", "test"], step: int) -> None:
         count = -(-self._facts.sizes[split] // self._spec.training.microbatch_size)
@@ -116,6 +129,7 @@ class TrainingLoop:
                     targets += result.targets
                     correct += result.correct
         mean = loss / targets
+        self._require_finite(step, mean)
         language = self._facts.blueprint.task == "language"
         self._tell(
             Validated(

@@ -31,7 +31,7 @@ _WRITE_BEATS = 5
 _PATIENCE_S = 600.0
 """How long the server may be away before the machine gives up."""
 _LEAVE_S = 10.0
-"""How long it waits for its work to be handed over before it goes anyway."""
+"""How long it waits until no job holds it; then it goes anyway."""
 _LONGEST_PAUSE_S = 30.0
 _SOUND_S = 60.0
 """A node that ran this long was sound; trouble after that is new trouble."""
@@ -75,12 +75,13 @@ class Agent:
         Raises:
             ShareComputeError: it could not join, or lost the server for good; says what to do.
         """
-        with Interrupts(self._kill) as interrupts, ExitStack() as stack:
+        with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
             limits = resolve_limits(self._options)
             check_machine(self._options, limits)
             self._roster = open_run_folder(f"contributor {self._options.url} {self._options.name}")
             stack.callback(close_run_folder, self._roster)
+            interrupts.takes_along(self._roster)
             self._show("joining")
             joined = agent_client.join(
                 self._options.url,
@@ -103,10 +104,6 @@ class Agent:
             finally:
                 interrupts.begin_stopping()
                 self._leave(client)
-
-    def _kill(self) -> None:
-        if self._roster is not None:
-            self._roster.kill_all()
 
     def _show(self, phase: str) -> None:
         self._view = replace(self._view, phase=phase)
@@ -137,7 +134,7 @@ class Agent:
             raise ContributorLost("the Ray node ended", mend="it is started again")
         self._beats += 1
         if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
-            self._roster.write()
+            self._roster.refresh()
         work = client.heartbeat()
         if work.state is ContributorState.lost:
             raise ContributorLost(work.reason, mend="it comes back")
@@ -203,7 +200,7 @@ class Agent:
             self._node = None
 
     def _leave(self, client: AgentClient) -> None:
-        """Say goodbye and wait, not for ever, until the work is handed over."""
+        """Say goodbye and wait, not for ever, until no job holds this machine any more."""
         self._show("leaving")
         deadline = time.monotonic() + _LEAVE_S
         try:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 from share_compute.store.records import ContributorRecord
 from share_compute_api.discovery import Target
 from share_compute_api.schemas import ClusterAccess, ContributorWork, Health, Joined, JoinRequest
 from share_compute_api.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A server's health, and what asking for it told about the way and the clocks."""
+
+    health: Health
+    round_trip_s: float
+    skew_s: float
+    """How far this machine's clock is ahead of the server's."""
+
+
+def greet(url: str) -> Greeting:
+    """Ask a server for its health; compares its clock with ours in the middle of the round trip."""
+    before = datetime.now(UTC)
+    health = fetch_health(url)
+    round_trip = datetime.now(UTC) - before
+    skew = before + round_trip / 2 - health.time
+    return Greeting(health, round_trip.total_seconds(), skew.total_seconds())
 
 
 def fetch_health(url: str, *, timeout_s: float = 10.0) -> Health:

@@ -16,7 +16,11 @@ from share_compute_api.context import Context
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.contributors import ContributorSupervisor
+from share_compute_api.supervision.coordinators import launcher
+from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.keeping import keep_running
+from share_compute_api.supervision.measuring import Measurements
 
 _MOST_BODY_BYTES = 1 << 20
 
@@ -69,16 +73,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if context.measurements is not None:
+            await context.measurements.close()
 
 
 def _supervise(context: Context, cluster: ClusterInfo) -> None:
-    # Imported here, because both import Ray, which a server without a cluster need not load.
-    from share_compute_api.supervision.contributors import supervise_contributors
-    from share_compute_api.supervision.coordinators import launcher
-    from share_compute_api.supervision.jobs import JobSupervisor
-
+    context.measurements = Measurements(context.store, cluster.head_node_id)
     jobs = JobSupervisor(
         context.store, launcher(cluster), context.settings.data_folder / "jobs", context.bell
     )
+    contributors = ContributorSupervisor(context.store, context.measurements)
     context.spawn(keep_running("jobs", jobs.run))
-    context.spawn(keep_running("contributors", lambda: supervise_contributors(context.store, cluster)))
+    context.spawn(keep_running("contributors", contributors.run))

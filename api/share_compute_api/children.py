@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+from share_compute_actors.processes import Roster
+
 _MAIN = "from share_compute_api.cli import main; main()"
 _FORCED = 130
 _SAME_SIGNAL_S = 0.5
@@ -24,20 +26,21 @@ class Interrupts:
     """Ctrl-C and SIGTERM inside the block: the first ends the block, one more ends everything at once.
 
     The first raises KeyboardInterrupt wherever the main thread is, so the block's own cleaning up runs. One
-    more does not interrupt that half-way, but calls ``force`` and ends the process. What comes within half a
+    more does not interrupt that half-way, but kills our children and ends the process. What comes within half a
     second of another counts as the same: programs such as ``timeout`` signal a process, then its whole group.
-
-    Args:
-        force: ends, without asking, whatever must not be left behind.
     """
 
-    def __init__(self, force: Callable[[], None]) -> None:
-        self._force = force
+    def __init__(self) -> None:
+        self._rosters: list[Roster] = []
         self._is_stopping = False
         self._last = float("-inf")
         self._previous: dict[
             int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
         ] = {}
+
+    def takes_along(self, roster: Roster) -> None:
+        """Kill this roster's children too when the end is forced."""
+        self._rosters.append(roster)
 
     def install(self) -> None:
         """Take the signals; again after a library took them."""
@@ -58,8 +61,11 @@ class Interrupts:
             raise KeyboardInterrupt
         if self._last - before < _SAME_SIGNAL_S:
             return
-        self._force()
-        os._exit(_FORCED)
+        try:
+            for roster in self._rosters:
+                roster.kill_all()
+        finally:
+            os._exit(_FORCED)
 
     def __enter__(self) -> Self:
         self.install()

@@ -10,9 +10,10 @@ from typing import Any, Self
 import httpx
 from httpx_sse import EventSource, connect_sse
 
-from share_compute.jobs.states import JobState
+from share_compute.jobs.states import ContributorState, JobState
 from share_compute.specification import TrainJob
 from share_compute.store.records import (
+    ApiKeyRecord,
     ArtifactRecord,
     ContributorRecord,
     EventRecord,
@@ -31,6 +32,8 @@ from share_compute_api.schemas import (
     InviteList,
     InviteView,
     JobPage,
+    KeyCreated,
+    KeyList,
     Metrics,
     Status,
 )
@@ -151,7 +154,14 @@ class Client:
         Raises:
             Unavailable: the server stayed away for longer.
         """
-        seen, job = after, self.job(job_id)
+        seen = after
+        while self.job(job_id).state.is_final:
+            # A stream of a job that is over never ends; what is left of its past comes in pages.
+            page = self.events(job_id, after=seen)
+            if not page.events:
+                return
+            yield from page.events
+            seen = page.next_after
         last_contact = time.monotonic()
         pause_s = 0.1
         while True:
@@ -221,7 +231,19 @@ class Client:
         """
         return downloads.download(self._transport, self.artifact(job_id, name), folder, progress)
 
-    # Invites and contributors
+    # Keys, invites and contributors
+
+    def create_key(self, name: str) -> KeyCreated:
+        """Make an API key; only this answer has it."""
+        return self._transport.read(KeyCreated, "POST", "/keys", json={"name": name})
+
+    def api_keys(self) -> list[ApiKeyRecord]:
+        """Return all API keys, oldest first, without the keys themselves."""
+        return self._transport.read(KeyList, "GET", "/keys").keys
+
+    def revoke_key(self, key_id: str) -> ApiKeyRecord:
+        """End an API key."""
+        return self._transport.read(ApiKeyRecord, "DELETE", f"/keys/{key_id}")
 
     def create_invite(self, label: str | None = None, expires_in_s: float = 3600) -> InviteCreated:
         """Make an invite; only this answer has its code."""
@@ -236,9 +258,16 @@ class Client:
         """Take an invite back."""
         return self._transport.read(InviteView, "DELETE", f"/invites/{invite_id}")
 
-    def contributors(self) -> list[ContributorRecord]:
-        """Return all machines that ever joined, in the order they joined."""
-        return self._transport.read(ContributorList, "GET", "/contributors").contributors
+    def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
+        """Return the machines in these states, in the order they joined; without states, all but the long gone."""
+        params: dict[str, Any] = {"state": [one.value for one in state]} if state else {}
+        page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
+        found = list(page.contributors)
+        while page.next_cursor is not None:
+            params["cursor"] = page.next_cursor
+            page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
+            found += page.contributors
+        return found
 
     def contributor(self, contributor_id: str) -> ContributorRecord:
         """Return one machine."""

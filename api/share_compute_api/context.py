@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -13,6 +14,9 @@ from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.measuring import Measurements
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -25,12 +29,19 @@ class Context:
     bell: Bell = field(default_factory=Bell)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
+    measurements: Measurements | None = None
+    """What measures contributors; None without a cluster."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the requests until it ends or the server does."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("something beside the requests failed", exc_info=failure)
 
     def url(self, request: Request) -> str:
         """Return the URL that other machines reach this server at."""

@@ -55,16 +55,21 @@ def write_server_file(folder: Path, url: str) -> Path:
 
 def first_api_key(folder: Path, store: Store) -> str:
     """Return the operator's API key from the folder; a new one is made when there is none that works."""
-    file = folder / CREDENTIALS_FILE
-    try:
-        key = CredentialsFile.model_validate_json(file.read_text(encoding="utf-8")).api_key
-        if store.keys.verify(key) is not None:
-            return key
-    except (FileNotFoundError, ValidationError):
-        pass  # the first start, or somebody spoilt the file: a new key mends both
+    key = written_api_key(folder)
+    if key is not None and store.keys.verify(key) is not None:
+        return key
     _, key = store.keys.create("operator")
-    write_private(file, json.dumps({"api_key": key}))
+    write_private(folder / CREDENTIALS_FILE, json.dumps({"api_key": key}))
     return key
+
+
+def written_api_key(folder: Path) -> str | None:
+    """Return the operator's API key that is written in the folder; None before the first start."""
+    try:
+        text = (folder / CREDENTIALS_FILE).read_bytes()
+        return CredentialsFile.model_validate_json(text).api_key
+    except (FileNotFoundError, ValidationError):  # a spoilt file is mended by a new key, like a missing one
+        return None
 
 
 def _whose(folder: Path) -> str:

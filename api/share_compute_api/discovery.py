@@ -43,24 +43,29 @@ def find_target(
 ) -> Target:
     """Return where to send requests: what is given, else settings, else the server of this machine.
 
+    The key of the server of this machine is for that server alone: no other one gets it.
+
     Raises:
         Unavailable: no URL is given, and no server of this machine left its address.
     """
     settings = ClientSettings()
     folder = data_folder or settings.data_folder
-    url = url or settings.url
-    if url is None:
-        server = _read(ServerFile, folder / SERVER_FILE)
-        if server is None:
-            raise Unavailable(
-                f"no server runs on this machine ({folder / SERVER_FILE} is missing)",
-                mend="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
-            )
-        url = server.url
-    if api_key is None and (api_key := settings.api_key) is None:
+    url, api_key = url or settings.url, api_key or settings.api_key
+    if url is not None and api_key is not None:
+        return Target(url.rstrip("/"), api_key)
+    server = _read(ServerFile, folder / SERVER_FILE)
+    if url is None and server is None:
+        raise Unavailable(
+            f"no server runs on this machine ({folder / SERVER_FILE} is missing)",
+            mend="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
+        )
+    local = server.url.rstrip("/") if server else None
+    url = url.rstrip("/") if url else local
+    assert url is not None
+    if api_key is None and url == local:
         credentials = _read(CredentialsFile, folder / CREDENTIALS_FILE)
         api_key = credentials.api_key if credentials else None
-    return Target(url.rstrip("/"), api_key)
+    return Target(url, api_key)
 
 
 def _read(kind: type[Model], path: Path) -> Model | None:

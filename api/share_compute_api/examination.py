@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
+from tempfile import TemporaryFile
 
 import psutil
 
@@ -17,10 +17,11 @@ from share_compute_actors.preflight import (
     check_clock,
     check_disk,
     check_gpus,
-    format_bytes,
+    check_head,
 )
 from share_compute_actors.run_folders import abandoned, root_folder
-from share_compute_api.agent_client import fetch_health
+from share_compute_actors.sizes import format_bytes
+from share_compute_api.agent_client import greet
 from share_compute_api.discovery import find_target
 from share_compute_api.versions import check_versions, local_versions
 
@@ -69,26 +70,29 @@ def _memory() -> Finding:
 
 def _temporary_folder() -> Finding:
     try:
-        return Finding("temporary folder", "ok", str(root_folder()))
+        root = root_folder()
+        with TemporaryFile(dir=root):
+            return Finding("temporary folder", "ok", str(root))
     except ShareComputeError as failure:
         return Finding("temporary folder", "fail", failure.message, mend=failure.mend)
     except OSError as failure:
-        return Finding(
-            "temporary folder", "fail", f"cannot be written: {failure}", mend="set TMPDIR to one that can"
-        )
+        mend = "free some disk space, or set TMPDIR to a folder of your own, with a short path"
+        return Finding("temporary folder", "fail", f"cannot be written: {failure}", mend=mend)
 
 
 def _leftovers() -> Finding:
-    left = list(abandoned())
-    running = sum(len(roster.leftovers()) for roster in left)
+    try:
+        left = {str(roster.folder): len(roster.leftovers()) for roster in abandoned()}
+    except ShareComputeError as failure:
+        return Finding("leftovers", "warn", failure.message, mend=failure.mend)
     if not left:
         return Finding("leftovers", "ok", "nothing is left of runs that were killed")
     return Finding(
         "leftovers",
         "warn",
-        f"{running} processes and {len(left)} folders are left of runs that were killed",
-        mend="the next `share-compute up` or `join` ends them; or share-compute doctor --clean",
-        details={"folders": [str(roster.folder) for roster in left]},
+        f"{sum(left.values())} processes and {len(left)} folders are left of runs that were killed",
+        mend="share-compute doctor --clean ends them; so does the next `share-compute join`",
+        details={"folders": list(left)},
     )
 
 
@@ -111,19 +115,18 @@ def _local_server() -> str | None:
 
 
 def _server(url: str) -> Iterator[Finding]:
-    before = datetime.now(UTC)
     try:
-        health = fetch_health(url)
+        greeting = greet(url)
     except ShareComputeError as failure:
         yield Finding("server", "fail", failure.message, mend=failure.mend)
         return
-    after = datetime.now(UTC)
-    yield Finding("server", "ok", f"{url} answers in {(after - before).total_seconds() * 1000:.0f} ms")
+    yield Finding("server", "ok", f"{url} answers in {greeting.round_trip_s * 1000:.0f} ms")
     try:
-        check_versions(health.versions, local_versions())
+        check_versions(greeting.health.versions, local_versions())
     except ShareComputeError as failure:
         yield Finding("server's versions", "fail", failure.message, mend=failure.mend)
     else:
         yield Finding("server's versions", "ok", "fit ours")
-    middle = before + (after - before) / 2
-    yield check_clock((middle - health.time).total_seconds())
+    yield check_clock(greeting.skew_s)
+    if greeting.health.ray_address is not None:
+        yield check_head(greeting.health.ray_address)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 import socket
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Literal
+from urllib.parse import urlsplit
 
 import psutil
 
-from share_compute.errors import ClockSkew, UserError
-from share_compute_actors.preflight import check_clock, check_disk, check_memory, gpu_names, usable_threads
+from share_compute.errors import ClockSkew, Unavailable, UserError
+from share_compute_actors.preflight import (
+    check_clock,
+    check_disk,
+    check_head,
+    check_listening,
+    check_memory,
+    gpu_names,
+    route_address,
+    usable_threads,
+)
 from share_compute_actors.run_folders import root_folder, sweep
-from share_compute_api.agent_client import fetch_health
+from share_compute_api.agent_client import greet
 from share_compute_api.schemas import Limits
 from share_compute_api.versions import check_versions, local_versions
 
@@ -67,17 +76,19 @@ def check_machine(options: JoinOptions, limits: Limits) -> None:
     """Check all that can be checked before the invite is used, and end what killed runs left here.
 
     Raises:
-        UserError: too little disk or memory.
-        Unavailable: the server does not answer.
+        UserError: too little disk or memory, or the address is not this machine's.
+        Unavailable: the server or its Ray head cannot be reached.
         VersionMismatch: its versions and ours do not work together.
         ClockSkew: its clock and ours differ too much.
     """
     check_memory(limits.memory_bytes).require()
     check_disk(root_folder()).require()
-    before = datetime.now(UTC)
-    health = fetch_health(options.url)
-    after = datetime.now(UTC)
-    check_versions(health.versions, local_versions())
-    middle = before + (after - before) / 2
-    check_clock((middle - health.time).total_seconds()).require(ClockSkew)
+    greeting = greet(options.url)
+    check_versions(greeting.health.versions, local_versions())
+    check_clock(greeting.skew_s).require(ClockSkew)
+    ray_address = greeting.health.ray_address
+    if ray_address is not None:
+        check_head(ray_address).require(Unavailable)
+    target = ray_address.rpartition(":")[0].strip("[]") if ray_address else urlsplit(options.url).hostname
+    check_listening(options.address or route_address(target or "")).require()
     sweep()

@@ -15,6 +15,7 @@ _TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel and resume jobs."},
     {"name": "events", "description": "What happens, as pages or streams."},
     {"name": "artifacts", "description": "Finished results."},
+    {"name": "keys", "description": "Keys that open this API."},
     {"name": "invites", "description": "Codes that let one machine join, once."},
     {"name": "contributors", "description": "Machines of the pool."},
     {"name": "agents", "description": "What a contributor's own agent calls."},

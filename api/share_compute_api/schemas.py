@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.store.records import (
+    ApiKeyRecord,
     ArtifactRecord,
     ContributorRecord,
     EventRecord,
@@ -54,6 +55,8 @@ class Health(View):
     versions: Versions
     time: datetime
     """The server's clock, in UTC."""
+    ray_address: str | None = None
+    """host:port of the Ray head, which machines that join must reach; none without a cluster."""
 
 
 class Status(View):
@@ -66,6 +69,32 @@ class Status(View):
     """Whether machines can join and jobs can run."""
     contributors: dict[ContributorState, int]
     jobs: dict[JobState, int]
+
+
+class KeyRequest(StrictModel):
+    """A new API key."""
+
+    model_config = _example(name="Ada's scripts")
+
+    name: str = Field(min_length=1, max_length=200)
+    """For whom or what it is."""
+
+
+class KeyCreated(View):
+    """The only answer that ever shows the key."""
+
+    model_config = _example(id="key-k3v7q2ma", name="Ada's scripts", key="sck_...")
+
+    id: str
+    name: str
+    key: str
+    """Send it as ``Authorization: Bearer KEY``."""
+
+
+class KeyList(View):
+    """API keys, oldest first."""
+
+    keys: list[ApiKeyRecord]
 
 
 class InviteRequest(StrictModel):
@@ -228,6 +257,8 @@ class ContributorList(View):
     """Machines in the order they joined."""
 
     contributors: list[ContributorRecord]
+    next_cursor: str | None
+    """Where the next page begins; null on the last one."""
 
 
 class InviteList(View):

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
+from alembic.util.exc import CommandError
 
 from share_compute.errors import Conflict, Unavailable, UserError
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_actors.head import Head, start_head
 from share_compute_actors.launch import ray_environment
+from share_compute_actors.preflight import route_address
 from share_compute_actors.processes import Child, Roster
 from share_compute_actors.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app import create_app, end_streams
@@ -65,7 +67,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _WRITE_TICKS == 0:
-            await asyncio.to_thread(self._roster.write)
+            await asyncio.to_thread(self._roster.refresh)
         return await super().on_tick(counter) or self._head.exit_code is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -92,18 +94,14 @@ def serve(
         Conflict: a port is taken, or another server uses the data folder.
         Unavailable: Ray, the database or the data folder cannot be used, or the head ended.
     """
-    rosters: list[Roster] = []
-    with (
-        Interrupts(lambda: _kill(rosters)) as interrupts,
-        ExitStack() as stack,
-    ):
+    with Interrupts() as interrupts, ExitStack() as stack:
         stack.enter_context(locked(settings.data_folder))
         listener = stack.enter_context(_listen(settings.host, settings.port))
         url = f"http://{_for_url(_advertised(settings))}:{listener.getsockname()[1]}"
         store = _open_store(settings, stack)
         progress("starting the Ray head")
         roster = open_run_folder(f"head of {settings.data_folder.resolve()}")
-        rosters.append(roster)
+        interrupts.takes_along(roster)
         stack.callback(close_run_folder, roster)
         head = start_head(settings, roster, _advertised(settings))
         progress("connecting to it")
@@ -114,7 +112,7 @@ def serve(
             _contribute(store, url, roster, settings)
         server = _control_plane(settings, store, head, roster)
         stack.callback(interrupts.begin_stopping)
-        roster.write()
+        roster.refresh()
         announce(running)
         server.run(sockets=[listener])
         if head.node.child.exit_code is not None:
@@ -125,15 +123,17 @@ def serve(
             )
 
 
-def _kill(rosters: list[Roster]) -> None:
-    for roster in rosters:
-        roster.kill_all()
-
-
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
-    upgrade(settings.resolved_database_url)
+    try:
+        upgrade(settings.resolved_database_url)
+    except CommandError as failure:
+        raise Conflict(
+            f"this version of share-compute cannot read its database: {failure}",
+            mend="install the newest version that ran with it, or choose another --data-folder",
+        ) from failure
     store = Store(settings.resolved_database_url)
     stack.callback(store.close)
+    store.hold()
     return store
 
 
@@ -184,10 +184,9 @@ def _connect(head: Head, stack: ExitStack) -> None:
 
 def _contribute(store: Store, url: str, roster: Roster, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=_INVITE_LIFE_S)
-    command = own_command(
-        "join", url, "--invite", code, "--name", f"{socket.gethostname().split('.')[0]}-server"
-    )
-    roster.start("contribute", command, environment={}, cwd=settings.data_folder)
+    command = own_command("join", url, "--name", f"{socket.gethostname().split('.')[0]}-server")
+    # Arguments can be read by everybody on the machine, the environment cannot.
+    roster.start("contribute", command, environment={"SHARE_COMPUTE_INVITE": code}, cwd=settings.data_folder)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -215,16 +214,6 @@ def _advertised(settings: Settings) -> str:
     except ValueError:
         return socket.gethostbyname(settings.host)
     return route_address("203.0.113.1")
-
-
-def route_address(target: str) -> str:
-    """Return the IP address of this machine that packets to ``target`` leave from; sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((target, 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
 
 
 def _for_url(address: str) -> str:

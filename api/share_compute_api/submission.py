@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,39 @@ from share_compute.errors import UserError
 from share_compute.planning.partitioning import load_strategy
 from share_compute.specification import TrainJob
 
+_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configurations of Hugging Face call the number of layers."""
+
 
 def check_job(spec: TrainJob) -> None:
     """Raise UserError, naming the field, when the job cannot run here whatever machines there are."""
     load_strategy(spec.parallelism.strategy)
-    for file in spec.data.files or ():
-        _exists(file, "data.files")
-        if not file.is_file():
-            raise _refused("data.files", f"{file} is not a file", "name each file of the data")
-    if spec.model.path is not None:
-        _check_model_folder(spec.model.path)
-    if spec.tokenizer.path is not None:
-        _exists(spec.tokenizer.path, "tokenizer.path")
-        if not spec.tokenizer.path.is_dir():
-            problem = f"{spec.tokenizer.path} is not a folder"
-            raise _refused("tokenizer.path", problem, "name the folder that holds tokenizer.json")
+    with _looking("data.files"):
+        for file in spec.data.files or ():
+            _exists(file, "data.files")
+            if not file.is_file():
+                raise _refused("data.files", f"{file} is not a file", "name each file of the data")
+    with _looking("model.path"):
+        if spec.model.path is not None:
+            _check_model_folder(spec.model.path)
+    with _looking("tokenizer.path"):
+        if spec.tokenizer.path is not None:
+            _exists(spec.tokenizer.path, "tokenizer.path")
+            if not spec.tokenizer.path.is_dir():
+                problem = f"{spec.tokenizer.path} is not a folder"
+                raise _refused("tokenizer.path", problem, "name the folder that holds tokenizer.json")
     _check_vocabulary(spec)
+    _check_pools(spec)
+
+
+@contextmanager
+def _looking(field: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as failure:
+        raise _refused(
+            field, f"it cannot be looked at: {failure}", "mend its rights, or the path"
+        ) from failure
 
 
 def _refused(field: str, problem: str, mend: str) -> UserError:
@@ -37,11 +56,7 @@ def _refused(field: str, problem: str, mend: str) -> UserError:
 def _exists(path: Path, field: str) -> None:
     if not path.is_absolute():
         raise _refused(field, f"{path} is a relative path", "write paths on the server in full")
-    try:
-        found = path.exists()
-    except (OSError, ValueError) as failure:
-        raise _refused(field, f"{path!s} cannot be looked at: {failure}", "write another path") from failure
-    if not found:
+    if not path.exists():
         raise _refused(
             field, f"{path} does not exist on the server", "copy it to the server, or mend the path"
         )
@@ -49,13 +64,14 @@ def _exists(path: Path, field: str) -> None:
 
 def _check_model_folder(folder: Path) -> None:
     _exists(folder, "model.path")
+    suffixes = {file.suffix for file in folder.iterdir()}
     if not (folder / "config.json").is_file():
         raise _refused(
             "model.path", f"{folder} has no config.json", "name the folder of a Hugging Face model"
         )
-    if any(folder.glob("*.safetensors")):
+    if ".safetensors" in suffixes:
         return
-    if any(folder.glob("*.bin")):
+    if ".bin" in suffixes:
         raise _refused(
             "model.path",
             f"{folder} has .bin weights only, which could run code when they are read",
@@ -64,8 +80,25 @@ def _check_model_folder(folder: Path) -> None:
     raise _refused("model.path", f"{folder} has no *.safetensors", "copy the weights into the folder")
 
 
+def _check_pools(spec: TrainJob) -> None:
+    pools, layers = spec.parallelism.pools, _num_layers(spec)
+    if pools is not None and layers is not None and pools > layers:
+        raise _refused(
+            "parallelism.pools",
+            f"{pools} pools cannot share {layers} layers: each needs at least one",
+            f"ask for at most {layers} pools",
+        )
+
+
+def _num_layers(spec: TrainJob) -> int | None:
+    """Return the layers of the model; None where its configuration leaves that to a default."""
+    if spec.model.layers is not None:
+        return len(spec.model.layers)
+    return _whole_number(spec, *_LAYER_KEYS)
+
+
 def _check_vocabulary(spec: TrainJob) -> None:
-    vocab_size = _model_vocab_size(spec)
+    vocab_size = _whole_number(spec, "vocab_size")
     if vocab_size is None:
         return
     wanted = spec.tokenizer.vocab_size
@@ -84,27 +117,35 @@ def _check_vocabulary(spec: TrainJob) -> None:
         )
 
 
-def _model_vocab_size(spec: TrainJob) -> int | None:
-    config = spec.model.config
+def _whole_number(spec: TrainJob, *keys: str) -> int | None:
+    """Return what the model's configuration says under the first of these keys that it has."""
+    config: dict[str, Any] = spec.model.config or {}
     if spec.model.path is not None:
         config = _read_json(spec.model.path / "config.json", "model.path")
-    if config is None:
-        return None
-    text = config.get("text_config")
-    size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
-    return size if isinstance(size, int) else None
+    text: Any = config.get("text_config")
+    parts = [config, text] if isinstance(text, dict) else [config]
+    for part in parts:
+        for key in keys:
+            if isinstance(part.get(key), int):
+                return int(part[key])
+    return None
 
 
 def _largest_token_id(spec: TrainJob) -> int | None:
     folder = spec.tokenizer.path or spec.model.path
-    if folder is None or spec.tokenizer.vocab_size is not None or not (folder / "tokenizer.json").is_file():
-        return None
+    field = "tokenizer.path" if spec.tokenizer.path else "model.path"
+    with _looking(field):
+        if (
+            folder is None
+            or spec.tokenizer.vocab_size is not None
+            or not (folder / "tokenizer.json").is_file()
+        ):
+            return None
     from tokenizers import Tokenizer
 
     try:
         vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     except Exception as failure:  # the library raises bare Exception for every file that it cannot read
-        field = "tokenizer.path" if spec.tokenizer.path else "model.path"
         raise _refused(
             field, f"tokenizer.json cannot be read: {failure}", "save the tokenizer again"
         ) from failure

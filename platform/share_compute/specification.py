@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from share_compute.errors import UserError
 from share_compute.strict import StrictModel, nearest
@@ -40,6 +52,18 @@ def _known(value: Any, known: tuple[str, ...], what: str) -> Any:
         hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
         raise ValueError(f"unknown {what} {value!r}; {hint}")
     return value
+
+
+def _writable(path: Path) -> Path:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as failure:
+        raise ValueError("a path must be Unicode text") from failure
+    return path
+
+
+TextPath = Annotated[Path, AfterValidator(_writable)]
+"""A path that JSON and databases can hold, which not every name on a disk can."""
 
 
 class SpecModel(StrictModel):
@@ -76,12 +100,22 @@ class LayerSpec(SpecModel):
 class ModelSpec(SpecModel):
     """The model to train: exactly one of ``path``, ``config`` and ``layers``."""
 
-    path: Path | None = None
+    path: TextPath | None = None
     """Local Hugging Face folder (config.json, safetensors); training starts from its weights."""
     config: dict[str, Any] | None = None
     """Hugging Face configuration with its ``model_type``; training starts from random weights."""
     layers: tuple[LayerSpec, ...] | None = None
     """Declared list of torch layers; training starts from random weights."""
+
+    @field_validator("config")
+    @classmethod
+    def _config_is_plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        # It is kept and handed on as JSON, which not all that YAML or Python can say survives.
+        try:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as failure:
+            raise ValueError(f"must be plain JSON: {failure}") from failure
+        return value
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -99,7 +133,7 @@ class ModelSpec(SpecModel):
 class DataSpec(SpecModel):
     """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
 
-    files: tuple[Path, ...] | None = None
+    files: tuple[TextPath, ...] | None = None
     """Text files on the server: .txt, .jsonl or .parquet, all of one kind."""
     dataset: Literal["digits"] | None = None
     """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
@@ -132,7 +166,7 @@ class DataSpec(SpecModel):
 class TokenizerSpec(SpecModel):
     """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
 
-    path: Path | None = None
+    path: TextPath | None = None
     """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
     vocab_size: int | None = Field(default=None, ge=257)
     """Size of a tokenizer trained from the data; default: the model configuration's."""
@@ -190,7 +224,7 @@ class ScheduleSpec(SpecModel):
 class TrainingSpec(SpecModel):
     """The steps of training."""
 
-    steps: int = Field(default=100, ge=1)
+    steps: int = Field(default=100, ge=1, le=2**31 - 1)
     """Optimizer updates."""
     batch_size: int = Field(default=16, ge=1)
     """Samples in one step, over all machines."""
@@ -237,6 +271,11 @@ class ParallelismSpec(SpecModel):
     channel: Literal["auto", "direct", "ray"] = "auto"
     """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
 
+    @property
+    def machines_needed(self) -> int:
+        """Fewest machines that the job can run on."""
+        return (self.pools or 1) * self.members_per_pool
+
 
 class TrainJob(SpecModel):
     """Train a model: a causal language model on text, or a classifier built from declared layers."""
@@ -262,12 +301,45 @@ class TrainJob(SpecModel):
             raise ValueError("declared layers train on a dataset, language models on text files")
         return self
 
+    @model_validator(mode="after")
+    def _members_have_work(self) -> Self:
+        members, microbatches = self.parallelism.members_per_pool, self.training.microbatches
+        if members > microbatches:
+            raise ValueError(
+                f"parallelism.members_per_pool {members} is more than training.microbatches {microbatches}: "
+                "each member needs at least one"
+            )
+        return self
 
-JobSpec: TypeAlias = TrainJob
-"""Every kind of job; a discriminated union on ``kind`` when there are more."""
 
 _ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])
 _KINDS = ("train",)
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases, by which a few lines grow to gigabytes, and without keys that are given twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, "aliases (*name) are not read; write it out", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 1e-5 for text, since it has no dot; everybody else takes it for a number.
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 
 
 def parse_job(source: str | dict[str, Any]) -> TrainJob:
@@ -279,7 +351,7 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
     data: Any = source
     if isinstance(source, str):
         try:
-            data = yaml.safe_load(source)
+            data = yaml.load(source, _PlainLoader)  # noqa: S506 - it is a safe loader
         # Beside its own errors, YAML lets through what impossible dates and endless nesting cause.
         except (yaml.YAMLError, ValueError, RecursionError) as failure:
             where = getattr(failure, "problem_mark", None)

@@ -50,13 +50,21 @@ class Contributor:
     """IP address that other members reach it at."""
 
     @property
+    def device(self) -> Device:
+        """The device that a member works on: its fastest."""
+        return max(
+            self.devices,
+            key=lambda device: (device.kind == "cuda", max(device.flops_per_s.values(), default=0.0)),
+        )
+
+    @property
     def memory_bytes(self) -> int:
-        """Memory of all its devices together."""
-        return sum(device.memory_bytes for device in self.devices)
+        """Memory of the device that a member works on."""
+        return self.device.memory_bytes if self.devices else 0
 
     def flops_per_s(self, dtype: str = "float32") -> float:
-        """Measured speed of all its devices together, 0.0 where none was measured."""
-        return sum(device.flops_per_s.get(dtype, 0.0) for device in self.devices)
+        """Measured speed of the device that a member works on, 0.0 where none was measured."""
+        return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,15 @@ def access(head: Head, **changes: str) -> NodeAccess:
 
 def test_a_head_keeps_its_port_and_token_and_leaves_nothing(tmp_path: Path, rosters: list[Roster]):
     settings = Settings(data_folder=tmp_path)
+    for spoilt_by_a_full_disk in ("ray-port", "ray-token"):
+        (tmp_path / spoilt_by_a_full_disk).touch()
     first = start_head(settings, rosters[0], "127.0.0.1")
     family = first.node.child.family()
     rosters[0].stop(first.node.child)
     assert not any(is_alive(member) for member in family)
     second = start_head(settings, rosters[0], "127.0.0.1")
     assert (second.ray_address, second.token) == (first.ray_address, first.token)
+    assert len(second.token) == 64
     assert second.node.node_id != first.node.node_id
     assert (tmp_path / "ray-token").stat().st_mode & 0o077 == 0
 

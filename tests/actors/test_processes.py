@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from share_compute.errors import Conflict
-from share_compute_actors.processes import Identity, Roster, tied
-from share_compute_actors.run_folders import abandoned, close_run_folder, open_run_folder, sweep
+from share_compute.errors import Conflict, Unavailable
+from share_compute_actors.processes import Identity, Roster, is_alive, tied
+from share_compute_actors.run_folders import (
+    abandoned,
+    close_run_folder,
+    open_run_folder,
+    root_folder,
+    run_folder,
+    sweep,
+)
 
 Wait = Callable[..., object]
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -99,10 +111,9 @@ def test_leftovers_are_ended_only_when_they_are_the_same_process(tmp_path: Path)
     other = subprocess.Popen(python(SLEEPER))
     try:
         real = Identity.of(psutil.Process(left.pid))
-        mistaken = Identity.of(psutil.Process(other.pid)).started_at - 3600
-        (tmp_path / "processes.json").write_text(
-            f"[[{real.pid}, {real.started_at}], [{other.pid}, {mistaken}]]"
-        )
+        mistaken = replace(Identity.of(psutil.Process(other.pid)), start=real.start + "1")
+        rows = [[identity.pid, identity.start] for identity in (real, mistaken)]
+        (tmp_path / "processes.json").write_text(json.dumps(rows))
         assert Roster(tmp_path).end_leftovers() == 1
         assert left.wait(10) is not None
         assert other.poll() is None
@@ -118,27 +129,100 @@ def test_a_tied_program_keeps_its_arguments_and_status():
     assert (done.returncode, done.stdout.strip()) == (7, "['a b', '-c']")
 
 
-def test_a_run_folder_has_one_owner_and_is_swept_after_it():
-    key = f"test {os.getpid()}"
+def set_the_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """Start times since the epoch are reckoned from the clock, so they move with it."""
+    real = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: real(process) + ahead_s)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems write the start down when it happens")
+def test_a_process_is_known_again_when_the_clock_was_set(monkeypatch: pytest.MonkeyPatch):
+    identity = Identity.of(psutil.Process())
+    set_the_clock(monkeypatch, 5.0)
+    assert identity.find() == psutil.Process()
+
+
+def test_a_list_that_cannot_be_written_ends_nothing(
+    roster: Roster, wait_for: Wait, caplog: pytest.LogCaptureFixture
+):
+    child = started(roster, SLEEPER, wait_for)
+    (roster.folder / "processes.partial").mkdir()
+    for _ in range(2):
+        roster.refresh()
+    assert len(caplog.records) == 1
+    assert child.exit_code is None
+    roster.stop(child)
+    assert child.exit_code is not None
+
+
+def test_a_child_that_cannot_be_written_down_is_not_left_running(roster: Roster):
+    (roster.folder / "processes.partial").mkdir()
+    before = psutil.Process().children()
+    with pytest.raises(Unavailable, match="cannot be started") as refused:
+        roster.start("child", python(SLEEPER), environment={})
+    assert refused.value.mend
+    assert not [child for child in psutil.Process().children() if is_alive(child) and child not in before]
+
+
+@pytest.fixture
+def own_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A root of run folders that nobody else uses, with a short path."""
+    folder = tempfile.mkdtemp(prefix="sc", dir="/tmp")
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    yield root_folder()
+    shutil.rmtree(folder)
+
+
+def test_a_run_folder_has_one_owner_and_is_swept_after_it(own_root: Path, monkeypatch: pytest.MonkeyPatch):
     code = (
         "import time; from share_compute_actors.run_folders import open_run_folder;"
-        f"print(open_run_folder({key!r}).folder, flush=True); time.sleep(600)"
+        "roster = open_run_folder('key'); print(roster.folder, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = Path(owner.stdout.readline().strip())
+        assert folder.parent == own_root
         with pytest.raises(Conflict, match=str(owner.pid)):
-            open_run_folder(key)
+            open_run_folder("key")
+        set_the_clock(monkeypatch, 5.0)
+        assert sweep() == 0
+        assert folder.exists()
         owner.kill()
-    assert folder in [roster.folder for roster in abandoned()]
-    sweep()
-    assert not folder.exists()
+    assert [roster.folder for roster in abandoned()] == [folder]
+    assert sweep() == 1
+    assert not list(own_root.iterdir())
 
 
+@pytest.mark.usefixtures("own_root")
+def test_who_comes_while_a_folder_is_swept_gets_a_new_one():
+    run_folder("key").mkdir()
+    with ThreadPoolExecutor(1) as other:
+        sweeping = abandoned()
+        swept = next(sweeping)
+        (swept.folder / "old").touch()
+        coming = other.submit(open_run_folder, "key")
+        close_run_folder(swept)
+        sweeping.close()
+        opened = coming.result(20)
+    assert [file.name for file in opened.folder.iterdir()] == ["lock"]
+    assert sweep() == 0
+    close_run_folder(opened)
+
+
+@pytest.mark.usefixtures("own_root")
 def test_a_run_folder_is_used_again_after_its_owner_closed_it():
-    key = f"again {os.getpid()}"
     for _ in range(2):
-        roster = open_run_folder(key)
+        roster = open_run_folder("again")
         assert len(str(roster.folder)) < 45
         close_run_folder(roster)
         assert not roster.folder.exists()
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_said(own_root: Path):
+    (own_root / "0" / "lock").mkdir(parents=True)
+    run_folder("key").symlink_to(own_root / "0")
+    for action in (sweep, lambda: open_run_folder("key")):
+        with pytest.raises(Unavailable, match="cannot be written") as refused:
+            action()
+        assert refused.value.mend

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,47 @@ def test_a_resumed_job_goes_on_exactly(attempt: Attempt, corpus: Path) -> None:
     )
 
 
+def test_resuming_after_the_last_step_saves_the_result(
+    attempt: Attempt, corpus: Path, tmp_path: Path
+) -> None:
+    document = job(corpus, training={"steps": 3}, pools=2)
+    saved = next(event for event in attempt(document) if event.type == "checkpoint")
+    shutil.rmtree(tmp_path / "artifacts")
+    resumed = attempt(document, checkpoint=saved.path, number=2)
+    assert ending(resumed).outcome == "succeeded"
+    assert any(event.type == "artifact" for event in resumed)
+    assert len(list((tmp_path / "artifacts" / "model").glob("model-*-of-00002.safetensors"))) == 2
+
+
+def test_a_checkpoint_of_other_data_is_refused(attempt: Attempt, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six seven\n" * 400)
+    saved = next(
+        event for event in attempt(job(text, training={"steps": 2}, pools=1)) if event.type == "checkpoint"
+    )
+    text.write_text("one two three four five six seven\n" * 900)
+    resumed = attempt(job(text, training={"steps": 4}, pools=1), checkpoint=saved.path, number=2)
+    assert "the data has changed" in ending(resumed).reason
+
+
+def test_a_pretrained_folder_is_trained_further(attempt: Attempt, corpus: Path, tmp_path: Path) -> None:
+    first = job(corpus, training={"steps": 6}, pools=2)
+    assert ending(attempt(first)).outcome == "succeeded"
+    folder = tmp_path / "pretrained"
+    shutil.copytree(tmp_path / "artifacts" / "model", folder)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    further = {**first, "model": {"path": str(folder)}, "tokenizer": {}}
+    events = attempt(further, number=2, folder=tmp_path / "second")
+    assert ending(events).outcome == "succeeded", ending(events).reason
+    assert losses_of(events)[1] < losses_of(events)[6] + 1
+    config = json.loads((tmp_path / "second" / "artifacts" / "model" / "config.json").read_text())
+    assert config["dtype"] == "float32"
+    assert config["architectures"] == ["LlamaForCausalLM"]
+
+
 def test_digits_are_learned(attempt: Attempt, tmp_path: Path) -> None:
     layers = [
+        {"type": "dropout", "options": {"p": 0.01}},
         {"type": "linear", "options": {"in_features": 64, "out_features": 64}},
         {"type": "relu"},
         {"type": "linear", "options": {"in_features": 64, "out_features": 10}},
@@ -163,7 +203,7 @@ def test_digits_are_learned(attempt: Attempt, tmp_path: Path) -> None:
                 "microbatches": 2,
                 "optimizer": {"learning_rate": 0.01},
             },
-            "parallelism": {"pools": 3},
+            "parallelism": {"pools": 4},
         }
     )
     assert ending(events).outcome == "succeeded", ending(events).reason
@@ -188,7 +228,9 @@ def test_a_dead_member_is_named_and_its_checkpoint_stays(
 ) -> None:
     def kill(event: AttemptEvent, _coordinator: Any) -> None:
         if event.type == "step" and event.step == 12:
-            os.kill(_member_process(nodes[1]), signal.SIGKILL)
+            pid = _process_on(nodes[1], "Member")
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
 
     document = job(corpus, training={"steps": 5000, "checkpoint_every": 10}, pools=2)
     events = attempt(document, on_event=kill)
@@ -199,11 +241,61 @@ def test_a_dead_member_is_named_and_its_checkpoint_stays(
     assert saved[-1].path.is_dir()
 
 
-def _member_process(node: Any) -> int:
-    """Return the process of the member on a node."""
+@pytest.mark.chaos
+@pytest.mark.parametrize("moment", ["planned", "note", "started"])
+def test_a_member_that_dies_early_is_named(
+    attempt: Attempt, corpus: Path, nodes: list[Any], moment: str
+) -> None:
+    killed: list[int] = []
+
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == moment and not killed and (pid := _process_on(nodes[1], "Member")):
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    events = attempt(job(corpus, training={"steps": 500}, pools=2), on_event=kill)
+    if killed:  # the process may not have been there yet
+        assert ending(events).outcome == "failed"
+        assert ending(events).error["machine"] == "machine-1"
+    else:
+        assert moment == "planned"
+
+
+@pytest.mark.chaos
+def test_a_silent_member_is_named(attempt: Attempt, corpus: Path, nodes: list[Any]) -> None:
+    stopped: list[int] = []
+
+    def stop(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 5:
+            pid = _process_on(nodes[1], "Member")
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
+
+    events = attempt(job(corpus, training={"steps": 5000}, pools=2), on_event=stop)
+    os.kill(stopped[0], signal.SIGCONT)
+    assert ending(events).outcome == "failed"
+    assert ending(events).error["machine"] == "machine-1"
+
+
+@pytest.mark.chaos
+def test_the_librarys_death_is_not_blamed_on_a_machine(attempt: Attempt, corpus: Path, cluster: Any) -> None:
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "step" and event.step == 5:
+            (pid,) = filter(None, (_process_on(node, "Library") for node in cluster.list_all_nodes()))
+            os.kill(pid, signal.SIGKILL)
+
+    events = attempt(job(corpus, training={"steps": 5000}, pools=2), on_event=kill)
+    assert ending(events).outcome == "failed"
+    assert "library" in ending(events).reason
+    assert "machine" not in ending(events).error
+
+
+def _process_on(node: Any, actor: str) -> int | None:
+    """Return the process of an actor on a node."""
     (raylet,) = node.all_processes["raylet"]
     workers = psutil.Process(raylet.process.pid).children(recursive=True)
-    return next(worker.pid for worker in workers if "ray::Member" in " ".join(worker.cmdline()))
+    return next((worker.pid for worker in workers if f"ray::{actor}" in " ".join(worker.cmdline())), None)
 
 
 def test_too_few_machines_are_said_so(attempt: Attempt, corpus: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +35,68 @@ def test_its_job_is_valid(tmp_path: Path):
     assert job.training.steps == 70
 
 
+@pytest.fixture
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder for one demonstration alone: everything that it starts has this path somewhere."""
+    folder = Path(tempfile.mkdtemp(prefix="sc", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def traces(folder: Path) -> list[str]:
+    """Return what is left of a demonstration: processes, and run folders."""
+    found = [str(path) for path in folder.glob("share-compute.*/*")]
+    for process in psutil.process_iter():
+        try:
+            about = [*process.cmdline(), *process.environ().values()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if is_alive(process) and any(str(folder) in text for text in about):
+            found.append(f"{process.pid} {process.name()}")
+    return found
+
+
 @pytest.mark.slow
-def test_the_whole_path():
+def test_the_whole_path(temporary_folder: Path):
     command = own_command("demo", "--exit", "--json", "--contributors", "2", "--steps", "12")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    # What the user exported for another server is none of the demonstration's business.
+    exported = {"SHARE_COMPUTE_API_KEY": "another", "SHARE_COMPUTE_URL": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        command,
+        env={**os.environ, **exported, "TMPDIR": str(temporary_folder)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = done.stdout.splitlines()
     result = json.loads(line)
     assert len(result["plan"]["pools"]) == 2
     assert result["loss_last"] < result["loss_first"]
-    model = Path(result["artifact"])
-    assert (model / "config.json").exists()
-    shutil.rmtree(model.parent)
+    assert (Path(result["artifact"]) / "config.json").exists()
+    assert not traces(temporary_folder)
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_nothing(tmp_path: Path, run_command: Any, wait_for: Any):
-    with run_command(tmp_path, "demo", "--exit", "--contributors", "2") as command:
+@pytest.mark.parametrize("moment", ["the server starts", "machines join", "training"])
+def test_an_interrupt_leaves_nothing(
+    moment: str, temporary_folder: Path, tmp_path: Path, run_command: Any, wait_for: Any
+):
+    variables = {"TMPDIR": str(temporary_folder)}
+    with run_command(tmp_path, "demo", "--exit", "--contributors", "2", **variables) as command:
         demo = psutil.Process(command.process.pid)
 
-        def machines() -> list[psutil.Process]:
-            family = demo.children(recursive=True)
-            return family if sum(child.name() == "raylet" for child in family) > 1 else []
+        def is_reached() -> bool:
+            names = [process.name() for process in demo.children(recursive=True)]
+            return {
+                "the server starts": "gcs_server" in names,
+                "machines join": names.count("raylet") > 1,
+                "training": "layers 1-" in command.text(),
+            }[moment]
 
-        family = wait_for(machines, "a machine that joins", 60)
+        wait_for(is_reached, moment, 90)
+        assert traces(temporary_folder)
         command.process.send_signal(signal.SIGINT)
         assert command.process.wait(60) == 130
-    assert not any(is_alive(member) for member in family)
+    assert not traces(temporary_folder)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from share_compute.jobs.events import (
     Planned,
     StepCommitted,
 )
-from share_compute.jobs.states import JobState
+from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
 from share_compute.specification import parse_job
 from share_compute.store import JobRecord, Store
 from share_compute.topology import Device, Link
 from share_compute_api.bell import Bell
+from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.jobs import JobSupervisor
+from share_compute_api.supervision.patience import Patience
+from share_compute_api.supervision.waiting import Waiting
 
 SUCCEEDED = AttemptEnded(outcome="succeeded", reason="done")
 TOO_LARGE = AttemptEnded(outcome="failed", reason="needs two machines", error={"code": "plan-infeasible"})
@@ -39,6 +42,7 @@ class Attempt:
         self.assignment = assignment
         self.told: list[AttemptEvent] = []
         self.failure: ShareComputeError | None = None
+        self.is_silent = False
         self.cancelled = asyncio.Event()
         self.killed = asyncio.Event()
         self._news = asyncio.Condition()
@@ -49,6 +53,8 @@ class Attempt:
             self._news.notify_all()
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        if self.is_silent:
+            await asyncio.Event().wait()
         async with self._news:
             try:
                 async with asyncio.timeout(timeout_s / 20):
@@ -66,6 +72,8 @@ class Attempt:
 
     async def cancel(self) -> None:
         self.cancelled.set()
+        if self.is_silent:
+            await asyncio.Event().wait()
 
     def kill(self) -> None:
         self.killed.set()
@@ -74,15 +82,16 @@ class Attempt:
 class Pool:
     """A store, a supervisor, and the attempts that it started."""
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: Store, folder: Path, patience: Patience) -> None:
         self.store = store
         self.bell = Bell()
         self.attempts: asyncio.Queue[Attempt] = asyncio.Queue()
-        self.supervisor = JobSupervisor(store, self._launch, folder, self.bell)
+        self.supervisor = JobSupervisor(store, self._launch, folder, self.bell, patience)
         store.on_commit(self.bell.ring)
 
     async def _launch(self, assignment: Assignment) -> Attempt:
         attempt = Attempt(assignment)
+        attempt.is_silent = assignment.spec.name == "silent"
         await self.attempts.put(attempt)
         return attempt
 
@@ -96,20 +105,30 @@ class Pool:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def contributor(self, name: str) -> str:
+    def join(self, name: str) -> str:
         record, _ = self.store.contributors.join(
             self.store.invites.create()[1], name=name, host="h", versions={}, limits={"cpu_threads": 2}
         )
-        self.store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
-        links = [Link(record.id, "head", 0.001, 1e9), Link(record.id, "con-gone", 0.001, 1e9)]
-        self.store.contributors.ready(record.id, capacity=[Device("cpu", "c", 2**30)], links=links)
         return record.id
 
-    def submit(self, name: str = "job") -> str:
+    def arrive(self, contributor_id: str) -> None:
+        self.store.contributors.online(contributor_id, node_id="ab", address="192.0.2.7")
+        links = [Link(contributor_id, "head", 0.001, 1e9), Link(contributor_id, "con-gone", 0.001, 1e9)]
+        self.store.contributors.ready(contributor_id, capacity=[Device("cpu", "c", 2**30)], links=links)
+
+    def contributor(self, name: str) -> str:
+        contributor_id = self.join(name)
+        self.arrive(contributor_id)
+        return contributor_id
+
+    def lose(self, contributor_id: str, reason: str) -> None:
+        seen = self.store.contributors.get(contributor_id)
+        self.store.contributors.set_state(seen, ContributorState.lost, reason)
+
+    def submit(self, name: str = "job", **parallelism: Any) -> str:
         layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
-        return self.store.jobs.create(
-            parse_job({"name": name, "model": {"layers": layers}, "data": {"dataset": "digits"}})
-        ).id
+        source = {"name": name, "model": {"layers": layers}, "data": {"dataset": "digits"}}
+        return self.store.jobs.create(parse_job({**source, "parallelism": parallelism})).id
 
     async def until(self, job_id: str, condition: Callable[[JobRecord], Any]) -> JobRecord:
         while True:
@@ -142,8 +161,13 @@ def step(number: int) -> StepCommitted:
     )
 
 
-def run(store: Store, tmp_path: Path, story: Callable[[Pool], Awaitable[None]]) -> None:
-    pool = Pool(store, tmp_path / "jobs")
+def run(
+    store: Store,
+    tmp_path: Path,
+    story: Callable[[Pool], Awaitable[None]],
+    patience: Patience | None = None,
+) -> None:
+    pool = Pool(store, tmp_path / "jobs", patience or Patience())
 
     async def main() -> None:
         async with pool.running():
@@ -155,7 +179,9 @@ def run(store: Store, tmp_path: Path, story: Callable[[Pool], Awaitable[None]]) 
 def test_a_job_waits_for_contributors_then_runs_to_its_end(store: Store, tmp_path: Path) -> None:
     async def story(pool: Pool) -> None:
         job_id = pool.submit()
-        await pool.until(job_id, lambda job: job.reason == "waiting for contributors")
+        await pool.until(
+            job_id, lambda job: job.reason.startswith("waiting for contributors: needs 1, none is ready")
+        )
         ada = pool.contributor("ada")
         attempt = await pool.attempts.get()
         assert attempt.assignment.job_id == job_id
@@ -180,7 +206,9 @@ def test_jobs_share_the_pool_by_what_their_plans_use(store: Store, tmp_path: Pat
         first, second = pool.submit("first"), pool.submit("second")
         attempt = await pool.attempts.get()
         assert attempt.assignment.job_id == first
-        await pool.until(second, lambda job: job.reason == "waiting for contributors")
+        await pool.until(
+            second, lambda job: job.reason.startswith("waiting for contributors: needs 1, none is ready")
+        )
         await attempt.tell(planned(ada))  # grace is idle in this plan
         other = await pool.attempts.get()
         assert other.assignment.job_id == second
@@ -248,6 +276,201 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
 
     run(store, tmp_path, first_life)
     run(store, tmp_path, second_life)
+
+
+def test_a_job_waits_for_its_machines_after_a_restart(store: Store, tmp_path: Path) -> None:
+    async def first_life(pool: Pool) -> None:
+        machines = [pool.contributor(name) for name in ("ada", "grace")]
+        job_id = pool.submit(pools=2)
+        attempt = await pool.attempts.get()
+        await attempt.tell(planned(*machines))
+        await pool.until(job_id, lambda job: job.state is JobState.running)
+        for machine in machines:
+            pool.lose(machine, AWAY)
+
+    async def second_life(pool: Pool) -> None:
+        ada, grace = store.contributors.list()
+        store.contributors.rejoin(ada.id)
+        pool.arrive(ada.id)
+        (job,) = store.jobs.page()[0]
+        await pool.until(job.id, lambda job: job.reason.endswith("needs 2, 1 is ready"))
+        store.contributors.rejoin(grace.id)
+        pool.arrive(grace.id)
+        assert (await pool.attempts.get()).assignment.attempt == 2
+
+    run(store, tmp_path, first_life)
+    run(store, tmp_path, second_life)
+
+
+def test_a_waiting_job_does_not_keep_the_server_busy(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        job_id = pool.submit()
+        await pool.until(job_id, lambda job: job.reason.startswith("waiting"))
+        rings: list[None] = []
+        store.on_commit(lambda: rings.append(None))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await pool.attempts.get()
+        assert len(rings) <= 3
+
+    run(store, tmp_path, story)
+
+
+@contextmanager
+def without_table(store: Store, name: str) -> Iterator[None]:
+    """Let every statement fail that needs a table, as it would on a full disk."""
+    with store._database._writing_engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE {name} RENAME TO away")
+    yield
+    with store._database._writing_engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE away RENAME TO {name}")
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    while text not in caplog.text:  # noqa: ASYNC110 - a log rings no bell
+        await asyncio.sleep(0.01)
+
+
+def test_a_job_whose_end_could_not_be_written_is_queued_again(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(pool: Pool) -> None:
+        ada, job_id = pool.contributor("ada"), pool.submit()
+        attempt = await pool.attempts.get()
+        await attempt.tell(planned(ada))
+        await pool.until(job_id, lambda job: job.state is JobState.running)
+        with without_table(store, "events"):
+            await attempt.tell(step(1))
+            await logged(caplog, "its end could not be written")
+            await logged(caplog, "jobs could not be looked at")
+        again = await pool.attempts.get()
+        assert again.assignment.attempt == 2
+        assert attempt.killed.is_set()
+        reasons = [event.data.get("reason") for event in store.events.after(0, job_id=job_id)]
+        assert "its attempt was lost; continuing from the start, for it has no checkpoint" in reasons
+
+    run(store, tmp_path, story, Patience(store_s=0))
+
+
+def test_what_runs_goes_on_while_the_store_is_away(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(pool: Pool) -> None:
+        ada, job_id = pool.contributor("ada"), pool.submit()
+        attempt = await pool.attempts.get()
+        await attempt.tell(planned(ada))
+        await pool.until(job_id, lambda job: job.state is JobState.running)
+        with without_table(store, "jobs"):
+            await attempt.tell(step(1))
+            await logged(caplog, "jobs could not be looked at")
+            await logged(caplog, "trying again")
+        await attempt.tell(SUCCEEDED)
+        job = await pool.until(job_id, lambda job: job.state is JobState.succeeded)
+        assert (job.attempt, job.step) == (1, 1)
+
+    run(store, tmp_path, story)
+
+
+def test_a_coordinator_that_does_not_answer_fails_its_job(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        pool.contributor("ada")
+        job_id = pool.submit("silent")
+        job = await pool.until(job_id, lambda job: job.state is JobState.failed)
+        assert job.reason == "the coordinator does not answer"
+        assert (await pool.attempts.get()).killed.is_set()
+
+    run(store, tmp_path, story, Patience(answer_s=0.1))
+
+
+def test_a_coordinator_that_does_not_answer_can_be_cancelled(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        pool.contributor("ada")
+        job_id = pool.submit("silent")
+        attempt = await pool.attempts.get()
+        await asyncio.to_thread(store.jobs.cancel, job_id)
+        job = await pool.until(job_id, lambda job: job.state is JobState.cancelled)
+        assert "did not stop within" in job.reason
+        assert attempt.cancelled.is_set()
+
+    run(store, tmp_path, story, Patience(answer_s=60, cancel_s=0.1))
+
+
+def test_a_job_waits_for_as_many_machines_as_it_needs(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        large, small = pool.submit("large", pools=2, members_per_pool=2), pool.submit("small", pools=1)
+        ada = pool.contributor("ada")
+        attempt = await pool.attempts.get()
+        assert attempt.assignment.job_id == small  # it passes the larger one
+        busy = "waiting for contributors: needs 4, none is ready (1 more works for other jobs)"
+        await pool.until(large, lambda job: job.reason == busy)
+        others = [pool.contributor(name) for name in ("grace", "edsger")]
+        busy = "waiting for contributors: needs 4, 2 are ready (1 more works for other jobs)"
+        await pool.until(large, lambda job: job.reason == busy)
+        await attempt.tell(planned(ada), SUCCEEDED)
+        await pool.until(large, lambda job: job.reason.endswith("needs 4, 3 are ready"))
+        last = pool.contributor("barbara")
+        attempt = await pool.attempts.get()
+        offered = {machine.id for machine in attempt.assignment.topology.contributors}
+        assert offered == {ada, *others, last}
+
+    run(store, tmp_path, story)
+
+
+def test_a_job_without_a_wish_waits_for_machines_that_are_coming(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        grace = pool.join("grace")
+        away = pool.contributor("away")
+        pool.lose(away, AWAY)
+        ada, job_id = pool.contributor("ada"), pool.submit()
+        await pool.until(job_id, lambda job: job.reason.endswith("1 is ready, 2 are about to be"))
+        pool.arrive(grace)
+        await pool.until(job_id, lambda job: job.reason.endswith("2 are ready, 1 is about to be"))
+        store.contributors.rejoin(away)
+        pool.arrive(away)
+        attempt = await pool.attempts.get()
+        assert {one.id for one in attempt.assignment.topology.contributors} == {ada, grace, away}
+
+    run(store, tmp_path, story)
+
+
+class TestWaiting:
+    """What jobs wait for, against a clock that a test moves."""
+
+    @pytest.fixture
+    def pool(self, store: Store, tmp_path: Path) -> Pool:
+        return Pool(store, tmp_path, Patience())
+
+    def why_not(self, pool: Pool, waiting: Waiting, job_id: str, *, anything_runs: bool = True) -> str | None:
+        job = pool.store.jobs.get(job_id)
+        present = pool.store.contributors.list(waiting.states())
+        return waiting.look(present, [job], anything_runs=anything_runs).why_not(job)
+
+    def test_nobody_is_waited_for_for_ever(self, pool: Pool) -> None:
+        now = [0.0]
+        waiting = Waiting(Patience(return_s=60, arrival_s=120), clock=lambda: now[0])
+        ada = pool.contributor("ada")
+        pool.lose(ada, AWAY)
+        pool.contributor("grace")
+        first, second = pool.submit(), pool.submit()
+        assert self.why_not(pool, waiting, first) is not None
+        now[0] = 61.0
+        assert self.why_not(pool, waiting, first) is None
+        pool.join("edsger")  # and its Ray node never comes up
+        assert self.why_not(pool, waiting, second) is not None
+        now[0] = 61.0 + 121.0
+        assert self.why_not(pool, waiting, second) is None
+
+    def test_machines_that_were_too_few_are_tried_again_when_that_may_help(self, pool: Pool) -> None:
+        waiting = Waiting(Patience())
+        machines = [pool.store.contributors.get(pool.contributor("ada"))]
+        job = pool.store.jobs.get(pool.submit())
+        waiting.too_few(job, machines)
+        assert self.why_not(pool, waiting, job.id) is not None
+        assert self.why_not(pool, waiting, job.id, anything_runs=False) is None
+        waiting.too_few(job, machines)
+        pool.store.jobs.cancel(job.id)
+        pool.store.jobs.resume(job.id)
+        assert self.why_not(pool, waiting, job.id) is None
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 20])

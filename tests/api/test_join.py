@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +15,17 @@ import pytest
 from share_compute.jobs.states import ContributorState
 from share_compute_actors.processes import is_alive
 from share_compute_api.children import own_command
+from share_compute_api.supervision import ClusterInfo
 
 pytestmark = pytest.mark.slow
 
 
-def join_fails(*arguments: str) -> tuple[int, dict[str, Any]]:
+def join_fails(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
     """Return exit status and the error of a join that cannot be."""
     command = own_command("join", *arguments, "--json", "--device", "cpu")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=False, env={**os.environ, **environment}
+    )
     return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
 
 
@@ -99,6 +104,21 @@ def test_a_used_invite_and_a_taken_name(server: Any, contributors: Callable[[], 
 def test_an_unreachable_server():
     status, error = join_fails("http://127.0.0.1:9", "--invite", "x", "--memory", "600MiB")
     assert (status, error["code"]) == (8, "unavailable")
+
+
+def test_what_is_in_the_way_is_found_before_the_invite_is_used(plane: Any):
+    invite, code = plane.store.invites.create()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        plane.app.state.context.cluster = ClusterInfo(f"127.0.0.1:{port}", "", "ab", "127.0.0.1", {})
+        given = ("--memory", "600MiB", "--address", "192.0.2.1")
+        status, error = join_fails(plane.url, *given, SHARE_COMPUTE_INVITE=code)
+        assert status == 2
+        assert "192.0.2.1" in error["detail"]
+    status, error = join_fails(plane.url, "--memory", "600MiB", SHARE_COMPUTE_INVITE=code)
+    assert (status, error["code"]) == (8, "unavailable")
+    assert str(port) in error["mend"]
+    assert [one.used_by for one in plane.store.invites.list() if one.id == invite.id] == [None]
 
 
 def test_too_little_memory_and_too_much(server: Any):

@@ -11,6 +11,7 @@ import pytest
 from share_compute.errors import (
     ClockSkew,
     Conflict,
+    ContributorLost,
     InviteExpired,
     InviteRevoked,
     InviteUnknown,
@@ -25,6 +26,8 @@ from share_compute_api.agent_client import AgentClient, fetch_health, join
 from share_compute_api.context import Context
 from share_compute_api.schemas import JoinRequest, Limits, Versions
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.machines import Machine
+from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.versions import local_versions
 
 
@@ -135,6 +138,24 @@ def test_the_operator_sends_a_machine_away(door: str, store: Store, client: Any)
         assert agent.heartbeat().wanted == "leave"
         with pytest.raises(NotAuthorized, match="sent this contributor away"):
             agent.rejoin()
+
+
+def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane: Any, client: Any) -> None:
+    tried = threading.Event()
+
+    async def unreachable(contributor_id: str, node_id: str) -> Machine:
+        tried.set()
+        raise ContributorLost(f"node {node_id} of {contributor_id} is gone", mend="join again")
+
+    context: Context = plane.app.state.context
+    context.measurements = Measurements(store, "ab", unreachable)
+    joined = join(door, wanted(store.invites.create()[1]))
+    with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
+        assert agent.online(node_id="cd", address="192.0.2.7").state == "probing"
+        assert tried.wait(20)
+        client.send_away(joined.contributor_id)
+        with pytest.raises(Conflict):
+            agent.online(node_id="cd", address="192.0.2.7")
 
 
 def test_a_server_without_a_cluster_lets_nobody_in(plane: Any, store: Store) -> None:

@@ -60,3 +60,24 @@ def test_answers_are_what_the_document_says(schema: Any) -> None:
         check()
         tried += 1
     assert tried > 20
+
+
+def test_every_body_has_an_example(tmp_path: Path) -> None:
+    places = Settings(data_folder=tmp_path, database_url=None)
+    upgrade(places.resolved_database_url)
+    store = Store(places.resolved_database_url)
+    document = create_app(places, store).openapi()
+    store.close()
+    bodies = {
+        (operation["operationId"], kind): content
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for kind, content in operation.get("requestBody", {}).get("content", {}).items()
+    }
+
+    def has_example(content: dict[str, Any]) -> bool:
+        name = content["schema"]["$ref"].rpartition("/")[2]
+        return bool(content.get("example") or document["components"]["schemas"][name].get("examples"))
+
+    assert len(bodies) > 3
+    assert [name for name, content in bodies.items() if not has_example(content)] == []

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 from tokenizers import Tokenizer, models
 
+from share_compute.errors import NotAuthorized, NotFound, UserError
 from share_compute.jobs.events import AttemptEnded, StepCommitted
+from share_compute.specification import parse_job
+from share_compute_api.client import Client
+from share_compute_api.submission import check_job
 
 
 def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -36,23 +44,51 @@ def test_the_control_plane_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+OPEN = {"getHealth", "getJobSchema", "join"}
+
+
+def operations(plane: Any) -> list[tuple[str, str, str]]:
+    """Return (method, path, operation) of all that the server answers, documented or not."""
+    return [
+        (method, str(route.path), getattr(route, "operation_id", ""))
+        for route in iter_route_contexts(plane.app.routes)
+        for method in sorted(route.methods or {"GET"})
+        if str(route.path).startswith("/api/") and not str(route.path).endswith("/openapi.json")
+    ]
+
+
 def test_health_is_open_and_everything_else_needs_a_key(plane: Any) -> None:
     with httpx.Client(base_url=plane.url) as stranger:
         assert stranger.get("/api/v1/health").json()["status"] == "ok"
         assert stranger.get("/api/v1/schemas/job").json()["title"] == "TrainJob"
-        document = stranger.get("/api/v1/openapi.json").json()
-        open_paths = {"/api/v1/health", "/api/v1/schemas/job"}
-        for path, operations in document["paths"].items():
-            for method, operation in operations.items():
-                if path in open_paths or operation["operationId"] == "join":
-                    continue
-                url = path.replace("{", "").replace("}", "")
-                for headers in ({}, {"Authorization": "Bearer sck_wrong"}):
-                    answer = stranger.request(
-                        method, url, headers=headers, json={"node_id": "a", "address": "b"}
-                    )
-                    problem(answer, 401, "not-authorized")
-                    assert answer.headers["www-authenticate"] == "Bearer"
+        assert stranger.get("/api/v1/openapi.json").is_success
+        found = operations(plane)
+        assert {operation for _, _, operation in found} > OPEN
+        for method, path, operation in found:
+            if operation in OPEN:
+                continue
+            url = path.replace("{", "").replace("}", "")
+            for headers in ({}, {"Authorization": "Bearer sck_wrong"}):
+                answer = stranger.request(method, url, headers=headers, json={"node_id": "a", "address": "b"})
+                problem(answer, 401, "not-authorized")
+                assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_contributors_key_opens_its_own_routes_only(plane: Any) -> None:
+    def join(name: str) -> tuple[str, str]:
+        _, code = plane.store.invites.create()
+        record, key = plane.store.contributors.join(code, name=name, host="h", versions={}, limits={})
+        return record.id, key
+
+    (ada, key), (grace, _) = join("ada"), join("grace")
+    body = {"node_id": "ab", "address": "192.0.2.7"}
+    with httpx.Client(base_url=plane.url, headers={"Authorization": f"Bearer {key}"}) as agent:
+        for method, path, operation in operations(plane):
+            if operation in OPEN:
+                continue
+            answer = agent.request(method, path.replace("{contributor_id}", grace), json=body)
+            problem(answer, 401, "not-authorized")
+        assert agent.post(f"/api/v1/contributors/{ada}/heartbeat").json()["state"] == "joining"
 
 
 def test_every_error_is_a_problem_document(http: httpx.Client) -> None:
@@ -83,6 +119,17 @@ def test_a_mistake_of_the_server_shows_no_stack_trace(plane: Any, http: httpx.Cl
     answer = http.get("/broken")
     problem(answer, 500, "internal")
     assert "secret" not in answer.text
+
+
+def test_a_key_opens_until_it_is_revoked(plane: Any, client: Client) -> None:
+    made = client.create_key("Ada's scripts")
+    with Client(plane.url, made.key) as ada:
+        assert [key.name for key in ada.api_keys()] == ["first", "Ada's scripts"]
+        assert client.revoke_key(made.id).revoked_at is not None
+        with pytest.raises(NotAuthorized):
+            ada.status()
+    with pytest.raises(NotFound):
+        client.revoke_key("key-none")
 
 
 def test_invites_come_and_go(http: httpx.Client) -> None:
@@ -133,6 +180,24 @@ def test_jobs_are_listed_in_pages_with_filters(http: httpx.Client, digits: dict[
     problem(http.get("/jobs", params={"cursor": "x"}), 422, "invalid-request")
 
 
+def test_contributors_are_listed_in_pages_with_filters(plane: Any, http: httpx.Client) -> None:
+    made = []
+    for index in range(3):
+        _, code = plane.store.invites.create()
+        joined, _ = plane.store.contributors.join(
+            code, name=f"machine-{index}", host="h", versions={}, limits={}
+        )
+        made.append(joined.id)
+    plane.store.contributors.leave(made[0])
+    page = http.get("/contributors", params={"limit": 2}).json()
+    rest = http.get("/contributors", params={"limit": 2, "cursor": page["next_cursor"]}).json()
+    assert [one["id"] for one in page["contributors"] + rest["contributors"]] == made
+    assert rest["next_cursor"] is None
+    (left,) = http.get("/contributors", params={"state": ["left", "lost"]}).json()["contributors"]
+    assert left["id"] == made[0]
+    problem(http.get("/contributors", params={"state": "gone"}), 422, "invalid-request")
+
+
 def test_a_job_is_cancelled_and_resumed(http: httpx.Client, digits: dict[str, Any]) -> None:
     job_id = http.post("/jobs", json=digits).json()["id"]
     assert http.post(f"/jobs/{job_id}/cancel").json()["state"] == "cancelled"
@@ -165,6 +230,34 @@ def test_metrics_come_as_json_and_as_csv(plane: Any, http: httpx.Client, digits:
     ended = AttemptEnded(outcome="failed", reason="ada was lost", error={"code": "contributor-lost"})
     plane.store.progress.record(job_id, 1, [ended])
     assert http.get("/status").json()["jobs"]["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"config": {"model_type": "llama", "note": "\ud800"}}},
+        {"model": {"config": {"model_type": "llama", "note": float("nan")}}},
+        {"model": {"path": "/\ud800"}},
+        {"data": {"files": ["/\ud800.txt"]}},
+        {"name": "\ud800"},
+        {"training": {"steps": 2**63}},
+    ],
+)
+def test_what_cannot_be_kept_is_refused_and_spoils_no_list(
+    http: httpx.Client, digits: dict[str, Any], corpus: Path, change: dict[str, Any]
+) -> None:
+    if "model" in change:
+        change = {"data": {"files": [str(corpus)]}, **change}
+    body = json.dumps({**digits, **change}).encode()
+    answer = http.post("/jobs", content=body, headers={"Content-Type": "application/json"})
+    problem(answer, 422, "invalid-request")
+    assert http.get("/jobs").json()["jobs"] == []
+
+
+def test_a_number_of_thousands_of_digits_is_refused(http: httpx.Client) -> None:
+    content = '{"training": {"steps": ' + "9" * 5000 + "}}"
+    answer = http.post("/jobs", content=content, headers={"Content-Type": "application/json"})
+    problem(answer, 422, "invalid-request")
 
 
 def hugging_face_folder(
@@ -215,7 +308,43 @@ def test_what_can_be_seen_on_disk_is_checked_at_once(
     small = hugging_face_folder(tmp_path / "small", vocab_size=8, token_ids=9)
     assert "9 ids, the model only 8" in refused({"path": str(small)})
     assert "400 ids does not fit a model of 300" in refused(llama, tokenizer={"vocab_size": 400})
+    assert "3 pools cannot share 2 layers" in refused(
+        {"config": {"model_type": "llama", "num_hidden_layers": 2}}, parallelism={"pools": 3}
+    )
+    (small / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "vocab_size": 99}))
+    assert "3 pools cannot share 2 layers" in refused({"path": str(small)}, parallelism={"pools": 3})
+    layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+    declared = {"model": {"layers": layers}, "data": {"dataset": "digits"}, "parallelism": {"pools": 2}}
+    assert (
+        "2 pools cannot share 1 layers"
+        in problem(http.post("/jobs", json=declared), 422, "invalid-request")["detail"]
+    )
     (small / "tokenizer.json").write_text("{}")
     assert "cannot be read" in refused({"path": str(small)})
     answer = submit(http, llama, corpus, parallelism={"strategy": "unifrom"})
     assert "uniform" in problem(answer, 422, "invalid-request")["detail"]
+
+
+@pytest.fixture
+def an_ordinary_user() -> Iterator[None]:
+    """Run as somebody whom rights stop, if this is root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    yield
+    os.seteuid(0)
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_what_may_not_be_read_is_refused(an_ordinary_user: None, part: str) -> None:
+    del an_ordinary_user
+    with tempfile.TemporaryDirectory() as place:
+        folder, corpus = Path(place, "model"), Path(place, "corpus.txt")
+        folder.mkdir(mode=0o000)
+        corpus.touch()
+        model = {"path": str(folder)} if part == "model" else {"config": {"model_type": "x", "vocab_size": 9}}
+        tokenizer = {"path": str(folder)} if part == "tokenizer" else {}
+        job = parse_job({"model": model, "tokenizer": tokenizer, "data": {"files": [str(corpus)]}})
+        with pytest.raises(UserError, match=f"{part}.path: it cannot be looked at"):
+            check_job(job)

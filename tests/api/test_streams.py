@@ -97,6 +97,15 @@ def test_following_a_resumed_job_does_not_stop_at_its_earlier_end(
     assert followed[-1] == 2
 
 
+def test_following_a_job_that_is_over_ends(plane: Any, client: Client, job_id: str) -> None:
+    begin(plane, job_id)
+    end(plane, job_id)
+    events = client.events(job_id).events
+    assert list(client.follow(job_id)) == events
+    assert list(client.follow(job_id, after=events[-2].seq)) == events[-1:]
+    assert list(client.follow(job_id, after=events[-1].seq)) == []
+
+
 def test_a_server_with_open_streams_stops_at_once(plane: Any, http: httpx.Client) -> None:
     with connect_sse(http, "GET", "/events") as source:
         next(source.iter_sse())

@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,16 @@ def test_a_taken_port(tmp_path: Path):
     assert (status, error["code"]) == (4, "conflict")
     assert str(port) in error["detail"]
     assert not list(tmp_path.glob("server.json"))
+
+
+def test_a_database_of_a_newer_version(tmp_path: Path):
+    with closing(sqlite3.connect(tmp_path / "share-compute.db")) as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('from-the-future')")
+        database.commit()
+    status, error = up_fails("--port", "0", "--data-folder", str(tmp_path))
+    assert (status, error["code"]) == (4, "conflict")
+    assert error["mend"]
 
 
 def test_it_ends_whole_and_finds_its_state_again(tmp_path: Path, run_server: Any):

@@ -115,7 +115,9 @@ def finish(store: Store, job: JobRecord, folder: Path) -> None:
 
 def lose(store: Store, job: JobRecord, machine: ContributorRecord) -> None:
     """A machine dies under a job."""
-    store.contributors.set_state(machine.id, ContributorState.lost, "its Ray node died")
+    store.contributors.set_state(
+        store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
+    )
     error = {"code": "contributor-lost", "mend": f"share-compute resume {job.id} continues from step 10"}
     ended = AttemptEnded(outcome="failed", reason=f"contributor {machine.name} was lost", error=error)
     store.progress.record(job.id, job.attempt, [ended])

@@ -11,7 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from share_compute.errors import ShareComputeError, UserError
 from share_compute.models.blueprint import Blueprint, build_stage, dissect, loss_sum
-from share_compute.models.weights import WeightFolder, copy_into
+from share_compute.models.conversion import PretrainedWeights
+from share_compute.models.weights import WeightFolder, copy_into, row_ranges
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import LayerSpec
 
@@ -42,7 +43,7 @@ def small_config(model_type: str, **options: Any) -> dict[str, Any]:
     known = set(inspect.signature(kind.__init__).parameters) | set(getattr(kind, "__dataclass_fields__", {}))
     if "kv_lora_rank" in known:
         known -= {"head_dim", "num_key_value_heads"}  # latent attention derives them
-    config = kind(**{name: value for name, value in SMALL.items() if name in known}, **options).to_dict()
+    config = kind(**{name: value for name, value in SMALL.items() if name in known} | options).to_dict()
     return {**config, "model_type": model_type}
 
 
@@ -52,6 +53,9 @@ def declared() -> list[str]:
         for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if name in CONFIG_MAPPING and getattr(CONFIG_MAPPING[name], "base_model_pp_plan", None)
     )
+
+
+REST = sorted(set(declared()) - set(COMMON) - CARRY_STATE_ACROSS_LAYERS - NO_SMALL_CONFIGURATION)
 
 
 def assert_composes(config: dict[str, Any]) -> None:
@@ -80,9 +84,7 @@ def test_common_architectures_compose_bit_for_bit(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model_type", sorted(set(declared()) - set(COMMON) - CARRY_STATE_ACROSS_LAYERS - NO_SMALL_CONFIGURATION)
-)
+@pytest.mark.parametrize("model_type", REST)
 def test_every_architecture_with_a_plan_composes_bit_for_bit(model_type: str) -> None:
     assert_composes(small_config(model_type))
 
@@ -98,6 +100,15 @@ def test_an_architecture_without_plan_is_refused() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=2, n_embd=32, n_head=2).to_dict()
     with pytest.raises(UserError, match="declares no pipeline plan"):
         dissect(Blueprint(config=config))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hidden_size": "a"}, {"num_attention_heads": 3}, {"rms_norm_eps": "small"}]
+)
+def test_a_wrong_configuration_is_the_users_to_mend(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        dissect(Blueprint(config={**small_config("llama"), **wrong}))
+    assert caught.value.mend
 
 
 def test_an_unknown_architecture_is_refused() -> None:
@@ -128,23 +139,55 @@ def test_a_tied_head_starts_as_the_embedding_and_is_stored_once() -> None:
     assert "lm_head.weight" not in last.persistent()
 
 
-def test_a_stage_loads_a_saved_model(tmp_path: Path) -> None:
-    config = small_config("qwen3", tie_word_embeddings=True)
+def assert_loads_what_transformers_saved(config: dict[str, Any], folder: Path) -> None:
     saved = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
-    saved.save_pretrained(tmp_path)
-    folder = WeightFolder(tmp_path)
+    # Constructors start some tensors at nothing in particular; what is compared must be numbers.
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.02)
+        saved.get_input_embeddings().weight[0] = (
+            0  # the row of the padding token, which some models clear as they load
+        )
+    saved.save_pretrained(folder)
+    weights = PretrainedWeights(WeightFolder(folder), config)
+    count = len(dissect(Blueprint(config=config)).layers)
     ids = torch.randint(3, 160, (2, 24))
     hidden = ids
-    for start, stop in ((0, 2), (2, 4)):
-        stage = build_stage(Blueprint(config=config), Shard("m", start, stop, 4), CPU)
-        stage.initialize_buffers()
+    for start, stop in ((0, count // 2), (count // 2, count)):
+        stage = build_stage(Blueprint(config=config), Shard("m", start, stop, count), CPU)
         for name, tensor in stage.persistent().items():
-            copy_into(tensor, folder.read(name))
+            for first, end in row_ranges(tensor.shape, 4, limit_bytes=5000):
+                rows = weights.read(name, first, end).float().contiguous()
+                copy_into(tensor, first, end, rows.reshape(-1).view(torch.uint8).numpy())
         stage.module.eval()
         with torch.no_grad():
             hidden = stage.forward(hidden)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        assert torch.equal(hidden, saved(input_ids=ids).logits)
+        assert torch.equal(hidden, loaded(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("model_type", COMMON)
+def test_common_architectures_load_what_transformers_saved(model_type: str, tmp_path: Path) -> None:
+    assert_loads_what_transformers_saved(small_config(model_type), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", REST)
+def test_every_architecture_with_a_plan_loads_what_transformers_saved(
+    model_type: str, tmp_path: Path
+) -> None:
+    assert_loads_what_transformers_saved(small_config(model_type), tmp_path)
+
+
+def test_tied_weights_load(tmp_path: Path) -> None:
+    assert_loads_what_transformers_saved(small_config("qwen3", tie_word_embeddings=True), tmp_path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**small_config("llama"))).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="lacks"):
+        PretrainedWeights(WeightFolder(tmp_path), small_config("llama", num_hidden_layers=6))
 
 
 def test_dropout_depends_on_the_cell_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,43 @@ class TestRefused:
             "nmae",
         }
 
+    @pytest.mark.parametrize(
+        ("config", "why"),
+        [
+            ("!!binary gIE=", "bytes"),
+            ("2026-01-31", "date"),
+            (".nan", "not JSON compliant"),
+            ('"\\ud800"', "surrogates"),
+        ],
+    )
+    def test_a_configuration_is_plain_json(self, config: str, why: str) -> None:
+        source = f"model: {{config: {{model_type: llama, note: {config}}}}}\ndata: {{files: [a.txt]}}"
+        with pytest.raises(UserError, match=r"model\.config: must be plain JSON") as caught:
+            parse_job(source)
+        assert why in caught.value.message
+
+    def test_a_file_cannot_grow_by_aliases(self) -> None:
+        bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+            f"{this}: &{this} [{', '.join([f'*{before}'] * 9)}]\n" for before, this in pairwise("abcdefghi")
+        )
+        with pytest.raises(UserError, match=r"line 2, column 8: aliases .* are not read"):
+            parse_job(bomb)
+
+    def test_a_key_that_is_given_twice_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"line 3, column 1: 'name' is given twice"):
+            parse_job("name: a\nkind: train\nname: b")
+
+    def test_every_member_has_a_microbatch(self) -> None:
+        with pytest.raises(UserError, match=r"members_per_pool 5 is more than training\.microbatches 4"):
+            parse_job(changed("parallelism", {"members_per_pool": 5}))
+
+    @pytest.mark.parametrize(
+        ("parallelism", "machines"),
+        [({}, 1), ({"pools": 3}, 3), ({"members_per_pool": 2}, 2), ({"pools": 3, "members_per_pool": 2}, 6)],
+    )
+    def test_it_knows_how_many_machines_it_needs(self, parallelism: dict[str, int], machines: int) -> None:
+        assert parse_job(changed("parallelism", parallelism)).parallelism.machines_needed == machines
+
     @given(st.one_of(st.text(), st.dictionaries(st.text(), JSON), JSON.map(str)))
     def test_nothing_but_a_user_error_comes_of_nonsense(self, source: str | dict[str, Any]) -> None:
         refusal(source)
@@ -247,3 +285,13 @@ class TestSchema:
         for name, shown in rows.items():
             if "default" in fields[name]:
                 assert shown == f"`{json.dumps(fields[name]['default'])}`", name
+
+
+def test_numbers_without_a_dot_are_numbers() -> None:
+    text = "model: {config: {model_type: llama, rms_norm_eps: 1e-5, name: 1e, hash: 12ab}}\ndata: {files: [a.txt]}\n"
+    assert parse_job(text).model.config == {
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+        "name": "1e",
+        "hash": "12ab",
+    }

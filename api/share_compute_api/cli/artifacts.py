@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.options import Job, Json
-from share_compute_api.cli.output import console, print_json, print_table, since, size
+from share_compute_api.cli.output import console, print_json, print_table, since
 
 app = typer.Typer(no_args_is_help=True, help="List and download the results of jobs.")
 
@@ -25,7 +26,7 @@ def list_artifacts(job: Job, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = ((escape(one.name), size(one.size_bytes), since(one.created_at)) for one in found)
+    rows = ((escape(one.name), format_bytes(one.size_bytes), since(one.created_at)) for one in found)
     print_table(("name", "size", "made"), rows, empty="Nothing is finished yet.")
 
 
@@ -52,7 +53,7 @@ def get_artifact(
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
             for artifact in found:
-                task = progress.add_task(artifact.name, total=artifact.size_bytes)
+                task = progress.add_task(escape(artifact.name), total=artifact.size_bytes)
                 advance = partial(progress.advance, task)
                 paths.append(client.download(job, artifact.name, output, progress=advance))
     if as_json:

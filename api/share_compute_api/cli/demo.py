@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -19,8 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import print_json, rate, size, state_text
+from share_compute_api.cli.output import print_json, rate, state_text
 
 if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord, JobRecord
@@ -45,13 +47,13 @@ def demo(
     from share_compute_api.demonstration.pool import LocalPool
 
     console = Console(stderr=as_json, highlight=False)
-    rosters: list[Roster] = []
     try:
         with (
-            Interrupts(lambda: _kill(rosters)) as interrupts,
-            _folders(keep_data, rosters) as (roster, folder),
+            Interrupts() as interrupts,
+            _folders(keep_data) as (roster, folder),
             ExitStack() as stack,
         ):
+            interrupts.takes_along(roster)
             pool = LocalPool(roster, folder / "server")
             stack.callback(pool.close)
             stack.callback(console.print, "[dim]ending what the demonstration started[/]")
@@ -60,7 +62,9 @@ def demo(
             if as_json:
                 print_json(result, compact=True)
             if not end:
-                console.print(f"\nThe server stays up: [bold]{pool.dashboard_url}[/]\nCtrl-C ends it.")
+                console.print(
+                    f"\nThe server stays up: [bold]{escape(pool.dashboard_url)}[/]\nCtrl-C ends it."
+                )
                 _wait_for_ever()
     except KeyboardInterrupt:
         console.print("ended")
@@ -75,13 +79,13 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
     with console.status("starting a server"):
         client = pool.start()
     with client:
-        console.print(f"[bold]Server[/]  {pool.url}")
+        console.print(f"[bold]Server[/]  {escape(pool.url)}")
         for number in range(1, contributors + 1):
             pool.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
         with Live(console=console, refresh_per_second=4) as live:
             pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
         corpus = folder / "corpus.txt"
-        console.print(f"[bold]Text[/]    {size(gather_corpus(corpus))} of Python's documentation")
+        console.print(f"[bold]Text[/]    {format_bytes(gather_corpus(corpus))} of Python's documentation")
         file = write_job(folder, corpus, pools=contributors, steps=steps)
         job = client.submit(file.read_text())
         console.print(f"[bold]Job[/]     {job.id}")
@@ -93,10 +97,13 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
         model_folder = client.download(job.id, artifact.name, kept)
         with console.status("loading the result with transformers"):
-            texts = sample(model_folder)
-    console.print(f"[bold]Result[/]  {model_folder}, {size(artifact.size_bytes)}; it writes:")
-    for text in texts:
-        console.print(Text(f"  {' '.join(text.split())}", style="italic"))
+            samples = sample(model_folder)
+    console.print(
+        f"[bold]Result[/]  {escape(str(model_folder))}, {format_bytes(artifact.size_bytes)}; it writes:"
+    )
+    for prompt, continuation in samples:
+        written = re.sub(r"\s+", " ", continuation)
+        console.print(Text.assemble("  ", (prompt, "bold"), (written, "italic")))
     return {
         "contributors": contributors,
         "plan": job.plan.model_dump(mode="json") if job.plan else None,
@@ -104,7 +111,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         "loss_last": losses[-1],
         "tokens_per_s": job.tokens_per_s,
         "artifact": str(model_folder),
-        "samples": texts,
+        "samples": [prompt + continuation for prompt, continuation in samples],
         "seconds": round(time.monotonic() - begin, 1),
     }
 
@@ -144,7 +151,7 @@ def _machines(machines: list[ContributorRecord]) -> Table:
         table.add_column(column)
     for machine in machines:
         speed = f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else "-"
-        lent = size(machine.limits["memory_bytes"])
+        lent = format_bytes(machine.limits["memory_bytes"])
         table.add_row(
             escape(machine.name), state_text(machine.state.value), speed, lent, escape(machine.reason)
         )
@@ -165,21 +172,16 @@ def _placement(plan: dict[str, Any]) -> Text:
 
 
 @contextmanager
-def _folders(keep_data: bool, rosters: list[Roster]) -> Iterator[tuple[Roster, Path]]:
+def _folders(keep_data: bool) -> Iterator[tuple[Roster, Path]]:
     from share_compute_actors.run_folders import close_run_folder, open_run_folder, sweep
 
     sweep()
     roster = open_run_folder(f"demo {os.getpid()}")
-    rosters.append(roster)
     try:
         yield roster, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else roster.folder
     finally:
         close_run_folder(roster)
-
-
-def _kill(rosters: list[Roster]) -> None:
-    for roster in rosters:
-        roster.kill_all()
+        sweep()  # of children that had to be killed
 
 
 def _wait_for_ever() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from rich.markup import escape
 
 from share_compute.store.records import EventRecord
-from share_compute_api.cli.output import number, rate, size, state_text
+from share_compute_actors.sizes import format_bytes
+from share_compute_api.cli.output import number, rate, state_text
 
 
 def event_line(event: EventRecord) -> str:
@@ -42,8 +43,8 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
     "step": _step,
     "validated": _validated,
-    "checkpoint": lambda data: f"checkpoint at step {data['step']}  {size(data['size_bytes'])}",
-    "artifact": lambda data: f"artifact {escape(data['name'])}  {size(data['size_bytes'])}",
+    "checkpoint": lambda data: f"checkpoint at step {data['step']}  {format_bytes(data['size_bytes'])}",
+    "artifact": lambda data: f"artifact {escape(data['name'])}  {format_bytes(data['size_bytes'])}",
     "note": _note,
     "ended": lambda data: f"the attempt {data['outcome']}: {escape(data['reason'])}",
     "cancel-requested": lambda _: "cancelling",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from share_compute.jobs.states import JobState
@@ -49,7 +50,7 @@ def _show(client: Client, job: JobRecord, after: int) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(job.name, total=job.total_steps, completed=job.step, figures="")
+        task = progress.add_task(escape(job.name), total=job.total_steps, completed=job.step, figures="")
         for event in client.follow(job.id, after=after):
             if event.kind == "step":
                 _advance(progress, task, event)
@@ -66,8 +67,9 @@ def _advance(progress: Progress, task: TaskID, event: EventRecord) -> None:
 def _show_end(client: Client, job: JobRecord) -> None:
     if job.state is JobState.succeeded:
         for artifact in client.artifacts(job.id):
-            console.print(f"Fetch the result: share-compute artifacts get {job.id} {artifact.name}")
+            command = f"share-compute artifacts get {job.id} {artifact.name}"
+            console.print(f"Fetch the result: {escape(command)}")
     elif job.state is JobState.failed:
-        console.print(f"[red]failed:[/red] {job.reason}", markup=True)
+        console.print(f"[red]failed:[/red] {escape(job.reason)}")
         mend = (job.error or {}).get("mend") or f"share-compute resume {job.id}"
         console.print(f"        {mend}", style="dim", markup=False)

@@ -11,8 +11,9 @@ import typer
 from pydantic_settings import BaseSettings
 from rich.markup import escape
 
+from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import print_json, print_table, since, size, state_text
+from share_compute_api.cli.output import print_json, print_table, since, state_text
 
 
 def contributors(as_json: Json = False) -> None:
@@ -30,7 +31,7 @@ def contributors(as_json: Json = False) -> None:
             escape(one.name),
             state_text(one.state),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
-            size(one.machine().memory_bytes) if one.capacity else None,
+            format_bytes(one.machine().memory_bytes) if one.capacity else None,
             one.job_id,
             since(one.last_seen_at),
             escape(one.reason),

@@ -137,7 +137,8 @@ def cancel(job: Job, as_json: Json = False) -> None:
     if as_json or record.state.is_final:
         _report(record, as_json=as_json)
     else:
-        console.print(f"{record.id} stops after its step; its checkpoint stays")
+        kept = f"; its checkpoint of step {record.checkpoint_step} stays" if record.checkpoint_step else ""
+        console.print(f"{record.id} stops after its step{kept}")
 
 
 def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
     from share_compute_api.agent import View
+
+
+_INVITE = "SHARE_COMPUTE_INVITE"
 
 
 class DeviceChoice(StrEnum):
@@ -26,7 +31,7 @@ class DeviceChoice(StrEnum):
 
 def join(  # noqa: PLR0917  # typer passes each by its name
     url: Annotated[str, typer.Argument(help="URL of the server, e.g. http://192.0.2.1:8700.")],
-    invite: Annotated[str, typer.Option(help="Code that the operator gave you.")],
+    invite: Annotated[str, typer.Option(envvar=_INVITE, help="Code that the operator gave you.")],
     name: Annotated[
         str | None, typer.Option(help="What people call this machine; default: its host name.")
     ] = None,
@@ -36,18 +41,22 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     ] = None,
     cpu_threads: Annotated[int | None, typer.Option(min=1, help="Threads to lend; default: all.")] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="Graphics processors to lend; default: all.")
+        int | None, typer.Option(min=0, help="Graphics processors to lend; default: all that CUDA shows.")
     ] = None,
     address: Annotated[
         str | None, typer.Option(help="IP address that other machines reach this one at.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
 ) -> None:
-    """Lend this machine to a pool. Ctrl-C hands its work over and leaves; twice: at once."""
-    from share_compute_actors.preflight import parse_bytes
+    """Lend this machine to a pool.
+
+    Ctrl-C leaves, within 10 s if a job runs here: that job then fails and can be resumed. Twice: at once.
+    """
+    from share_compute_actors.sizes import parse_bytes
     from share_compute_api.agent import Agent
     from share_compute_api.joining import JoinOptions, default_name
 
+    os.environ.pop(_INVITE, None)  # Ray and all that it starts need not know it
     options = JoinOptions(
         url=url.rstrip("/"),
         invite=invite,
@@ -88,10 +97,10 @@ def _table(view: View) -> Table:
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
     table = Table.grid(padding=(0, 2))
     for label, value in (
-        ("machine", f"[bold]{view.name}[/] {view.contributor_id or ''}"),
-        ("server", view.url),
-        ("state", f"{view.phase} [dim]{work.reason if work else ''}[/]"),
-        ("holds", f"{work.shard} of {work.job}" if work and work.shard else "-"),
+        ("machine", f"[bold]{escape(view.name)}[/] {view.contributor_id or ''}"),
+        ("server", escape(view.url)),
+        ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
+        ("holds", escape(f"{work.shard} of {work.job}") if work and work.shard else "-"),
         ("speed of the job", speed),
         ("here for", f"{minutes} min {seconds:02d} s"),
         ("", "[dim]Ctrl-C leaves[/]"),

@@ -92,15 +92,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def size(size_bytes: float) -> str:
-    """Return bytes in a unit that leaves up to four digits: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} TiB"
-
-
 def number(value: float | None, digits: int = 4) -> str | None:
     """Return a figure with ``digits`` significant digits."""
     return None if value is None else f"{value:.{digits}g}"

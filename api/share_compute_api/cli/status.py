@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.markup import escape
 
+from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import console, number, print_json, print_table, rate, size, state_text
+from share_compute_api.cli.output import console, number, print_json, print_table, rate, state_text
 
 _GONE = ("left", "lost")
 _MOST_JOBS = 10
@@ -30,7 +31,7 @@ def status(as_json: Json = False) -> None:
             escape(machine.name),
             state_text(machine.state.value),
             f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
-            size(machine.limits["memory_bytes"]),
+            format_bytes(machine.limits["memory_bytes"]),
             machine.job_id,
             escape(machine.reason),
         )

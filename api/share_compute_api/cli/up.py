@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 
 from share_compute.settings import Settings
@@ -73,9 +74,9 @@ def _facts(running: Running) -> dict[str, str]:
 def _panel(running: Running) -> Panel:
     lines = (
         "[bold]Dashboard[/]",
-        f"  {running.dashboard_url}",
+        f"  {escape(running.dashboard_url)}",
         "[bold]Let a machine join[/] (works once, for an hour; `share-compute invite` makes more)",
-        f"  {running.join_command}",
+        f"  {escape(running.join_command)}",
         "[dim]Ctrl-C stops the server; it finds its state again.[/]",
     )
     return Panel("\n".join(lines), title="share-compute is up", title_align="left", expand=False)

@@ -46,8 +46,8 @@ def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
     return file
 
 
-def sample(model_folder: Path, seed: int = 0) -> list[str]:
-    """Load the trained model as anybody would, with ``transformers``, and continue each prompt."""
+def sample(model_folder: Path, seed: int = 0) -> list[tuple[str, str]]:
+    """Load the trained model as anybody would, with ``transformers``; returns prompts with continuations."""
     import torch
     import transformers
 
@@ -55,7 +55,7 @@ def sample(model_folder: Path, seed: int = 0) -> list[str]:
     torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
-    texts = []
+    samples = []
     for prompt in PROMPTS:
         encoded = tokenizer(prompt, return_tensors="pt")
         made = model.generate(
@@ -67,5 +67,6 @@ def sample(model_folder: Path, seed: int = 0) -> list[str]:
             temperature=0.8,
             pad_token_id=tokenizer.eos_token_id or 0,
         )
-        texts.append(tokenizer.decode(made[0], skip_special_tokens=True))
-    return texts
+        continuation = made[0][encoded["input_ids"].shape[1] :]
+        samples.append((prompt, tokenizer.decode(continuation, skip_special_tokens=True)))
+    return samples

@@ -13,6 +13,7 @@ from share_compute.store.records import ContributorRecord
 from share_compute_actors.processes import Child, Roster
 from share_compute_api.children import own_command
 from share_compute_api.client import Client
+from share_compute_api.data_folder import written_api_key
 
 _POLL_S = 0.2
 _UP_DEADLINE_S = 90.0
@@ -51,18 +52,22 @@ class LocalPool:
             *("--database-url", f"sqlite:///{self._data_folder / 'share-compute.db'}"),
         )
         self._server = self._roster.start("server", command, environment=_OWN_SETTINGS)
-        facts = _await(lambda: _first_json(self._server), self._server, _UP_DEADLINE_S, "the server")
+        facts = self._server.watch(_first_json, _UP_DEADLINE_S)
+        if facts is None:
+            raise _not_started(self._server)
         self.url, self.dashboard_url = str(facts["url"]), str(facts["dashboard_url"])
-        return Client(self.url, data_folder=self._data_folder)
+        # Said outright, because this user may have exported the key of another server.
+        return Client(self.url, written_api_key(self._data_folder))
 
     def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
         """Let one more machine join; does not wait for it."""
         code = client.create_invite(label=name).code
         command = own_command(
-            *("join", self.url, "--invite", code, "--name", name, "--json", "--device", "cpu"),
+            *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
         )
-        self._machines[name] = self._roster.start(name, command, environment={})
+        # Arguments can be read by everybody on the machine, the environment cannot.
+        self._machines[name] = self._roster.start(name, command, environment={"SHARE_COMPUTE_INVITE": code})
 
     def wait_until_ready(
         self, client: Client, progress: Callable[[list[ContributorRecord]], None]
@@ -100,30 +105,22 @@ class LocalPool:
             self._roster.stop(self._server, _UP_GRACE_S)
 
 
-def _first_json(child: Child | None) -> dict[str, str] | None:
-    assert child is not None
-    for line in child.log.read_text(errors="replace").splitlines():
-        if line.startswith('{"url"'):
+def _first_json(printed: str) -> dict[str, str] | None:
+    for line in printed.splitlines(keepends=True):
+        if line.startswith('{"url"') and line.endswith("\n"):
             facts: dict[str, str] = json.loads(line)
             return facts
     return None
 
 
-def _await(
-    look: Callable[[], dict[str, str] | None], child: Child, deadline_s: float, what: str
-) -> dict[str, str]:
-    deadline = time.monotonic() + deadline_s
-    while (found := look()) is None:
-        if child.exit_code is not None:
-            raise _ended(child, what)
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"{what} did not start within {deadline_s:.0f} s",
-                mend="try again when this machine has less to do",
-                details={"log": child.log_tail()},
-            )
-        time.sleep(_POLL_S)
-    return found
+def _not_started(server: Child) -> ShareComputeError:
+    if server.exit_code is not None:
+        return _ended(server, "the server")
+    return Unavailable(
+        f"the server did not start within {_UP_DEADLINE_S:.0f} s",
+        mend="try again when this machine has less to do",
+        details={"log": server.log_tail()},
+    )
 
 
 def _ended(child: Child, what: str) -> ShareComputeError:

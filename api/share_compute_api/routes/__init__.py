@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 
 from share_compute_api.auth import require_api_key
 from share_compute_api.problems import documented
-from share_compute_api.routes import agents, artifacts, contributors, events, invites, jobs, server
+from share_compute_api.routes import agents, artifacts, contributors, events, invites, jobs, keys, server
 
 PREFIX = "/api/v1"
 
@@ -18,6 +18,7 @@ def api_router() -> APIRouter:
     router.include_router(agents.router)
     for keyed in (
         server.router,
+        keys.router,
         invites.router,
         contributors.router,
         jobs.router,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import ClockSkew, Unavailable
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import Plan
 from share_compute.store import ContributorRecord
+from share_compute_actors.preflight import MOST_CLOCK_SKEW_S
 from share_compute_api.auth import SelfContributor
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
@@ -16,7 +18,6 @@ from share_compute_api.supervision import LABEL, ClusterInfo
 from share_compute_api.versions import check_versions, local_versions
 
 router = APIRouter(prefix="/contributors", tags=["agents"])
-MOST_CLOCK_SKEW_S = 30.0
 
 
 @router.post("", status_code=201, operation_id="join", responses=documented(401, 409, 410, 503))
@@ -45,11 +46,12 @@ def join(wanted: JoinRequest, context: InContext) -> Joined:
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 409, 503))
 async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
     """The machine's Ray node runs; measuring it begins."""
-    from share_compute_api.supervision.contributors import contributor_online
-
-    cluster = _cluster(context)
-    record = context.store.contributors.online(contributor.id, node_id=told.node_id, address=told.address)
-    context.spawn(contributor_online(context.store, cluster, contributor.id))
+    if context.measurements is None:
+        raise _no_cluster()
+    record = await run_in_threadpool(
+        context.store.contributors.online, contributor.id, node_id=told.node_id, address=told.address
+    )
+    context.measurements.begin(contributor.id)
     return record
 
 
@@ -84,11 +86,15 @@ def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord
 
 def _cluster(context: Context) -> ClusterInfo:
     if context.cluster is None:
-        raise Unavailable(
-            "this server runs without a Ray cluster; no machine can join",
-            mend="start it with `share-compute up`",
-        )
+        raise _no_cluster()
     return context.cluster
+
+
+def _no_cluster() -> Unavailable:
+    return Unavailable(
+        "this server runs without a Ray cluster; no machine can join",
+        mend="start it with `share-compute up`",
+    )
 
 
 def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
 
+from fastapi import APIRouter, Query
+
+from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
@@ -13,9 +16,15 @@ router = APIRouter(prefix="/contributors", tags=["contributors"])
 
 
 @router.get("", operation_id="listContributors")
-def list_contributors(context: InContext) -> ContributorList:
-    """List all machines that ever joined, in the order they joined."""
-    return ContributorList(contributors=context.store.contributors.list())
+def list_contributors(
+    context: InContext,
+    state: Annotated[list[ContributorState] | None, Query(description="May be given several times.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 500,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> ContributorList:
+    """List machines in the order they joined, in pages. Without ``state`` those gone for over a day are left out."""
+    found, next_cursor = context.store.contributors.page(states=state, limit=limit, cursor=cursor)
+    return ContributorList(contributors=found, next_cursor=next_cursor)
 
 
 @router.get("/{contributor_id}", operation_id="getContributor", responses=documented(404))

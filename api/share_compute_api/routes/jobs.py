@@ -85,6 +85,8 @@ def _read_job(content_type: str, body: bytes) -> TrainJob:
         ) from failure
     except RecursionError as failure:
         raise UserError("the job is nested too deeply", mend="flatten it") from failure
+    except ValueError as failure:  # a number of thousands of digits
+        raise UserError(f"the job is not valid JSON: {failure}", mend="mend the number") from failure
 
 
 @router.get("", operation_id="listJobs")

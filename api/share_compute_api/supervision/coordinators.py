@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -10,6 +11,9 @@ from typing import Any, Protocol, TypeAlias
 from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
 from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
 from share_compute_api.supervision import ClusterInfo
+
+_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class Attempt(Protocol):
@@ -32,53 +36,90 @@ def launcher(cluster: ClusterInfo) -> Launch:
     """Return what starts attempts on the head of this cluster."""
 
     async def launch(assignment: Assignment) -> Attempt:
-        return await asyncio.to_thread(_RayAttempt, cluster, assignment)
+        return await asyncio.to_thread(_start, cluster, assignment)
 
     return launch
 
 
-class _RayAttempt:
-    """A `Coordinator` actor on the head's node."""
+def _start(cluster: ClusterInfo, assignment: Assignment) -> RayAttempt:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def __init__(self, cluster: ClusterInfo, assignment: Assignment) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from share_compute_actors.coordinator import Coordinator
 
-        from share_compute_actors.coordinator import Coordinator
+    with _translated(assignment.job_id):
+        here = NodeAffinitySchedulingStrategy(cluster.head_node_id, soft=False)
+        actor = Coordinator.options(num_cpus=0, scheduling_strategy=here).remote(  # type: ignore[attr-defined]
+            assignment.model_dump_json()
+        )
+        return RayAttempt(assignment.job_id, actor)
 
-        with _translated(assignment.job_id):
-            here = NodeAffinitySchedulingStrategy(cluster.head_node_id, soft=False)
-            self._job_id = assignment.job_id
-            self._actor: Any = Coordinator.options(num_cpus=0, scheduling_strategy=here).remote(  # type: ignore[attr-defined]
-                assignment.model_dump_json()
-            )
-            self._run = self._actor.run.remote()
+
+class RayAttempt:
+    """An attempt that a `Coordinator` actor makes; begins it.
+
+    Args:
+        job_id: the job.
+        actor: its handle; lives as long as this.
+    """
+
+    def __init__(self, job_id: str, actor: Any) -> None:
+        self._job_id = job_id
+        self._actor = actor
+        self._run = actor.run.remote()
+        self._end: asyncio.Future[None] | None = None
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        """Return events from the ``after``-th on; waits up to ``timeout_s`` for the first, longer while Ray is cut off.
+
+        Raises:
+            ContributorLost: the coordinator died.
+            Unavailable: it failed, or ended without saying how.
+        """
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._run)
+            self._end.add_done_callback(_retrieve)
         with _translated(self._job_id):
-            text = await self._actor.events.remote(after, timeout_s)
-            events = attempt_events.validate_json(text)
+            events = await self._ask(after, timeout_s)
+            if events or not self._end.done():
+                return events
+            # It may have told its last events between the question and its end.
+            events = await self._ask(after, 0.0)
             if not events:
-                self._raise_if_over()
+                self._end.result()
+                raise Unavailable(
+                    "the attempt ended without saying how",
+                    mend="look into the server's log",
+                    job=self._job_id,
+                )
             return events
 
+    async def _ask(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        from ray.exceptions import ActorUnavailableError
+
+        while True:
+            try:
+                return attempt_events.validate_json(await self._actor.events.remote(after, timeout_s))
+            except ActorUnavailableError as failure:
+                # Not dead, but not to be reached now; whoever waits for this says for how long.
+                _log.info("job %s: %s", self._job_id, _first_line(failure))
+            await asyncio.sleep(_RETRY_S)
+
     async def cancel(self) -> None:
+        """Ask it to stop after the step it is in."""
         with _translated(self._job_id):
             await self._actor.cancel.remote()
 
     def kill(self) -> None:
+        """End it and all that it started."""
         import ray
 
         ray.kill(self._actor)
 
-    def _raise_if_over(self) -> None:
-        import ray
 
-        over, _ = ray.wait([self._run], timeout=0)
-        if over:
-            ray.get(self._run)
-            raise Unavailable(
-                "the attempt ended without saying how", mend="look into the server's log", job=self._job_id
-            )
+def _retrieve(end: asyncio.Future[None]) -> None:
+    """Take notice of how it ended: events tell that too, and asyncio complains of what nobody looked at."""
+    if not end.cancelled():
+        end.exception()
 
 
 @contextmanager

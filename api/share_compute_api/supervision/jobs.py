@@ -4,49 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
-from share_compute.errors import Conflict, PlanInfeasible, ShareComputeError
-from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent
-from share_compute.jobs.states import ContributorState, JobState
+from share_compute.errors import Conflict, ShareComputeError
+from share_compute.jobs.events import Assignment
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Topology
 from share_compute_api.bell import Bell
-from share_compute_api.supervision.coordinators import Attempt, Launch
+from share_compute_api.supervision import HEAD
+from share_compute_api.supervision.coordinators import Launch
+from share_compute_api.supervision.following import Following, TooFew
+from share_compute_api.supervision.patience import Patience, patiently
+from share_compute_api.supervision.waiting import Waiting
 
-_POLL_S = 1.0
-"""Longest wait for an attempt's next event; also how soon a wish to cancel is noticed."""
 _LOOK_S = 1.0
-_CANCEL_TIMEOUT_S = 30.0
+_RESTARTED = "the server was restarted"
+_LOST = "its attempt was lost"
 _log = logging.getLogger(__name__)
 
 
 class JobSupervisor:
-    """Takes queued jobs in order and follows each attempt to its end. Rows first, effects after.
+    """Takes queued jobs and follows each attempt to its end. Rows first, effects after.
+
+    Jobs begin in the order they came, except that one which needs fewer machines may pass one that waits for more.
 
     Args:
         store: where jobs are.
         launch: starts an attempt.
         folder: holds one folder for each job.
         bell: rings when the store changed.
+        patience: how long to wait for what.
     """
 
-    def __init__(self, store: Store, launch: Launch, folder: Path, bell: Bell) -> None:
+    def __init__(
+        self, store: Store, launch: Launch, folder: Path, bell: Bell, patience: Patience | None = None
+    ) -> None:
         self._store = store
         self._launch = launch
         self._folder = folder
         self._bell = bell
+        self._patience = patience or Patience()
+        self._waiting = Waiting(self._patience)
         self._attempts: dict[str, asyncio.Task[None]] = {}
-        self._too_few: dict[str, frozenset[str]] = {}
-        """Contributors that were offered to a job and could not hold it, so that it waits for others."""
+        self._interruption = _RESTARTED
+        """What happened to attempts that the store knows and this supervisor does not."""
 
     async def run(self) -> None:
-        """Run jobs until cancelled; begins by queueing again what an earlier server left unfinished."""
-        await asyncio.to_thread(self._store.jobs.requeue_interrupted)
+        """Run jobs until cancelled; begins by queueing again what an earlier server left unfinished.
+
+        While the store does not answer, what runs goes on.
+        """
         try:
             while True:
                 ticket = self._bell.ticket
-                await self._start_queued()
+                try:
+                    await self._look()
+                except ShareComputeError as failure:
+                    _log.warning("jobs could not be looked at: %s", failure.message)
                 await self._bell.wait(ticket, _LOOK_S)
         finally:
             tasks = list(self._attempts.values())
@@ -54,113 +69,83 @@ class JobSupervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start_queued(self) -> None:
+    async def _look(self) -> None:
+        await self._requeue_lost()
         queued = [
             job for job in await asyncio.to_thread(self._store.jobs.queued) if job.id not in self._attempts
         ]
         if not queued:
             return
-        ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
-        free = [machine for machine in ready if machine.job_id is None]
+        present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
+        pool = self._waiting.look(present, queued, anything_runs=bool(self._attempts))
         for job in queued:
-            offered = frozenset(machine.id for machine in free)
-            if not offered:
-                await asyncio.to_thread(self._store.jobs.explain, job.id, _waiting(job))
-            elif offered != self._too_few.get(job.id):
-                await self._start(job, free)
-                free = []
+            reason = pool.why_not(job)
+            if reason is None:
+                machines = pool.take()
+                if not await self._start(job, machines):
+                    return  # something changed, so the bell rang: look again
+            elif reason != job.reason:
+                await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
 
-    async def _start(self, job: JobRecord, machines: list[ContributorRecord]) -> None:
+    async def _requeue_lost(self) -> None:
+        """Whatever is active without an attempt of ours: its server stopped, or its end could not be written."""
+        active = await asyncio.to_thread(self._store.jobs.active)
+        if any(job.id not in self._attempts for job in active):
+            await asyncio.to_thread(
+                self._store.jobs.requeue_interrupted, self._interruption, but=list(self._attempts)
+            )
+        self._interruption = _LOST
+
+    async def _start(self, job: JobRecord, machines: list[ContributorRecord]) -> bool:
         try:
             job = await asyncio.to_thread(
                 self._store.jobs.begin, job.id, [machine.id for machine in machines]
             )
-        except Conflict:  # cancelled at this moment
-            return
+        except Conflict as changed:
+            _log.info("job %s does not begin yet: %s", job.id, changed.message)
+            return False
         task = asyncio.create_task(self._attempt(job, machines))
         self._attempts[job.id] = task
-        task.add_done_callback(lambda _: self._ended(job.id))
+        task.add_done_callback(lambda ended: self._ended(job.id, ended))
+        return True
 
-    def _ended(self, job_id: str) -> None:
+    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
         self._attempts.pop(job_id, None)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("job %s: its end could not be written; it is queued again", job_id, exc_info=failure)
         self._bell.ring()
 
     async def _attempt(self, job: JobRecord, machines: list[ContributorRecord]) -> None:
+        following = Following(self._store, self._patience, others_run=lambda: self._others_run(job))
         try:
             attempt = await self._launch(self._assignment(job, machines))
             try:
-                await self._follow(job, attempt, machines)
+                await following.follow(job, attempt)
             finally:
                 attempt.kill()
+        except TooFew as failure:
+            again = await patiently(
+                self._patience,
+                partial(self._store.jobs.requeue, job.id, failure.reason, attempt=job.attempt),
+            )
+            self._waiting.too_few(again, machines)
         except ShareComputeError as failure:
             _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.message)
-            await self._fail(job, failure)
+            await following.fail(job, failure)
         except Exception as failure:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
-            await self._fail(
-                job,
-                ShareComputeError(
-                    f"the server made a mistake: {type(failure).__name__}",
-                    mend="look into its log",
-                    job=job.id,
-                ),
+            mistake = ShareComputeError(
+                f"the server made a mistake: {type(failure).__name__}", mend="look into its log", job=job.id
             )
+            await following.fail(job, mistake)
 
-    async def _follow(self, job: JobRecord, attempt: Attempt, machines: list[ContributorRecord]) -> None:
-        received = 0
-        deadline: float | None = None
-        clock = asyncio.get_running_loop().time
-        while True:
-            events = await attempt.events(received, _POLL_S)
-            received += len(events)
-            last = events[-1] if events else None
-            if isinstance(last, AttemptEnded) and self._must_wait(job, last):
-                await self._wait_for_others(job, events[:-1], last, machines)
-                return
-            if events:
-                job = await asyncio.to_thread(self._store.progress.record, job.id, job.attempt, events)
-            else:
-                job = await asyncio.to_thread(self._store.jobs.get, job.id)
-            if job.state.is_final:
-                return
-            if job.cancel_requested_at is not None and deadline is None:
-                deadline = clock() + _CANCEL_TIMEOUT_S
-                await attempt.cancel()
-            if deadline is not None and clock() > deadline:
-                reason = f"cancelled; it did not stop within {_CANCEL_TIMEOUT_S:.0f} s and was ended"
-                await asyncio.to_thread(self._store.jobs.move, job.id, JobState.cancelled, reason)
-                return
-
-    def _must_wait(self, job: JobRecord, ended: AttemptEnded) -> bool:
-        """Whether the job does not fit only because other jobs hold machines."""
-        too_large = ended.outcome == "failed" and (ended.error or {}).get("code") == PlanInfeasible.code
-        return too_large and any(other != job.id for other in self._attempts)
-
-    async def _wait_for_others(
-        self,
-        job: JobRecord,
-        events: list[AttemptEvent],
-        ended: AttemptEnded,
-        machines: list[ContributorRecord],
-    ) -> None:
-        self._too_few[job.id] = frozenset(machine.id for machine in machines)
-        await asyncio.to_thread(self._store.progress.record, job.id, job.attempt, events)
-        reason = f"waiting for contributors that other jobs hold: {ended.reason}"
-        await asyncio.to_thread(self._store.jobs.requeue, job.id, reason)
-
-    async def _fail(self, job: JobRecord, failure: ShareComputeError) -> None:
-        error = {"code": failure.code, "message": failure.message, **failure.facts()}
-        try:
-            await asyncio.to_thread(
-                self._store.jobs.move, job.id, JobState.failed, failure.message, error=error
-            )
-        except Conflict:
-            _log.info("job %s is over already", job.id)
+    def _others_run(self, job: JobRecord) -> bool:
+        return any(other != job.id for other in self._attempts)
 
     def _assignment(self, job: JobRecord, machines: list[ContributorRecord]) -> Assignment:
         folder = self._folder / job.id
         folder.mkdir(parents=True, exist_ok=True)
-        offered = {machine.id for machine in machines} | {"head"}
+        offered = {machine.id for machine in machines} | {HEAD}
         return Assignment(
             job_id=job.id,
             attempt=job.attempt,
@@ -177,9 +162,3 @@ class JobSupervisor:
             folder=folder,
             checkpoint=job.checkpoint_path,
         )
-
-
-def _waiting(job: JobRecord) -> str:
-    if job.checkpoint_step is None:
-        return "waiting for contributors"
-    return f"waiting for contributors; continues from step {job.checkpoint_step}"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
+from share_compute.errors import UserError
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import LayerSpec
 from share_compute.strict import StrictModel
@@ -23,7 +23,6 @@ class Blueprint(StrictModel):
     config: dict[str, Any] | None = None
     """Hugging Face configuration, with ``model_type``."""
     layers: tuple[LayerSpec, ...] = ()
-    model_id: str = Field(default="model")
 
     @property
     def task(self) -> Literal["language", "classification"]:
@@ -46,6 +45,7 @@ class Anatomy:
     tied_name: str | None = None
     """Stored name of that parameter."""
     hidden_size: int = 0
+    intermediate_size: int = 0
     vocab_size: int = 0
 
     @property
@@ -84,9 +84,6 @@ class Stage(ABC):
     def initialize(self, seed: int) -> None:
         """Give every tensor its starting value; depends on the seed and the tensor's name only."""
 
-    def initialize_buffers(self) -> None:
-        """Compute what no checkpoint holds; the parameters are about to be loaded. Default: nothing."""
-
     def prepare_cell(self, *key: int) -> None:
         """Seed the randomness of the next forward (dropout), from (seed, step, microbatch); default: there is none."""
 
@@ -105,8 +102,16 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
     Args:
         logits: ``[..., classes]``.
         targets: class or token ids, ``[...]``.
+
+    Raises:
+        UserError: a target is not among the classes.
     """
     classes = logits.shape[-1]
+    if targets.numel() and int(targets.max()) >= classes:
+        raise UserError(
+            f"the model's last layer has {classes} outputs, but the data has class {int(targets.max())}",
+            mend=f"give the last layer at least {int(targets.max()) + 1} outputs",
+        )
     return nn.functional.cross_entropy(
         logits.reshape(-1, classes).float(), targets.reshape(-1), reduction="sum"
     )
@@ -119,7 +124,7 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Stage:
-    """Build one stage on ``device``; its tensors hold no meaningful values until `Stage.initialize` or a load.
+    """Build one stage on ``device``; its parameters hold no meaningful values until `Stage.initialize` or a load.
 
     Raises:
         UserError: the architecture declares no pipeline plan, or an option of a layer is wrong.

@@ -1,16 +1,18 @@
 """Stages of Hugging Face causal language models, from the models' own code.
 
-A stage is the whole model on the meta device with the modules of other stages replaced by pass-throughs, then
-materialised. Which module embeds, which repeat and which come last is read from the architecture's own pipeline plan
+A stage is a sketch of the whole model with the modules of other stages replaced by pass-throughs, then given memory.
+Which module embeds, which repeat and which come last is read from the architecture's own pipeline plan
 (``base_model_pp_plan``), so nothing here knows any architecture by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -18,6 +20,8 @@ from share_compute.errors import UserError
 from share_compute.models.blueprint import Anatomy, Stage, derive_seed
 from share_compute.planning.partitioning import Shard
 
+_SMALL = 2**14
+"""Numbers in a parameter that is real from the start."""
 _INPUT_SCALES = ("embedding_multiplier",)
 """Attributes by which some base models scale what they embed: they must not scale a later stage's input again."""
 
@@ -76,6 +80,11 @@ def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
     try:
         return AutoConfig.for_model(**options)
+    except (StrictDataclassError, TypeError) as failure:
+        raise UserError(
+            f"model.config is wrong: {_told(failure)}",
+            mend="check model.config against the architecture's documentation in transformers",
+        ) from failure
     except ValueError as failure:
         raise UserError(
             f"unknown model_type {config.get('model_type')!r}",
@@ -83,18 +92,68 @@ def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
         ) from failure
 
 
-def _on_meta(config: Mapping[str, Any]) -> PreTrainedModel:
+@contextmanager
+def _sketching() -> Iterator[None]:
+    """Models built inside have their large parameters on the meta device: they take no memory.
+
+    Buffers and small parameters get their real values, since those that their constructor computes (rotary
+    frequencies, coefficients of an activation) no rule of initialisation and no checkpoint may bring back. What is
+    random in them is the same for everybody.
+    """
+    register = nn.Module.register_parameter
+
+    def register_sketch(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and parameter.numel() > _SMALL:
+            module._parameters[name] = nn.Parameter(  # noqa: SLF001 - as accelerate's init_empty_weights does
+                parameter.to("meta"), requires_grad=parameter.requires_grad
+            )
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        nn.Module.register_parameter = register_sketch  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _materialize(model: nn.Module, device: torch.device) -> None:
+    """Move what is real to ``device``, and give memory to what was sketched.
+
+    Zeros cost nothing until they are written, and are what constructors start large parameters with that no rule of
+    initialisation covers (some routers of experts).
+    """
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # noqa: SLF001
+            if parameter is not None and parameter.is_meta:
+                filled = nn.Parameter(torch.zeros_like(parameter, device=device), parameter.requires_grad)
+                module._parameters[name] = filled  # noqa: SLF001
+    model.to(device)
+
+
+def sketch(config: Mapping[str, Any]) -> PreTrainedModel:
+    """Return the whole model without memory for its weights; see `_sketching`.
+
+    Raises:
+        UserError: the configuration makes no causal language model.
+    """
     try:
-        with torch.device("meta"):
+        with _sketching():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 _configuration(config), dtype=torch.float32, trust_remote_code=False
             )
-    except (ValueError, TypeError, AttributeError) as failure:
+    except (ValueError, TypeError, AttributeError, StrictDataclassError) as failure:
         raise UserError(
-            f"this configuration does not make a causal language model: {str(failure).splitlines()[0]}",
+            f"this configuration does not make a causal language model: {_told(failure)}",
             mend="check model.config against the architecture's documentation in transformers",
         ) from failure
     return model
+
+
+def _told(failure: BaseException) -> str:
+    """Return what a failure says on one line; validators say what is wrong on their last."""
+    return " ".join(str(failure).split())[:300]
 
 
 def _tied_names(model: PreTrainedModel) -> dict[str, str]:
@@ -107,14 +166,14 @@ class HuggingFaceStage(Stage):
 
     def __init__(self, config: Mapping[str, Any], shard: Shard, device: torch.device) -> None:
         self.shard = shard
-        model = _on_meta(config)
+        model = sketch(config)
         outline = Outline(model)
         tied = _tied_names(model)
         self._keep(model, outline)
-        model.to_empty(device=device)
+        _materialize(model, device)
         present = set(model.state_dict())
         for target, source in tied.items():
-            if target in present and source in present:  # to_empty gave each its own memory
+            if target in present and source in present:  # each was given its own memory
                 owner, _, leaf = target.rpartition(".")
                 setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
         self.tied = {target: source for target, source in tied.items() if target in present}
@@ -175,28 +234,16 @@ class HuggingFaceStage(Stage):
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Initialise by the architecture's own rule, each module from (seed, its name)."""
-        self._initialize(seed, buffers_only=False)
-
-    @torch.no_grad()
-    def initialize_buffers(self) -> None:
-        """Compute the buffers that no checkpoint holds (rotary frequencies); parameters are about to be loaded."""
-        self._initialize(0, buffers_only=True)
-
-    def _initialize(self, seed: int, *, buffers_only: bool) -> None:
         sources = {
             target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()
         }
-        for parameter in () if buffers_only else self.module.parameters():
-            parameter.zero_()  # a few architectures leave some to their constructor, which starts them at zero
-        whole = _on_meta(self._model.config.to_dict()) if sources and not self.shard.is_first else None
+        whole = sketch(self._model.config.to_dict()) if sources and not self.shard.is_first else None
         for name, module in self.module.named_modules():
-            own = list(module.buffers(recurse=False)) + (
-                [] if buffers_only else list(module.parameters(recurse=False))
-            )
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
             if not own or isinstance(module, PassThrough):
                 continue
             torch.manual_seed(derive_seed(seed, name))
-            if name in sources and not buffers_only:
+            if name in sources:
                 if whole is None:
                     continue  # the embedding itself is here, and already has its values
                 # A tied head starts as the embedding does: by the embedding's rule and seed.
@@ -210,7 +257,7 @@ class HuggingFaceStage(Stage):
 
 def dissect_config(config: Mapping[str, Any]) -> Anatomy:
     """Count a causal language model's parameters; tied weights count once, with the embedding."""
-    model = _on_meta(config)
+    model = sketch(config)
     outline = Outline(model)
     layers = getattr(outline.base, outline.layers)
     embedding = _count(getattr(outline.base, outline.embedding))
@@ -228,8 +275,16 @@ def dissect_config(config: Mapping[str, Any]) -> Anatomy:
         tied=model.get_parameter(tied).numel() if tied else 0,
         tied_name=tied,
         hidden_size=int(text.hidden_size),
+        intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
         vocab_size=int(text.vocab_size),
     )
+
+
+def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json of a trained model says: its class, and that its weights are float32."""
+    kind = AutoModelForCausalLM._model_mapping[type(_configuration(config))]  # noqa: SLF001 - the one place that knows
+    rest = {key: value for key, value in config.items() if key != "torch_dtype"}
+    return {**rest, "architectures": [kind.__name__], "dtype": "float32"}
 
 
 def _count(module: nn.Module) -> int:

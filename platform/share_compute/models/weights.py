@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from share_compute.errors import Unavailable, UserError
 
-INDEX = "model.safetensors.index.json"
-PIECE_BYTES = 64 * 2**20
-"""Tensors travel and are written in files of about this size, so that nobody needs memory for a second shard."""
+CHUNK_BYTES = 4 * 2**20
+"""Tensors travel in pieces of about this size: nobody needs memory for a second shard, and Ray sends them inline."""
+FILE_BYTES = 2**30
+"""Size at which a folder's next file begins."""
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class WeightFolder:
@@ -54,8 +70,16 @@ class WeightFolder:
         """Return the names of all tensors."""
         return sorted(self._places)
 
-    def read(self, name: str) -> Tensor:
-        """Read one tensor; nothing else of its file is loaded.
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors, by name."""
+        found: dict[str, tuple[int, ...]] = {}
+        for file in set(self._places.values()):
+            with safe_open(file, framework="pt") as opened:
+                found.update({name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()})  # noqa: SIM118
+        return found
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Read rows [start, stop) of one tensor; nothing else of its file is loaded.
 
         Raises:
             UserError: there is no such tensor.
@@ -66,23 +90,24 @@ class WeightFolder:
                 mend="check that config.json and the weights belong together",
             )
         with safe_open(self._places[name], framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
+            rows = opened.get_slice(name)
+            tensor: Tensor = rows[start:stop] if rows.get_shape() else opened.get_tensor(name)
         return tensor
 
-    def pack(self, name: str) -> bytes:
-        """Read one tensor as a safetensors message of its own."""
-        message: bytes = save_bytes({name: self.read(name)})
-        return message
+
+def row_ranges(
+    shape: Sequence[int], itemsize: int, limit_bytes: int = CHUNK_BYTES
+) -> list[tuple[int, int | None]]:
+    """Cut a tensor into ranges of rows of at most ``limit_bytes`` (at least one row each)."""
+    if not shape or shape[0] == 0:
+        return [(0, None)]
+    row_bytes = math.prod(shape[1:]) * itemsize
+    rows = max(1, limit_bytes // max(1, row_bytes))
+    return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
 
-def unpack(message: bytes) -> dict[str, Tensor]:
-    """Read a safetensors message."""
-    tensors: dict[str, Tensor] = load_bytes(message)
-    return tensors
-
-
-def pieces(tensors: Mapping[str, Tensor], limit_bytes: int = PIECE_BYTES) -> Iterator[dict[str, Tensor]]:
-    """Split named tensors into groups of about ``limit_bytes``; a larger single tensor makes a group alone."""
+def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Iterator[dict[str, Tensor]]:
+    """Share named tensors out over files of about ``limit_bytes``; a larger single tensor gets a file alone."""
     group: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
@@ -95,11 +120,28 @@ def pieces(tensors: Mapping[str, Tensor], limit_bytes: int = PIECE_BYTES) -> Ite
         yield group
 
 
-def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    """Make a safetensors message; tensors are copied to the CPU."""
-    ready = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    message: bytes = save_bytes(ready, metadata={"format": "pt"})
-    return message
+def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
+    """Give a safetensors file piece by piece: its header, then rows of about 4 MiB, so that no copy is ever whole.
+
+    The format (https://github.com/huggingface/safetensors#format): length of the header as 8 bytes, the header as
+    JSON, then the tensors' bytes one after the other.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        for start, stop in row_ranges(tensor.shape, tensor.element_size()):
+            rows = tensor.detach()[start:stop] if tensor.dim() else tensor.detach()
+            yield rows.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class FolderWriter:
@@ -115,22 +157,31 @@ class FolderWriter:
     def __init__(self, target: Path) -> None:
         self.target = target
         self._staging = target.with_name(f".{target.name}.partial")
+        self._failure: Unavailable | None = None
         shutil.rmtree(self._staging, ignore_errors=True)
         self._guard(lambda: self._staging.mkdir(parents=True))
 
-    def _guard(self, write: object) -> None:
+    def _guard(self, write: Callable[[], object]) -> None:
+        if self._failure is not None:
+            raise self._failure
         try:
-            write()  # type: ignore[operator]
+            write()
         except OSError as failure:
             self.discard()
-            raise Unavailable(
+            self._failure = Unavailable(
                 f"cannot write {self.target}: {failure.strerror or failure}",
-                mend="free disk space, then resume the job from its last checkpoint",
-            ) from failure
+                mend="free disk space on the server, then resume the job from its last checkpoint",
+            )
+            raise self._failure from failure
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one file of the folder."""
-        self._guard(lambda: (self._staging / name).write_bytes(content))
+        """Add to one file of the folder."""
+
+        def append() -> None:
+            with (self._staging / name).open("ab") as file:
+                file.write(content)
+
+        self._guard(append)
 
     def write_json(self, name: str, content: object) -> None:
         """Write one JSON file of the folder."""
@@ -139,7 +190,7 @@ class FolderWriter:
     def copy(self, files: Iterable[Path]) -> None:
         """Copy files into the folder."""
         for file in files:
-            self._guard(lambda file=file: shutil.copy2(file, self._staging / file.name))
+            self._guard(partial(shutil.copy2, file, self._staging / file.name))
 
     def finish(self) -> int:
         """Number the weight files as Hugging Face does, write their index, show the folder; return its bytes."""
@@ -147,14 +198,14 @@ class FolderWriter:
         def publish() -> None:
             for stem in ("model", "optimizer"):
                 self._number(stem)
-            for file in self._staging.iterdir():
-                with file.open("rb") as opened:
-                    os.fsync(opened.fileno())
+            for path in (*self._staging.iterdir(), self._staging):
+                _sync(path)
             old = self.target.with_name(f".{self.target.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             if self.target.exists():
                 self.target.rename(old)
             self._staging.rename(self.target)
+            _sync(self.target.parent)
             shutil.rmtree(old, ignore_errors=True)
 
         self._guard(publish)
@@ -169,10 +220,12 @@ class FolderWriter:
             final = file.rename(self._staging / f"{stem}{suffix}.safetensors")
             with safe_open(final, framework="pt") as opened:
                 places.update(dict.fromkeys(opened.keys(), final.name))
-            total += final.stat().st_size
+            with final.open("rb") as opened:
+                total += final.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
         if len(files) > 1:
             self.write_json(
-                f"{stem}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places}
+                f"{stem}.safetensors.index.json",
+                {"metadata": {"total_size": total}, "weight_map": places},
             )
 
     def discard(self) -> None:
@@ -180,15 +233,41 @@ class FolderWriter:
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
-def copy_into(tensor: Tensor, value: Tensor) -> None:
-    """Copy ``value`` into ``tensor``; raises UserError when the shapes differ."""
-    if tensor.shape != value.shape:
+def copy_into(tensor: Tensor, start: int, stop: int | None, content: NDArray[np.uint8]) -> None:
+    """Copy float32 ``content`` into rows [start, stop) of ``tensor``.
+
+    Raises:
+        UserError: it is not as many numbers as these rows are.
+    """
+    rows = tensor[start:stop] if tensor.dim() else tensor
+    value = torch.from_numpy(content.view(np.float32).copy())
+    if value.numel() != rows.numel():
         raise UserError(
-            f"the weights have shape {list(value.shape)} where the configuration wants {list(tensor.shape)}",
+            f"the weights have {value.numel()} numbers where the configuration wants {list(rows.shape)}",
             mend="check that config.json and the weights belong together",
         )
     with torch.no_grad():
-        tensor.copy_(value)
+        rows.copy_(value.reshape(rows.shape))
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or the list of a folder's files, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep_partial(parent: Path) -> None:
+    """Remove what an attempt that was killed left unfinished below ``parent``."""
+    for folder in (*parent.glob("*/.*.partial"), *parent.glob("*/.*.old")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def newest_folder(parent: Path) -> Path | None:
+    """Return the finished folder in ``parent`` whose name sorts last."""
+    return max((folder for folder in parent.glob("[!.]*") if folder.is_dir()), default=None)
 
 
 def prune_folders(parent: Path, kept: int) -> None:

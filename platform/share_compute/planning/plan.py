@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from share_compute.errors import PlanInfeasible
+from share_compute.errors import PlanInfeasible, UserError
 from share_compute.planning.memory import member_bytes
 from share_compute.planning.partitioning import Shard, load_strategy, map_partitions_to_shards
 from share_compute.specification import TrainJob
@@ -45,6 +45,8 @@ class Plan(StrictModel):
     """The ordered pools of one job, at one epoch."""
 
     epoch: int
+    model_id: str = "model"
+    """Name of the model that is cut: the job's."""
     strategy: str
     num_layers: int
     parameters: int
@@ -60,7 +62,7 @@ class Plan(StrictModel):
 
     def shard(self, pool: int) -> Shard:
         """Return the shard of one pool."""
-        return Shard("model", self.pools[pool].start, self.pools[pool].stop, self.num_layers)
+        return Shard(self.model_id, self.pools[pool].start, self.pools[pool].stop, self.num_layers)
 
 
 def make_plan(spec: TrainJob, topology: Topology, anatomy: Anatomy, epoch: int = 0) -> Plan:
@@ -73,6 +75,8 @@ def make_plan(spec: TrainJob, topology: Topology, anatomy: Anatomy, epoch: int =
             much is missing.
     """
     num_layers = len(anatomy.layers)
+    if anatomy.parameters == 0:
+        raise UserError("the model has no parameters to train", mend="add a layer that has some, e.g. linear")
     pools = _form_pools(spec, topology, num_layers)
     partitions = load_strategy(spec.parallelism.strategy).partition(
         Topology(tuple(_as_one(index, members) for index, members in enumerate(pools)))
@@ -112,6 +116,7 @@ def make_plan(spec: TrainJob, topology: Topology, anatomy: Anatomy, epoch: int =
     used = {machine.id for members in ordered for machine in members}
     plan = Plan(
         epoch=epoch,
+        model_id=spec.name,
         strategy=spec.parallelism.strategy,
         num_layers=num_layers,
         parameters=anatomy.parameters,
@@ -146,10 +151,16 @@ def _form_pools(spec: TrainJob, topology: Topology, num_layers: int) -> list[lis
         )
     if size == 1 and available == count:
         return [[machine] for machine in topology.contributors]
-    fastest = sorted(topology.contributors, key=lambda machine: (-machine.flops_per_s(), machine.id))[
-        : count * size
-    ]
-    return [fastest[start : start + size] for start in range(0, count * size, size)]
+    by_speed = sorted(topology.contributors, key=lambda machine: (-machine.flops_per_s(), machine.id))
+    # The members of a pool sum their gradients, which takes devices of one kind.
+    fastest = sorted(by_speed[: count * size], key=lambda machine: machine.device.kind)
+    groups = [fastest[start : start + size] for start in range(0, len(fastest), size)]
+    if any(len({machine.device.kind for machine in group}) > 1 for group in groups):
+        raise PlanInfeasible(
+            "a pool would mix machines with and without GPU",
+            mend="let machines join with --device cpu, or set parallelism.members_per_pool: 1",
+        )
+    return groups
 
 
 def _as_one(index: int, members: list[Contributor]) -> Contributor:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotAuthorized, NotFound
 from share_compute.jobs.states import ContributorState
+from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
 from share_compute.store.invites import usable_invite
@@ -22,6 +23,9 @@ from share_compute.topology import Device, Link
 
 GONE = (ContributorState.left, ContributorState.lost)
 """States in which nothing of a contributor runs any more."""
+_ARRIVING = (ContributorState.joining, ContributorState.probing, ContributorState.ready)
+_REMEMBERED = timedelta(days=1)
+"""How long a page without wishes shows those that are gone."""
 
 
 class Contributors:
@@ -70,6 +74,33 @@ class Contributors:
         with self._database.read() as session:
             return ContributorRecord.model_validate(_row(session, contributor_id))
 
+    def page(
+        self,
+        *,
+        states: Collection[ContributorState] | None = None,
+        limit: int = 500,
+        cursor: str | None = None,
+    ) -> tuple[list[ContributorRecord], str | None]:
+        """Return a page of contributors in the order they joined, and the cursor of the next page if there is one.
+
+        Args:
+            states: only those in one of these; without it, all but those that are gone for more than a day.
+            limit: most contributors to return.
+            cursor: where the page before ended.
+        """
+        query = select(Contributor).order_by(Contributor.joined_at, Contributor.id).limit(limit + 1)
+        if states is not None:
+            query = query.where(Contributor.state.in_([state.value for state in states]))
+        else:
+            since = self._clock() - _REMEMBERED
+            query = query.where(or_(Contributor.left_at.is_(None), Contributor.left_at >= since))
+        if cursor is not None:
+            query = query.where(tuple_(Contributor.joined_at, Contributor.id) > tuple_(*read_cursor(cursor)))
+        with self._database.read() as session:
+            found = [ContributorRecord.model_validate(row) for row in session.scalars(query)]
+        page = found[:limit]
+        return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
+
     def list(self, states: Collection[ContributorState] | None = None) -> list[ContributorRecord]:
         """Return contributors in the order they joined, in these states or in all."""
         query = select(Contributor).order_by(Contributor.joined_at, Contributor.id)
@@ -101,9 +132,21 @@ class Contributors:
             _row(session, contributor_id).last_seen_at = self._clock()
 
     def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
-        """Its raylet runs: from joining to probing."""
+        """Its raylet runs: from joining to probing, also again when it has a new node.
+
+        Raises:
+            Conflict: it is leaving or gone.
+        """
         with self._database.write() as session:
             row = _row(session, contributor_id)
+            if row.state not in _ARRIVING:
+                raise Conflict(
+                    f"contributor {row.name} is {row.state}: {row.reason}",
+                    mend="let it join again with a new invite"
+                    if row.sent_away_at
+                    else "let it come back first",
+                    machine=row.name,
+                )
             row.node_id, row.address, row.last_seen_at = node_id, address, self._clock()
             _move(session, row, ContributorState.probing, "its Ray node is up", self._clock())
             return ContributorRecord.model_validate(row)
@@ -129,18 +172,25 @@ class Contributors:
             _move(session, row, ContributorState.ready, "measured and ready", self._clock())
             return ContributorRecord.model_validate(row)
 
-    def set_links(self, contributor_id: str, links: Iterable[Link]) -> None:
-        """Replace its measured links."""
-        with self._database.write() as session:
-            _row(session, contributor_id).links = [asdict(link) for link in links]
+    def set_state(
+        self, seen: ContributorRecord, state: ContributorState, reason: str
+    ) -> ContributorRecord | None:
+        """Change the state of a contributor that is still as it was seen; None when it moved on meanwhile.
 
-    def set_state(self, contributor_id: str, state: ContributorState, reason: str) -> ContributorRecord:
-        """Change the state; the same state again only changes the reason and writes no event.
+        The same state again only changes the reason and writes no event.
 
-        A contributor that left or is lost comes back only as joining.
+        Args:
+            seen: what the decision was made on; its state and its node count.
+            state: the new state.
+            reason: why.
+
+        Raises:
+            Conflict: it left or is lost, and comes back only as joining.
         """
         with self._database.write() as session:
-            row = _row(session, contributor_id)
+            row = _row(session, seen.id)
+            if (row.state, row.node_id) != (seen.state.value, seen.node_id):
+                return None
             if row.state in GONE and state not in (*GONE, ContributorState.joining):
                 raise Conflict(
                     f"contributor {row.name} is {row.state}; it cannot become {state.value}",
@@ -218,7 +268,7 @@ def _row(session: Session, contributor_id: str) -> Contributor:
 
 def _move(session: Session, row: Contributor, state: ContributorState, reason: str, now: datetime) -> None:
     before, row.state, row.reason = row.state, state.value, reason
-    row.left_at = now if state in GONE else None
+    row.left_at = (row.left_at or now) if state in GONE else None
     if state in GONE:
         row.job_id = None
     if before != state.value:

@@ -10,10 +10,12 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DataError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Unavailable, UserError
+from share_compute.store.holding import Hold, hold
 
 _BUSY_TIMEOUT_S = 10.0
 _WRITERS_LOCK = 0x5C_0001
@@ -62,6 +64,10 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+TOLD = "told"
+"""Key of ``Session.info``: whether the transaction wrote an event."""
+
+
 class Database:
     """Hands out transactions: any number of readers beside one writer at a time."""
 
@@ -81,6 +87,9 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Open a transaction that commits at the end of the block, and rolls back when the block raises.
 
+        Listeners are told only when it wrote an event: whoever waits looks for nothing else, and signs of life of
+        many machines would keep them all busy.
+
         Writers take turns, on PostgreSQL too: otherwise an event could become visible after one with a higher
         number, and whoever reads on from the highest number seen would miss it.
         """
@@ -88,13 +97,19 @@ class Database:
             if self.kind == "postgresql":
                 session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _WRITERS_LOCK})
             yield session
-        for listener in tuple(self._listeners):
-            listener()
+        if session.info.get(TOLD):
+            for listener in tuple(self._listeners):
+                listener()
 
     def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit, in the thread that made it; returns what ends that."""
+        """Call ``listener`` after each commit of an event, in its thread; returns what ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def hold(self) -> Hold:
+        """Keep the database for one server alone, until what this returns is closed; see `Store.hold`."""
+        with _translated():
+            return hold(self.engine)
 
     def close(self) -> None:
         """Give all connections back."""
@@ -109,9 +124,10 @@ def _translated() -> Iterator[None]:
         raise UserError(
             f"a value cannot be stored: {str(failure.orig).strip()}", mend="take out characters like NUL"
         ) from failure
-    except OperationalError as failure:
+    except (OperationalError, InterfaceError, PoolTimeout) as failure:
+        cause = getattr(failure, "orig", None) or failure
         raise Unavailable(
-            f"the database does not answer: {str(failure.orig).strip()}",
+            f"the database does not answer: {str(cause).strip()}",
             mend="check that it runs, that its disk is not full, and --database-url",
         ) from failure
 

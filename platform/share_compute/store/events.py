@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from share_compute.store.database import Database
+from share_compute.store.database import TOLD, Database
 from share_compute.store.records import EventRecord
 from share_compute.store.tables import Event
 
@@ -50,6 +50,7 @@ def add_event(
     )
     # One at a time, so that numbers follow the order of the calls.
     session.flush()
+    session.info[TOLD] = True
 
 
 def add_job_events(
@@ -60,3 +61,4 @@ def add_job_events(
     if rows:
         common = {"at": at, "job_id": job_id, "attempt": attempt}
         session.execute(insert(Event), [{"kind": kind, "data": data, **common} for kind, data in rows])
+        session.info[TOLD] = True

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select, tuple_, update
+from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
-from share_compute.errors import Conflict, NotFound, UserError
-from share_compute.jobs.states import JobState, check_transition
+from share_compute.errors import Conflict, NotFound
+from share_compute.jobs.states import ContributorState, JobState, check_transition
 from share_compute.specification import TrainJob
+from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
 from share_compute.store.records import JobRecord
@@ -96,11 +96,11 @@ class Jobs:
         if name is not None:
             query = query.where(Job.name.icontains(name, autoescape=True))
         if cursor is not None:
-            query = query.where(tuple_(Job.created_at, Job.id) < tuple_(*_read_cursor(cursor)))
+            query = query.where(tuple_(Job.created_at, Job.id) < tuple_(*read_cursor(cursor)))
         with self._database.read() as session:
             found = [JobRecord.model_validate(row) for row in session.scalars(query)]
         page = found[:limit]
-        return page, _write_cursor(page[-1]) if len(found) > limit else None
+        return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
 
     def queued(self) -> list[JobRecord]:
         """Return the jobs that wait, in the order they came."""
@@ -138,26 +138,47 @@ class Jobs:
         """Lease contributors to a queued job and start planning it.
 
         Raises:
-            Conflict: the job is not queued any more.
+            Conflict: the job is not queued any more, or one of the contributors is not ready or leased meanwhile;
+                then nothing changed.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
             move_job(session, row, JobState.planning, "making a plan", self._clock())
-            session.execute(
-                update(Contributor).where(Contributor.id.in_(contributor_ids)).values(job_id=job_id)
+            leased = session.execute(
+                update(Contributor)
+                .where(
+                    Contributor.id.in_(contributor_ids),
+                    Contributor.state == ContributorState.ready.value,
+                    Contributor.job_id.is_(None),
+                )
+                .values(job_id=job_id)
             )
+            assert isinstance(leased, CursorResult)
+            if leased.rowcount != len(contributor_ids):
+                raise Conflict(
+                    f"only {leased.rowcount} of {len(contributor_ids)} contributors are still free",
+                    mend="look again at which are",
+                    job=job_id,
+                )
             return JobRecord.model_validate(row)
 
     def move(
-        self, job_id: str, state: JobState, reason: str, *, error: dict[str, Any] | None = None
+        self,
+        job_id: str,
+        state: JobState,
+        reason: str,
+        *,
+        attempt: int,
+        error: dict[str, Any] | None = None,
     ) -> JobRecord:
-        """Change a job's state; a job that leaves planning and running gives its contributors back.
+        """End an attempt, or cancel the job; its contributors are free again.
 
         Raises:
-            Conflict: the state machine has no such change.
+            Conflict: the job is at another attempt, or the state machine has no such change.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
+            _require_attempt(row, attempt)
             move_job(session, row, state, reason, self._clock(), error=error)
             return JobRecord.model_validate(row)
 
@@ -198,27 +219,35 @@ class Jobs:
             _again(session, row, f"resumed; continuing from {_from(row)}", self._clock())
             return JobRecord.model_validate(row)
 
-    def requeue(self, job_id: str, reason: str) -> JobRecord:
-        """Put an active job back into the queue for another attempt from its last checkpoint."""
+    def requeue(self, job_id: str, reason: str, *, attempt: int) -> JobRecord:
+        """Put an active job back into the queue for another attempt; cancel it if it was asked to stop.
+
+        Raises:
+            Conflict: the job is at another attempt, or not active.
+        """
         with self._database.write() as session:
             row = job_row(session, job_id)
-            _again(session, row, reason, self._clock())
+            _require_attempt(row, attempt)
+            _again_unless_cancelled(session, row, reason, self._clock())
             return JobRecord.model_validate(row)
 
-    def requeue_interrupted(self) -> list[JobRecord]:
-        """Queue again what was active when the server stopped; cancel what had been asked to stop."""
-        requeued = []
+    def requeue_interrupted(self, why: str, *, but: Collection[str] = ()) -> list[JobRecord]:
+        """Queue again what is active though nobody works at it; cancel what was asked to stop.
+
+        Args:
+            why: what happened to the attempts, e.g. ``the server was restarted``.
+            but: jobs that are worked at.
+
+        Returns:
+            What waits again.
+        """
         now = self._clock()
+        abandoned = [Job.state.in_([JobState.planning.value, JobState.running.value]), Job.id.not_in(but)]
         with self._database.write() as session:
-            session.execute(update(Contributor).where(Contributor.job_id.is_not(None)).values(job_id=None))
-            active = select(Job).where(Job.state.in_([JobState.planning.value, JobState.running.value]))
-            for row in session.scalars(active).all():
-                if row.cancel_requested_at is not None:
-                    move_job(session, row, JobState.cancelled, "cancelled while the server restarted", now)
-                    continue
-                _again(session, row, f"the server was restarted; continuing from {_from(row)}", now)
-                requeued.append(JobRecord.model_validate(row))
-        return requeued
+            rows = session.scalars(select(Job).where(*abandoned).order_by(Job.created_at, Job.id)).all()
+            for row in rows:
+                _again_unless_cancelled(session, row, f"{why}; continuing from {_from(row)}", now)
+            return [JobRecord.model_validate(row) for row in rows if row.state == JobState.queued]
 
 
 def job_row(session: Session, job_id: str) -> Job:
@@ -252,6 +281,22 @@ def move_job(
     _tell(session, row, before.value, now, error=error)
 
 
+def _require_attempt(row: Job, attempt: int) -> None:
+    if row.attempt != attempt:
+        raise Conflict(
+            f"attempt {attempt} is over: the job is {row.state} at attempt {row.attempt}",
+            mend="end the attempt",
+            job=row.id,
+        )
+
+
+def _again_unless_cancelled(session: Session, row: Job, reason: str, now: datetime) -> None:
+    if row.cancel_requested_at is None:
+        _again(session, row, reason, now)
+    else:
+        move_job(session, row, JobState.cancelled, "cancelled when its attempt ended", now)
+
+
 def _again(session: Session, row: Job, reason: str, now: datetime) -> None:
     row.attempt += 1
     row.step = row.checkpoint_step or 0
@@ -272,19 +317,3 @@ def _tell(
 ) -> None:
     data = {"state": row.state, "from": before, "reason": row.reason, **({"error": error} if error else {})}
     add_event(session, "state", now, data, job=(row.id, row.attempt))
-
-
-def _write_cursor(record: JobRecord) -> str:
-    return base64.urlsafe_b64encode(f"{record.created_at.isoformat()} {record.id}".encode()).decode()
-
-
-def _read_cursor(cursor: str) -> tuple[datetime, str]:
-    foreign = UserError("the cursor is not one of ours", mend="use next_cursor of the page before")
-    try:
-        moment, job_id = base64.urlsafe_b64decode(cursor).decode().split(" ")
-        created_at = datetime.fromisoformat(moment)
-    except (ValueError, binascii.Error) as failure:
-        raise foreign from failure
-    if created_at.tzinfo is None:
-        raise foreign
-    return created_at, job_id

@@ -49,6 +49,6 @@ class ApiKeys:
         with self._database.write() as session:
             row = session.get(ApiKey, key_id)
             if row is None:
-                raise NotFound(f"there is no API key {key_id}", mend="list the keys")
+                raise NotFound(f"there is no API key {key_id}", mend="GET /api/v1/keys lists them")
             row.revoked_at = row.revoked_at or self._clock()
             return ApiKeyRecord.model_validate(row)

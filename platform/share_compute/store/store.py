@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from share_compute.store.contributors import Contributors
 from share_compute.store.database import Database
 from share_compute.store.events import Events
+from share_compute.store.holding import Hold
 from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys
@@ -29,6 +30,7 @@ class Store:
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._database = Database(url)
+        self._held: Hold | None = None
         self.clock = clock
         self.keys = ApiKeys(self._database, clock)
         self.invites = Invites(self._database, clock)
@@ -43,9 +45,24 @@ class Store:
         return self._database.kind
 
     def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit, in the thread that made it; returns what ends that."""
+        """Call ``listener`` after each commit of an event, in its thread; returns what ends that."""
         return self._database.on_commit(listener)
 
+    def hold(self) -> None:
+        """Keep the database for this server alone until `close`; the system lets go when the process ends.
+
+        Two servers on one database would each take the other's jobs for lost and run them again.
+
+        Raises:
+            Conflict: another server holds it.
+            Unavailable: the database, or the folder of its file, cannot be used.
+        """
+        if self._held is None:
+            self._held = self._database.hold()
+
     def close(self) -> None:
-        """Give all connections back."""
+        """Give all connections back, and the database if it is held."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
         self._database.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,17 +17,19 @@ class GradientBuckets:
     Buckets follow the reverse order of the parameters, which is about the order in which a backward finishes them.
 
     Args:
-        parameters: by stored name.
+        parameters: by stored name; frozen ones have no gradient.
         bucket_bytes: size at which a bucket is full.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._parameters = [parameter for parameter in parameters.values() if parameter.requires_grad]
         self.buckets: list[Tensor] = []
         self._sizes: list[int] = []
         self._missing: list[int] = []
+        self._next = 0
         self._on_full: Callable[[int], None] | None = None
         group: list[nn.Parameter] = []
-        for parameter in reversed(list(parameters.values())):
+        for parameter in reversed(self._parameters):
             if group and sum(member.nbytes for member in group) + parameter.nbytes > bucket_bytes:
                 self._close(group)
                 group = []
@@ -57,25 +58,37 @@ class GradientBuckets:
         for bucket in self.buckets:
             bucket.zero_()
 
-    def watch(self, on_full: Callable[[int], None] | None) -> None:
-        """Call ``on_full(bucket)`` in the next backward, whenever a bucket has all its gradients; None stops that."""
+    def watch(self, on_full: Callable[[int], None]) -> None:
+        """Call ``on_full(bucket)`` in the next backward, for one bucket after the other as they have all gradients.
+
+        The order is fixed, since members that reduce in different orders would sum different buckets. `finish`
+        calls it for the buckets that are left.
+        """
         self._missing = list(self._sizes)
+        self._next = 0
         self._on_full = on_full
 
     def _arrived(self, number: int) -> None:
         if self._on_full is None:
             return
         self._missing[number] -= 1
-        if self._missing[number] == 0:
-            self._on_full(number)
+        while self._next < len(self.buckets) and self._missing[self._next] <= 0:
+            self._on_full(self._next)
+            self._next += 1
 
-    def squared_norm(self, without: Tensor | None = None) -> float:
-        """Return the sum of squares of all gradients, less those of ``without`` (a copy that is counted elsewhere)."""
-        total = sum(float(bucket.dot(bucket)) for bucket in self.buckets)
-        if without is not None:
-            flat = without.reshape(-1)
-            total -= float(flat.dot(flat))
-        return max(total, 0.0)
+    def finish(self) -> None:
+        """After the backward: call for the buckets that have a parameter which got no gradient; stop watching."""
+        if self._on_full is not None:
+            for number in range(self._next, len(self.buckets)):
+                self._on_full(number)
+        self._on_full = None
+
+    def squared_norm(self, without: nn.Parameter | None = None) -> float:
+        """Return the sum of squares of all gradients, without those of one parameter that is counted elsewhere."""
+        if without is None:
+            return sum(float(bucket.dot(bucket)) for bucket in self.buckets)
+        gradients = [parameter.grad for parameter in self._parameters if parameter is not without]
+        return sum(float(torch.sum(gradient.square())) for gradient in gradients if gradient is not None)
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
@@ -84,5 +97,5 @@ class GradientBuckets:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return by what to multiply gradients of global norm ``norm`` so that it is at most ``limit`` (as torch does)."""
-    return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else 1.0
+    """Return by what to multiply gradients of global norm ``norm`` so that it is at most ``limit``, as torch does."""
+    return min(1.0, limit / (norm + 1e-6))

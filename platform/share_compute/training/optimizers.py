@@ -68,6 +68,11 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -
     return tensors
 
 
+def parameter_of(name: str) -> str:
+    """Return the parameter that a tensor of the optimizer's state belongs to."""
+    return name.partition(_SEPARATOR)[0]
+
+
 def restore_optimizer(
     optimizer: Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
@@ -75,5 +80,7 @@ def restore_optimizer(
     for key, value in tensors.items():
         name, slot = key.split(_SEPARATOR)
         parameter = names[name]
-        place = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+        # The step counter stays on the CPU, but for the fused kernels, which read it where they run.
+        near = value.dim() > 0 or bool(optimizer.param_groups[0].get("fused"))
+        place = value.to(parameter.device if near else "cpu", copy=True)
         optimizer.state[parameter][slot] = place

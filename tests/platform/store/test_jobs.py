@@ -187,7 +187,7 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     saved = CheckpointSaved(step=3, path=Path("/c/3"), size_bytes=1)
     store.progress.record(kept.id, 1, [step(3), saved, step(4)])
     store.jobs.cancel(stopped.id)
-    assert [job.id for job in store.jobs.requeue_interrupted()] == [kept.id]
+    assert [job.id for job in store.jobs.requeue_interrupted("the server was restarted")] == [kept.id]
     again = store.jobs.get(kept.id)
     assert (again.state, again.attempt, again.step) == ("queued", 2, 3)
     assert again.reason == "the server was restarted; continuing from step 3"
@@ -198,7 +198,7 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
 def test_a_lost_contributor_is_no_longer_leased(store: Store) -> None:
     worker = contributor(store, "worker")
     running(store, worker)
-    store.contributors.set_state(worker, ContributorState.lost, "its node died")
+    store.contributors.set_state(store.contributors.get(worker), ContributorState.lost, "its node died")
     assert store.contributors.get(worker).job_id is None
 
 
@@ -240,11 +240,67 @@ def test_listeners_hear_commits_and_not_rollbacks(store: Store) -> None:
     job = store.jobs.create(spec())
     assert len(heard) == 1
     with pytest.raises(Conflict):
-        store.jobs.move(job.id, JobState.succeeded, "no")
+        store.jobs.move(job.id, JobState.succeeded, "no", attempt=1)
     assert len(heard) == 1
     silence()
     store.jobs.cancel(job.id)
     assert len(heard) == 1
+
+
+def test_listeners_hear_only_what_wrote_an_event(store: Store) -> None:
+    worker = contributor(store, "worker")
+    job = store.jobs.create(spec())
+    store.jobs.explain(job.id, "waiting")
+    heard: list[None] = []
+    store.on_commit(lambda: heard.append(None))
+    store.contributors.seen(worker)
+    store.jobs.explain(job.id, "waiting")
+    assert heard == []
+    store.jobs.begin(job.id, [worker])
+    store.progress.record(job.id, 1, [Note(message="reading")])
+    assert len(heard) == 2
+
+
+def test_only_free_contributors_are_leased(store: Store) -> None:
+    busy, gone, free = (contributor(store, name) for name in ("busy", "gone", "free"))
+    running(store, busy)
+    store.contributors.leave(gone)
+    job = store.jobs.create(spec())
+    for other in (busy, gone):
+        with pytest.raises(Conflict, match="only 1 of 2"):
+            store.jobs.begin(job.id, [free, other])
+    assert store.jobs.get(job.id).state == "queued"
+    assert store.contributors.get(free).job_id is None
+    assert store.jobs.begin(job.id, [free]).state == "planning"
+
+
+def test_a_wish_to_cancel_outlives_the_attempt(store: Store) -> None:
+    job = running(store)
+    store.jobs.cancel(job.id)
+    assert store.jobs.requeue(job.id, "waiting for others", attempt=1).state == "cancelled"
+
+
+def test_an_earlier_attempt_cannot_end_a_later_one(store: Store) -> None:
+    job = running(store)
+    store.jobs.move(job.id, JobState.failed, "ada was lost", attempt=1)
+    store.jobs.resume(job.id)
+    store.jobs.begin(job.id, [])
+    for late in (
+        lambda: store.jobs.move(job.id, JobState.failed, "too late", attempt=1),
+        lambda: store.jobs.requeue(job.id, "too late", attempt=1),
+    ):
+        with pytest.raises(Conflict, match="attempt 1 is over"):
+            late()
+    assert store.jobs.get(job.id).state == "planning"
+
+
+def test_what_somebody_works_at_is_not_queued_again(store: Store) -> None:
+    kept, lost = running(store), running(store)
+    assert [job.id for job in store.jobs.requeue_interrupted("its attempt was lost", but=[kept.id])] == [
+        lost.id
+    ]
+    assert store.jobs.get(kept.id).state == "running"
+    assert store.jobs.get(lost.id).reason.startswith("its attempt was lost; continuing from the start")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def joined(store: Store, name: str = "ada") -> tuple[ContributorRecord, str]:
     return join(store, store.invites.create()[1], name)
 
 
+def lose(store: Store, contributor_id: str) -> None:
+    store.contributors.set_state(
+        store.contributors.get(contributor_id), ContributorState.lost, "its node died"
+    )
+
+
 def test_a_key_opens_until_it_is_revoked(store: Store) -> None:
     record, key = store.keys.create("first")
     assert store.keys.verify(key) == record
@@ -113,7 +119,7 @@ def test_a_name_is_taken_only_while_its_machine_is_here(store: Store) -> None:
     _, code = store.invites.create()
     with pytest.raises(Conflict, match="ada"):
         join(store, code)
-    store.contributors.set_state(first.id, ContributorState.lost, "its node died")
+    store.contributors.set_state(store.contributors.get(first.id), ContributorState.lost, "its node died")
     second, _ = join(store, code)  # the refused attempt did not use the invite up
     with pytest.raises(Conflict):
         store.contributors.rejoin(first.id)
@@ -129,12 +135,14 @@ def test_a_contributor_goes_from_joining_to_ready_and_leaves(store: Store) -> No
     assert ready.machine().devices == (device,)
     assert (ready.machine().cpu_threads, ready.links) == (3, (link,))
     assert store.contributors.leave(record.id).state == "draining"
-    gone = store.contributors.set_state(record.id, ContributorState.left, "drained")
+    draining = store.contributors.get(record.id)
+    gone = store.contributors.set_state(draining, ContributorState.left, "drained")
+    assert gone is not None
     assert gone.left_at is not None
     story = [event.data["state"] for event in store.events.after(0)]
     assert story == ["joining", "probing", "ready", "draining", "left"]
     with pytest.raises(Conflict):
-        store.contributors.set_state(record.id, ContributorState.ready, "no")
+        store.contributors.set_state(gone, ContributorState.ready, "no")
     assert store.contributors.counts()[ContributorState.left] == 1
 
 
@@ -146,12 +154,61 @@ def test_a_machine_without_a_node_is_gone_at_once(store: Store) -> None:
 def test_who_was_sent_away_cannot_come_back_without_an_invite(store: Store) -> None:
     lost, _ = joined(store, "lost")
     store.contributors.online(lost.id, node_id="ab", address="192.0.2.7")
-    store.contributors.set_state(lost.id, ContributorState.lost, "the server was restarted")
+    lose(store, lost.id)
     assert store.contributors.rejoin(lost.id).state == "joining"
     sent, _ = joined(store, "sent")
     store.contributors.send_away(sent.id)
     with pytest.raises(NotAuthorized):
         store.contributors.rejoin(sent.id)
+
+
+def test_only_who_is_expected_comes_online(store: Store) -> None:
+    record, _ = joined(store)
+
+    def online() -> ContributorRecord:
+        return store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+
+    assert [online().state, online().state] == ["probing", "probing"]
+    store.contributors.ready(record.id, capacity=[], links=[])
+    assert online().state == "probing"  # its node was started anew
+    lose(store, record.id)
+    with pytest.raises(Conflict, match="is lost: its node died"):
+        online()
+    store.contributors.rejoin(record.id)
+    assert online().state == "probing"
+    store.contributors.send_away(record.id)
+    with pytest.raises(Conflict, match="sent it away") as caught:
+        online()
+    assert "new invite" in (caught.value.mend or "")
+
+
+def test_a_decision_on_what_is_no_longer_so_changes_nothing(store: Store) -> None:
+    record, _ = joined(store)
+    seen = store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+    store.contributors.online(record.id, node_id="cd", address="192.0.2.7")
+    assert store.contributors.set_state(seen, ContributorState.lost, "its node is dead") is None
+    assert store.contributors.get(record.id).state == "probing"
+    store.contributors.ready(record.id, capacity=[], links=[])
+    assert store.contributors.set_state(seen, ContributorState.lost, "its node is dead") is None
+
+
+def test_pages_of_contributors_leave_out_the_long_gone(store: Store, clock: Any) -> None:
+    names = [f"machine-{index}" for index in range(5)]
+    ids = [joined(store, name)[0].id for name in names]
+    lose(store, ids[0])
+    clock.pass_s(23 * 3600)
+    lose(store, ids[1])
+    clock.pass_s(2 * 3600)
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page, cursor = store.contributors.page(limit=2, cursor=cursor)
+        seen += [one.id for one in page]
+        if cursor is None:
+            break
+    assert sorted(seen) == sorted(ids[1:])
+    lost, _ = store.contributors.page(states=[ContributorState.lost])
+    assert {one.id for one in lost} == set(ids[:2])
 
 
 def test_a_key_is_for_its_own_contributor(store: Store) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 
-from share_compute.errors import Unavailable, UserError
-from share_compute.store import Store, upgrade
+from share_compute.errors import Conflict, Unavailable, UserError
+from share_compute.store import Store, migrations, upgrade
 from share_compute.store.tables import Base
 
 
@@ -41,6 +43,35 @@ def test_sqlite_keeps_what_was_committed_through_a_power_cut(tmp_path: Path) -> 
         }
     store.close()
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000}
+
+
+def test_one_server_holds_a_database(open_store: Callable[[], Store]) -> None:
+    first, second = open_store(), open_store()
+    first.hold()
+    first.hold()
+    with pytest.raises(Conflict, match="another server uses the database") as caught:
+        second.hold()
+    assert "--database-url" in (caught.value.mend or "")
+    second.keys.create("others may read and write")
+    first.close()
+    second.hold()
+
+
+def test_a_migration_does_not_change_with_the_tables() -> None:
+    (folder,) = migrations.__path__
+    for file in Path(folder, "versions").glob("0*.py"):
+        assert "share_compute" not in file.read_text()
+
+
+def test_a_pool_without_free_connections_is_unavailable(open_store: Callable[[], Store]) -> None:
+    store = open_store()
+    store._database.engine.pool._timeout = 0.01  # type: ignore[attr-defined]
+    engine = store._database.engine
+    with ExitStack() as stack:
+        for _ in range(engine.pool.size() + engine.pool._max_overflow):  # type: ignore[attr-defined]
+            stack.enter_context(engine.connect())
+        with pytest.raises(Unavailable, match="does not answer"):
+            store.jobs.counts()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://host/name"])

@@ -13,7 +13,7 @@ export interface paths {
         };
         /**
          * List Contributors
-         * @description List all machines that ever joined, in the order they joined.
+         * @description List machines in the order they joined, in pages. Without ``state`` those gone for over a day are left out.
          */
         get: operations["listContributors"];
         put?: never;
@@ -161,7 +161,7 @@ export interface paths {
         };
         /**
          * Get Health
-         * @description Tell that the server answers, its versions and its clock.
+         * @description Tell that the server answers, its versions, its clock, and where its Ray head is.
          */
         get: operations["getHealth"];
         put?: never;
@@ -400,6 +400,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/keys": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Keys
+         * @description List all API keys, oldest first, without the keys themselves.
+         */
+        get: operations["listKeys"];
+        put?: never;
+        /**
+         * Create Key
+         * @description Make an API key. Only this answer shows it.
+         */
+        post: operations["createKey"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/keys/{key_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Revoke Key
+         * @description End a key, from the next request on; twice changes nothing. A server that has none makes one at its start.
+         */
+        delete: operations["revokeKey"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/schemas/job": {
         parameters: {
             query?: never;
@@ -444,6 +488,23 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * ApiKeyRecord
+         * @description A key that opens the REST API, without the key itself.
+         */
+        ApiKeyRecord: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /** Revoked At */
+            revoked_at: string | null;
+        };
         /**
          * ArtifactFiles
          * @description One artifact and its files.
@@ -522,6 +583,11 @@ export interface components {
         ContributorList: {
             /** Contributors */
             contributors: components["schemas"]["ContributorRecord"][];
+            /**
+             * Next Cursor
+             * @description Where the next page begins; null on the last one.
+             */
+            next_cursor: string | null;
         };
         /**
          * ContributorRecord
@@ -805,6 +871,11 @@ export interface components {
          * @description Whether the server answers, with what, and what its clock says.
          */
         Health: {
+            /**
+             * Ray Address
+             * @description host:port of the Ray head, which machines that join must reach; none without a cluster.
+             */
+            ray_address?: string | null;
             /**
              * Status
              * @default ok
@@ -1119,6 +1190,48 @@ export interface components {
              * @description Bearer key of this one contributor; not shown again.
              */
             contributor_key: string;
+        };
+        /**
+         * KeyCreated
+         * @description The only answer that ever shows the key.
+         * @example {
+         *       "id": "key-k3v7q2ma",
+         *       "key": "sck_...",
+         *       "name": "Ada's scripts"
+         *     }
+         */
+        KeyCreated: {
+            /** Id */
+            id: string;
+            /**
+             * Key
+             * @description Send it as ``Authorization: Bearer KEY``.
+             */
+            key: string;
+            /** Name */
+            name: string;
+        };
+        /**
+         * KeyList
+         * @description API keys, oldest first.
+         */
+        KeyList: {
+            /** Keys */
+            keys: components["schemas"]["ApiKeyRecord"][];
+        };
+        /**
+         * KeyRequest
+         * @description A new API key.
+         * @example {
+         *       "name": "Ada's scripts"
+         *     }
+         */
+        KeyRequest: {
+            /**
+             * Name
+             * @description For whom or what it is.
+             */
+            name: string;
         };
         /**
          * LayerSpec
@@ -1498,6 +1611,12 @@ export interface components {
              * @default []
              */
             idle: string[];
+            /**
+             * Model Id
+             * @description Name of the model that is cut: the job's.
+             * @default model
+             */
+            model_id: string;
             /** Num Layers */
             num_layers: number;
             /**
@@ -1954,7 +2073,12 @@ export type $defs = Record<string, never>;
 export interface operations {
     listContributors: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description May be given several times. */
+                state?: components["schemas"]["ContributorState"][] | null;
+                limit?: number;
+                cursor?: string | null;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -3161,6 +3285,135 @@ export interface operations {
             };
             /** @description Conflict */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listKeys: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KeyList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createKey: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["KeyRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KeyCreated"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    revokeKey: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                key_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ApiKeyRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
-
-from share_compute.store.tables import Json, UtcDateTime
+from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+
+# Written out, not taken from the tables: what a migration made once must not change with them.
+_Json = sa.JSON().with_variant(JSONB(), "postgresql")
+_Moment = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
@@ -19,8 +22,8 @@ def upgrade() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("key_hash", sa.Text(), nullable=False),
-        sa.Column("created_at", UtcDateTime(), nullable=False),
-        sa.Column("revoked_at", UtcDateTime(), nullable=True),
+        sa.Column("created_at", _Moment, nullable=False),
+        sa.Column("revoked_at", _Moment, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
         sa.UniqueConstraint("key_hash", name=op.f("uq_api_keys_key_hash")),
     )
@@ -31,18 +34,18 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("spec", Json, nullable=False),
-        sa.Column("plan", Json, nullable=True),
-        sa.Column("error", Json, nullable=True),
+        sa.Column("spec", _Json, nullable=False),
+        sa.Column("plan", _Json, nullable=True),
+        sa.Column("error", _Json, nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("step", sa.Integer(), nullable=False),
         sa.Column("total_steps", sa.Integer(), nullable=False),
         sa.Column("loss", sa.Double(), nullable=True),
         sa.Column("tokens_per_s", sa.Double(), nullable=True),
-        sa.Column("created_at", UtcDateTime(), nullable=False),
-        sa.Column("started_at", UtcDateTime(), nullable=True),
-        sa.Column("finished_at", UtcDateTime(), nullable=True),
-        sa.Column("cancel_requested_at", UtcDateTime(), nullable=True),
+        sa.Column("created_at", _Moment, nullable=False),
+        sa.Column("started_at", _Moment, nullable=True),
+        sa.Column("finished_at", _Moment, nullable=True),
+        sa.Column("cancel_requested_at", _Moment, nullable=True),
         sa.Column("checkpoint_path", sa.Text(), nullable=True),
         sa.Column("checkpoint_step", sa.Integer(), nullable=True),
         sa.Column("idempotency_key", sa.Text(), nullable=True),
@@ -59,7 +62,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("created_at", UtcDateTime(), nullable=False),
+        sa.Column("created_at", _Moment, nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_artifacts_job_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_artifacts")),
         sa.UniqueConstraint("job_id", "name", name=op.f("uq_artifacts_job_id")),
@@ -75,14 +78,14 @@ def upgrade() -> None:
         sa.Column("node_id", sa.Text(), nullable=True),
         sa.Column("address", sa.Text(), nullable=True),
         sa.Column("job_id", sa.Text(), nullable=True),
-        sa.Column("versions", Json, nullable=False),
-        sa.Column("limits", Json, nullable=False),
-        sa.Column("capacity", Json, nullable=True),
-        sa.Column("links", Json, nullable=True),
-        sa.Column("joined_at", UtcDateTime(), nullable=False),
-        sa.Column("last_seen_at", UtcDateTime(), nullable=False),
-        sa.Column("left_at", UtcDateTime(), nullable=True),
-        sa.Column("sent_away_at", UtcDateTime(), nullable=True),
+        sa.Column("versions", _Json, nullable=False),
+        sa.Column("limits", _Json, nullable=False),
+        sa.Column("capacity", _Json, nullable=True),
+        sa.Column("links", _Json, nullable=True),
+        sa.Column("joined_at", _Moment, nullable=False),
+        sa.Column("last_seen_at", _Moment, nullable=False),
+        sa.Column("left_at", _Moment, nullable=True),
+        sa.Column("sent_away_at", _Moment, nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_contributors_job_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_contributors")),
         sa.UniqueConstraint("key_hash", name=op.f("uq_contributors_key_hash")),
@@ -96,7 +99,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.Text(), nullable=False),
         sa.Column("split", sa.Text(), nullable=False),
         sa.Column("step", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("data", Json, nullable=False),
+        sa.Column("data", _Json, nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_metrics_job_id")),
         sa.PrimaryKeyConstraint("job_id", "split", "step", name=op.f("pk_metrics")),
     )
@@ -109,8 +112,8 @@ def upgrade() -> None:
         sa.Column("contributor_id", sa.Text(), nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=True),
         sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("at", UtcDateTime(), nullable=False),
-        sa.Column("data", Json, nullable=False),
+        sa.Column("at", _Moment, nullable=False),
+        sa.Column("data", _Json, nullable=False),
         sa.ForeignKeyConstraint(
             ["contributor_id"], ["contributors.id"], name=op.f("fk_events_contributor_id")
         ),
@@ -125,11 +128,11 @@ def upgrade() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("code_hash", sa.Text(), nullable=False),
         sa.Column("label", sa.Text(), nullable=True),
-        sa.Column("created_at", UtcDateTime(), nullable=False),
-        sa.Column("expires_at", UtcDateTime(), nullable=False),
-        sa.Column("used_at", UtcDateTime(), nullable=True),
+        sa.Column("created_at", _Moment, nullable=False),
+        sa.Column("expires_at", _Moment, nullable=False),
+        sa.Column("used_at", _Moment, nullable=True),
         sa.Column("used_by", sa.Text(), nullable=True),
-        sa.Column("revoked_at", UtcDateTime(), nullable=True),
+        sa.Column("revoked_at", _Moment, nullable=True),
         sa.ForeignKeyConstraint(["used_by"], ["contributors.id"], name=op.f("fk_invites_used_by")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_invites")),
         sa.UniqueConstraint("code_hash", name=op.f("uq_invites_code_hash")),

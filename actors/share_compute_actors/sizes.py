@@ -1,0 +1,36 @@
+"""Sizes in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+from share_compute.errors import UserError
+
+
+def format_bytes(count: float) -> str:
+    """Write bytes in a unit that leaves up to four digits: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``4GiB``, ``500 MB`` or ``1073741824``.
+
+    Raises:
+        UserError: it is none.
+    """
+    units = {"": 1, "b": 1}
+    units |= {name + "ib": 1024**power for power, name in enumerate("kmgt", start=1)}
+    units |= {name + "b": 1000**power for power, name in enumerate("kmgt", start=1)}
+    units |= {name: 1024**power for power, name in enumerate("kmgt", start=1)}
+    lowered = text.strip().lower()
+    number = lowered.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = lowered[len(number) :].strip()
+    try:
+        size = float(number) * units[unit]
+    except (KeyError, ValueError):
+        size = 0.0
+    if not 1 <= size < 2**63:
+        raise UserError(f"{text!r} is not a size of memory", mend="write it like 4GiB or 500MB")
+    return int(size)

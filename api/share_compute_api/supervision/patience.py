@@ -1,0 +1,49 @@
+"""How long the supervision of jobs waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from share_compute.errors import Unavailable
+
+_PAUSE_S = 1.0
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the supervision of jobs waits for what, in seconds."""
+
+    answer_s: float = 60.0
+    """For a coordinator to answer; it may just be starting on a busy machine."""
+    store_s: float = 60.0
+    """For the store to answer, before an attempt is given up whose events cannot be written."""
+    cancel_s: float = 30.0
+    """For an attempt to stop after it was asked to."""
+    return_s: float = 60.0
+    """For machines that an earlier server knew to come back, before a job begins without them."""
+    arrival_s: float = 120.0
+    """For machines that are joining or being measured, before a job begins without them."""
+
+
+async def patiently(patience: Patience, work: Callable[[], Result]) -> Result:
+    """Do something with the store, in a thread, again and again while it does not answer.
+
+    Raises:
+        Unavailable: it did not answer for too long.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + patience.store_s
+    while True:
+        try:
+            return await asyncio.to_thread(work)
+        except Unavailable as failure:
+            if clock() + _PAUSE_S > deadline:
+                raise
+            _log.warning("%s; trying again in %.0f s", failure.message, _PAUSE_S)
+        await asyncio.sleep(_PAUSE_S)

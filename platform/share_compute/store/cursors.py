@@ -1,0 +1,31 @@
+"""Cursors: where a page of rows ended, as text that callers hand back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+
+from share_compute.errors import UserError
+
+
+def write_cursor(moment: datetime, row_id: str) -> str:
+    """Return the cursor of the row with this moment and id."""
+    return base64.urlsafe_b64encode(f"{moment.isoformat()} {row_id}".encode()).decode()
+
+
+def read_cursor(cursor: str) -> tuple[datetime, str]:
+    """Return the moment and the id of a cursor.
+
+    Raises:
+        UserError: it is not one of ours.
+    """
+    foreign = UserError("the cursor is not one of ours", mend="use next_cursor of the page before")
+    try:
+        moment, row_id = base64.urlsafe_b64decode(cursor).decode().split(" ")
+        at = datetime.fromisoformat(moment)
+    except (ValueError, binascii.Error) as failure:
+        raise foreign from failure
+    if at.tzinfo is None:
+        raise foreign
+    return at, row_id

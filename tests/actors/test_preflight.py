@@ -1,0 +1,60 @@
+"""Checks of a machine before it joins."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from share_compute.errors import UserError
+from share_compute_actors.preflight import check_head, check_listening, route_address, visible_gpus
+from share_compute_actors.sizes import format_bytes, parse_bytes
+
+GPUS = [("GPU-aa1", "first"), ("GPU-bb2", "second")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        (None, ("first", "second")),
+        ("", ()),
+        ("-1", ()),
+        ("1", ("second",)),
+        ("1,0", ("second", "first")),
+        ("0,7,1", ("first",)),
+        ("GPU-bb", ("second",)),
+        ("MIG-1/2/3", ("MIG-1/2/3",)),
+    ],
+)
+def test_cuda_visible_devices_limits_what_is_lent(wanted: str | None, names: tuple[str, ...]):
+    assert visible_gpus(GPUS, wanted) == names
+
+
+def test_a_head_that_is_blocked_is_found_before_the_invite_is_used():
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        assert check_head(address).state == "ok"
+    blocked = check_head(address)
+    assert blocked.state == "fail"
+    assert address in blocked.text
+    assert blocked.mend
+
+
+def test_an_address_of_another_machine_is_refused():
+    assert check_listening(route_address("127.0.0.1")).state == "ok"
+    assert check_listening("192.0.2.1").state == "fail"
+
+
+@pytest.mark.parametrize(("text", "count"), [("4GiB", 2**32), ("500 MB", 500_000_000), ("2k", 2048)])
+def test_sizes_are_read(text: str, count: int):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "0", "many", "9" * 30])
+def test_what_is_no_size_is_refused(text: str):
+    with pytest.raises(UserError):
+        parse_bytes(text)
+
+
+def test_sizes_are_written():
+    assert [format_bytes(count) for count in (5, 1536, 2**30)] == ["5 B", "1.5 KiB", "1.0 GiB"]

@@ -1,0 +1,257 @@
+"""Contributors are measured, given up and missed, with machines that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from share_compute.errors import ContributorLost
+from share_compute.jobs.states import ContributorState
+from share_compute.settings import Settings
+from share_compute.store import ContributorRecord, Store, upgrade
+from share_compute.topology import Device, Link
+from share_compute_api.supervision import AWAY, HEAD
+from share_compute_api.supervision.contributors import ContributorSupervisor
+from share_compute_api.supervision.machines import Machine
+from share_compute_api.supervision.measuring import Measurements
+
+CPU = Device("cpu", "some cpu", 2**30)
+
+
+class Played:
+    """Answers what the test says, when it says so."""
+
+    def __init__(self, contributor_id: str, node_id: str) -> None:
+        self.id = contributor_id
+        self.node_id = node_id
+        self.devices: asyncio.Future[tuple[Device, ...]] = asyncio.Future()
+        self.is_dead = False
+        self.peers: list[str] = []
+
+    async def is_alive(self) -> bool:
+        return not self.is_dead
+
+    async def probe(self, limits: Mapping[str, Any]) -> tuple[Device, ...]:
+        del limits
+        return await asyncio.shield(self.devices)
+
+    async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
+        self.peers = [peer_id for peer_id, machine in peers if await machine.is_alive()]
+        return tuple(Link(self.id, peer_id, 0.001, 1e9) for peer_id in self.peers)
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+
+class Pool:
+    """A store, measurements, and the machines that they started."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.now = datetime(2026, 1, 31, 12, tzinfo=UTC)
+        upgrade(settings.resolved_database_url)
+        self.store = Store(settings.resolved_database_url, clock=lambda: self.now)
+        self.started: list[Played] = []
+        self.news = asyncio.Condition()
+        self.refusal: ContributorLost | None = None
+        self.measurements = Measurements(self.store, "head-node", self._start)
+        self.alive: set[str] = set()
+        self.supervisor = ContributorSupervisor(self.store, self.measurements, lambda: self.alive)
+
+    async def _start(self, contributor_id: str, node_id: str) -> Machine:
+        if self.refusal is not None:
+            raise self.refusal
+        machine = Played(contributor_id, node_id)
+        async with self.news:
+            self.started.append(machine)
+            self.news.notify_all()
+        return machine
+
+    def join(self, name: str) -> str:
+        _, code = self.store.invites.create()
+        record, _ = self.store.contributors.join(code, name=name, host=name, versions={}, limits={})
+        return record.id
+
+    def online(self, contributor_id: str, node_id: str = "ab") -> None:
+        self.alive.add(node_id)
+        self.store.contributors.online(contributor_id, node_id=node_id, address="192.0.2.7")
+        self.measurements.begin(contributor_id)
+
+    def arrive(self, name: str) -> str:
+        contributor_id = self.join(name)
+        self.online(contributor_id)
+        return contributor_id
+
+    async def machine(self, contributor_id: str, number: int = 1) -> Played:
+        """Return the ``number``-th machine that was started for a contributor, when it is."""
+
+        def found() -> list[Played]:
+            return [machine for machine in self.started if machine.id == contributor_id]
+
+        async with self.news:
+            await self.news.wait_for(lambda: len(found()) >= number)
+        return found()[number - 1]
+
+    async def until(self, contributor_id: str, state: str) -> ContributorRecord:
+        while (record := self.store.contributors.get(contributor_id)).state != state:  # noqa: ASYNC110 - a row
+            await asyncio.sleep(0.01)
+        return record
+
+
+def run(settings: Settings, story: Callable[[Pool], Awaitable[None]]) -> None:
+    async def main() -> None:
+        pool = Pool(settings)
+        try:
+            async with asyncio.timeout(20):
+                await story(pool)
+        finally:
+            await pool.measurements.close()
+            pool.store.close()
+
+    asyncio.run(main())
+
+
+def test_a_contributor_is_measured_and_ready(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        first = await pool.machine(ada)
+        grace = pool.arrive("grace")
+        first.devices.set_result((CPU,))
+        assert (await pool.until(ada, "ready")).capacity == (CPU,)
+        # Of one host, so the second is started only when the first is done.
+        second = await pool.machine(grace)
+        second.devices.set_result((CPU,))
+        await pool.until(grace, "ready")
+        assert sorted(second.peers) == sorted([ada, HEAD])
+
+    run(settings, story)
+
+
+def test_of_two_measurements_of_one_machine_the_later_counts(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        first = await pool.machine(ada)
+        pool.online(ada, "cd")
+        second = await pool.machine(ada, 2)
+        assert (first.is_dead, second.node_id) == (True, "cd")
+        first.devices.set_result(())
+        second.devices.set_result((CPU,))
+        assert (await pool.until(ada, "ready")).capacity == (CPU,)
+        assert not second.is_dead
+        await pool.supervisor.look()
+        assert pool.store.contributors.get(ada).state == "ready"
+
+    run(settings, story)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (ContributorLost("its node is gone", mend="join again"), "its node is gone"),
+        (ValueError("no JSON"), "it could not be measured: ValueError"),
+    ],
+)
+def test_who_cannot_be_measured_is_given_up(settings: Settings, failure: Exception, reason: str) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        machine = await pool.machine(ada)
+        machine.devices.set_exception(failure)
+        assert (await pool.until(ada, "lost")).reason == reason
+        assert machine.is_dead
+
+    run(settings, story)
+
+
+def test_who_cannot_be_started_is_given_up(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        pool.refusal = ContributorLost("its node is gone", mend="join again")
+        assert (await pool.until(pool.arrive("ada"), "lost")).reason == "its node is gone"
+
+    run(settings, story)
+
+
+def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        machine = await pool.machine(ada)
+        writing = pool.store._database._writing_engine
+        with writing.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE events RENAME TO away")
+        machine.devices.set_exception(ValueError())
+        while pool.measurements.is_measuring(ada):  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(0.01)
+        with writing.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE away RENAME TO events")
+        await pool.supervisor.look()
+        assert pool.store.contributors.get(ada).state == "probing"
+        pool.now += timedelta(seconds=31)
+        await pool.supervisor.look()
+        assert pool.store.contributors.get(ada).reason == "the server did not measure it"
+
+    run(settings, story)
+
+
+def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        pool.measurements = Measurements(pool.store, "head-node", pool._start, timeout_s=1.0)
+        both = [pool.arrive("ada"), pool.arrive("grace")]
+        async with pool.news:
+            await pool.news.wait_for(lambda: pool.started)
+        silent = pool.started[0].id
+        (other,) = set(both) - {silent}
+        (await pool.machine(other)).devices.set_result((CPU,))
+        await pool.until(other, "ready")
+        assert "within 1 s" in (await pool.until(silent, "lost")).reason
+
+    run(settings, story)
+
+
+def test_a_dead_head_is_replaced(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        (await pool.machine(ada)).devices.set_result((CPU,))
+        await pool.until(ada, "ready")
+        (await pool.machine(HEAD)).is_dead = True
+        grace = pool.arrive("grace")
+        machine = await pool.machine(grace)
+        machine.devices.set_result((CPU,))
+        await pool.until(grace, "ready")
+        assert HEAD in machine.peers
+        assert not (await pool.machine(HEAD, 2)).is_dead
+
+    run(settings, story)
+
+
+def test_who_is_gone_is_missed(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        dead, leaving, waiting = pool.join("dead"), pool.join("leaving"), pool.join("waiting")
+        pool.store.contributors.online(dead, node_id="cd", address="192.0.2.7")
+        pool.store.contributors.online(leaving, node_id="ab", address="192.0.2.7")
+        pool.store.contributors.leave(leaving)
+        pool.alive = {"ab"}
+        await pool.supervisor.look()
+        states = [pool.store.contributors.get(one).state for one in (dead, leaving, waiting)]
+        assert states == ["lost", "left", "joining"]
+        pool.now += timedelta(seconds=181)
+        await pool.supervisor.look()
+        assert "did not come up" in pool.store.contributors.get(waiting).reason
+
+    run(settings, story)
+
+
+def test_what_an_earlier_server_knew_is_away_until_it_comes_back(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.join("ada")
+        pool.store.contributors.online(ada, node_id="ab", address="192.0.2.7")
+        supervising = asyncio.create_task(pool.supervisor.run())
+        assert (await pool.until(ada, "lost")).reason == AWAY
+        pool.store.contributors.rejoin(ada)
+        pool.online(ada)
+        (await pool.machine(ada)).devices.set_result((CPU,))
+        assert (await pool.until(ada, "ready")).state is ContributorState.ready
+        supervising.cancel()
+
+    run(settings, story)

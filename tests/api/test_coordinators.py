@@ -1,0 +1,92 @@
+"""Attempts behind Ray, with an actor that plays what Ray does at bad moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from ray import ActorID
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from share_compute.errors import ContributorLost, Unavailable
+from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, attempt_events
+from share_compute_api.supervision.coordinators import RayAttempt
+
+ENDED = AttemptEnded(outcome="succeeded", reason="done")
+UNREACHABLE = ActorUnavailableError("cut off", ActorID.nil().binary())
+
+
+class Method:
+    """Stands where Ray has a remote method."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = call
+
+
+class Actor:
+    """Answers one scripted answer after the other; its run ends when the test says so."""
+
+    def __init__(self, *answers: list[AttemptEvent] | Exception) -> None:
+        self.answers = list(answers)
+        self.end: asyncio.Future[None] = asyncio.Future()
+        self.run = Method(self._run)
+        self.events = Method(self._events)
+
+    async def _run(self) -> None:
+        await self.end
+
+    async def _events(self, after: int, timeout_s: float) -> str:
+        del after, timeout_s
+        await asyncio.sleep(0)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return attempt_events.dump_json(answer).decode()
+
+
+async def ended(actor: Actor) -> RayAttempt:
+    """Return an attempt whose run has returned, which it knows."""
+    attempt = RayAttempt("job-1", actor)
+    await attempt.events(0, 0.0)
+    actor.end.set_result(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return attempt
+
+
+def test_what_was_told_just_before_the_end_is_not_lost() -> None:
+    async def story() -> None:
+        attempt = await ended(Actor([Note(message="begun")], [], [ENDED]))
+        assert await attempt.events(1, 0.0) == [ENDED]
+
+    asyncio.run(story())
+
+
+def test_an_end_without_a_word_is_one() -> None:
+    async def story() -> None:
+        attempt = await ended(Actor([], [], []))
+        with pytest.raises(Unavailable, match="without saying how"):
+            await attempt.events(0, 0.0)
+
+    asyncio.run(story())
+
+
+def test_who_cannot_be_reached_for_a_moment_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("share_compute_api.supervision.coordinators._RETRY_S", 0.0)
+
+    async def story() -> None:
+        attempt = RayAttempt("job-1", Actor(UNREACHABLE, UNREACHABLE, [ENDED]))
+        assert await attempt.events(0, 0.0) == [ENDED]
+
+    asyncio.run(story())
+
+
+def test_who_is_dead_is_lost() -> None:
+    async def story() -> None:
+        with pytest.raises(ContributorLost, match="coordinator died") as caught:
+            await RayAttempt("job-1", Actor(ActorDiedError())).events(0, 0.0)
+        assert caught.value.mend == "share-compute resume job-1"
+
+    asyncio.run(story())

@@ -1,0 +1,46 @@
+"""What is shown to people is shown as it is, whatever is in it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from share_compute.jobs.states import JobState
+from share_compute_api.agent import View
+from share_compute_api.cli import following
+from share_compute_api.cli.join import _table
+from share_compute_api.cli.up import _panel
+from share_compute_api.server import Running
+
+
+def shown(renderable: RenderableType) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def test_a_url_with_an_ipv6_address():
+    url = "http://[fd00::1]:8700"
+    text = shown(_panel(Running(url, "key", f"share-compute join {url}", Path(), "")))
+    assert f"{url}/#key=key" in text
+    assert f"join {url}" in text
+
+
+def test_a_phase_with_brackets():
+    view = View("ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC))
+    text = shown(_table(view))
+    assert "waits for [/x]" in text
+    assert view.url in text
+
+
+def test_a_reason_with_brackets(capsys: pytest.CaptureFixture[str]):
+    job: Any = SimpleNamespace(state=JobState.failed, reason="no file [/x]", error=None, id="job-1")
+    client: Any = None
+    following._show_end(client, job)
+    assert "no file [/x]" in capsys.readouterr().out
