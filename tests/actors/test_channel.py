@@ -1,0 +1,104 @@
+"""The channel between members: what is asked for arrives once, strangers and old epochs do not get in."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import zmq
+
+from share_compute.errors import ContributorLost
+from share_compute_actors.channel import Channel, Keys
+from share_compute_actors.messages import Envelope, Label, MemberId, Peer
+
+ANN, BOB = MemberId(0, 0), MemberId(1, 0)
+Pair = Callable[..., tuple[Channel, Channel]]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    opened: list[Channel] = []
+
+    def open_pair(epoch_of_ann: int = 1) -> tuple[Channel, Channel]:
+        keys = [Keys.issue(), Keys.issue()]
+        admitted = [pair.public for pair in keys]
+        ann = Channel("job", epoch_of_ann, "127.0.0.1", keys[0], admitted)
+        bob = Channel("job", 1, "127.0.0.1", keys[1], admitted)
+        opened.extend((ann, bob))
+        ann.connect(Peer(BOB, "bob", bob.endpoint, keys[1].public))
+        bob.connect(Peer(ANN, "ann", ann.endpoint, keys[0].public))
+        return ann, bob
+
+    yield open_pair
+    for channel in opened:
+        channel.close()
+
+
+def label(step: int = 1, microbatch: int = 0) -> Label:
+    return Label("train", step, "activation", microbatch, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_tensors_arrive_as_they_were_sent_in_any_order(pair: Pair, dtype: torch.dtype) -> None:
+    ann, bob = pair()
+    sent = {microbatch: torch.randn(3, 4, 5).to(dtype) for microbatch in range(4)}
+    for microbatch, tensor in sent.items():
+        ann.send(BOB, label(microbatch=microbatch), tensor)
+    for microbatch in reversed(sent):
+        assert torch.equal(bob.receive(label(microbatch=microbatch), "ann", 5.0), sent[microbatch])
+
+
+def test_a_tensor_without_dimension_arrives(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.send(BOB, label(), torch.tensor(2.5, dtype=torch.float64))
+    assert bob.receive(label(), "ann", 5.0).item() == 2.5
+
+
+def test_duplicates_are_dropped(pair: Pair) -> None:
+    ann, bob = pair()
+    for value in (1.0, 2.0):
+        ann.send(BOB, label(), torch.full((1,), value))
+    assert bob.receive(label(), "ann", 5.0).item() == 1.0
+    ann.send(BOB, label(), torch.full((1,), 3.0))
+    ann.send(BOB, label(step=2), torch.full((1,), 4.0))
+    assert bob.receive(label(step=2), "ann", 5.0).item() == 4.0
+    with pytest.raises(ContributorLost):
+        bob.receive(label(), "ann", 0.1)
+
+
+def test_other_epochs_are_dropped(pair: Pair) -> None:
+    old, bob = pair(epoch_of_ann=0)
+    old.send(BOB, label(), torch.ones(1))
+    with pytest.raises(ContributorLost, match="ann sent no activation of microbatch 0 in time") as caught:
+        bob.receive(label(), "ann", 0.3)
+    assert caught.value.machine == "ann"
+
+
+def test_strangers_do_not_get_in(pair: Pair) -> None:
+    _, bob = pair()
+    context = zmq.Context()
+    plain = context.socket(zmq.PUSH)
+    plain.connect(bob.endpoint)
+    stranger = context.socket(zmq.PUSH)
+    mine = Keys.issue()
+    stranger.curve_publickey, stranger.curve_secretkey = mine.public, mine.secret
+    stranger.curve_serverkey = bob._keys.public
+    stranger.connect(bob.endpoint)
+    envelope = Envelope("job", 1, label(), "float32", (1,)).pack()
+    for socket in (plain, stranger):
+        socket.send_multipart([envelope, b"\0\0\0\0"], flags=zmq.NOBLOCK if socket is stranger else 0)
+    with pytest.raises(ContributorLost):
+        bob.receive(label(), "ann", 0.5)
+    context.destroy(linger=0)
+
+
+def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.use_calls(BOB, bob.deliver)
+    tensor = torch.randn(2, 3)
+    ann.send(BOB, label(), tensor)
+    assert torch.equal(bob.receive(label(), "ann", 5.0), tensor)
+
+
+def test_an_envelope_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 9"):
+        Envelope.unpack(b'[9, "job", 1, ["train", 1, "activation", 0, 0], "float32", [1]]')
