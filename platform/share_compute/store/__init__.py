@@ -1,6 +1,10 @@
 """What the server remembers: SQLite by default, PostgreSQL by URL; every change of state is a row first."""
 
-from share_compute.store.database import upgrade
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
@@ -11,7 +15,10 @@ from share_compute.store.records import (
     JobRecord,
     MetricRecord,
 )
-from share_compute.store.store import Store
+
+if TYPE_CHECKING:
+    from share_compute.store.database import upgrade
+    from share_compute.store.store import Store
 
 __all__ = [
     "ApiKeyRecord",
@@ -25,3 +32,12 @@ __all__ = [
     "Store",
     "upgrade",
 ]
+
+_HEAVY = {"Store": "share_compute.store.store", "upgrade": "share_compute.store.database"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load SQLAlchemy only for whoever opens a store: agents and clients read records alone."""
+    if name in _HEAVY:
+        return getattr(import_module(_HEAVY[name]), name)
+    raise AttributeError(name)
