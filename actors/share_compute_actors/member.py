@@ -37,7 +37,7 @@ from share_compute_actors.messages import (
 from share_compute_actors.runner import Runner
 
 _HELLO_TIMEOUT_S = 5.0
-_REQUESTS_AHEAD = 4
+_REQUESTS_AHEAD = 2
 """Pieces asked for at one time: the next one travels while this one is copied, and no more is in memory."""
 
 

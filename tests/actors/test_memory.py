@@ -67,7 +67,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
         for me, status in crew.ask("status").items():
             # A member that trains holds its weights and as many bytes of gradients.
             shard = 2 * 4 * anatomy.of(make_plan(spec, topology, anatomy).shard(me.pool))
-            assert status.peak_resident_bytes <= shard + PROCESS_BYTES, told[me.pool]
+            assert status.peak_resident_bytes <= shard + PROCESS_BYTES, f"{status}"
     finally:
         crew.dismiss()
         ray.kill(library)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from share_compute.errors import Unavailable, UserError
 
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 2 * 2**20
 """Tensors travel in pieces of about this size: nobody needs memory for a second shard, and Ray sends them inline."""
 FILE_BYTES = 2**30
 """Size at which a folder's next file begins."""
@@ -121,7 +121,7 @@ def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Itera
 
 
 def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
-    """Give a safetensors file piece by piece: its header, then rows of about 4 MiB, so that no copy is ever whole.
+    """Give a safetensors file piece by piece: its header, then rows of about 2 MiB, so that no copy is ever whole.
 
     The format (https://github.com/huggingface/safetensors#format): length of the header as 8 bytes, the header as
     JSON, then the tensors' bytes one after the other.
