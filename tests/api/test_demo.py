@@ -92,7 +92,7 @@ def test_an_interrupt_leaves_nothing(
             return {
                 "the server starts": "gcs_server" in names,
                 "machines join": names.count("raylet") > 1,
-                "training": "layers 1-" in command.text(),
+                "training": "layers 0-" in command.text(),
             }[moment]
 
         wait_for(is_reached, moment, 90)

@@ -160,13 +160,15 @@ def _machines(machines: list[ContributorRecord]) -> Table:
 
 def _placement(plan: dict[str, Any]) -> Text:
     """Draw the layers as one bar, cut and coloured by machine."""
+    from share_compute.planning.plan import layer_span
+
     bar, legend = Text("  "), Text()
     for index, pool in enumerate(plan["pools"]):
         colour = _COLOURS[index % len(_COLOURS)]
         layers = pool["stop"] - pool["start"]
         names = " + ".join(member["name"] for member in pool["members"])
         bar.append("█" * round(_BAR_WIDTH * layers / plan["num_layers"]), style=colour)
-        legend.append(f"\n  layers {pool['start'] + 1}-{pool['stop']}  {names}", style=colour)
+        legend.append(f"\n  {layer_span(pool['start'], pool['stop'])}  {names}", style=colour)
         legend.append(f"  {pool['members'][0]['reason']}", style="dim")
     return bar.append_text(legend)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from share_compute.planning.plan import layer_span
 from share_compute.store.records import EventRecord
 from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.output import number, rate, state_text
@@ -56,6 +57,6 @@ def placement(plan: dict[str, Any]) -> str:
     pools = []
     for pool in plan["pools"]:
         names = " + ".join(member["name"] for member in pool["members"])
-        pools.append(f"layers {pool['start'] + 1}-{pool['stop']}: {names}")
+        pools.append(f"{layer_span(pool['start'], pool['stop'])}: {names}")
     idle = f"; idle: {', '.join(plan['idle'])}" if plan.get("idle") else ""
     return "; ".join(pools) + idle

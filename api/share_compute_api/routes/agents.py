@@ -7,7 +7,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import ClockSkew, Unavailable
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.plan import Plan
+from share_compute.planning.plan import Plan, layer_span
 from share_compute.store import ContributorRecord
 from share_compute_actors.preflight import MOST_CLOCK_SKEW_S
 from share_compute_api.auth import SelfContributor
@@ -111,7 +111,5 @@ def _shard(plan: Plan | None, contributor_id: str) -> str | None:
         return None
     for pool in plan.pools:
         if any(member.contributor_id == contributor_id for member in pool.members):
-            single = pool.stop == pool.start + 1
-            held = f"layer {pool.stop}" if single else f"layers {pool.start + 1}-{pool.stop}"
-            return f"{held} of {plan.num_layers}"
+            return f"{layer_span(pool.start, pool.stop)} of {plan.num_layers}"
     return None

@@ -41,6 +41,11 @@ class PoolPlan(StrictModel):
     members: tuple[MemberPlan, ...]
 
 
+def layer_span(start: int, stop: int) -> str:
+    """Return what people read for the layers [start, stop): ``layers 0-3``, counted from 0 as in the model's code."""
+    return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
+
+
 class Plan(StrictModel):
     """The ordered pools of one job, at one epoch."""
 
