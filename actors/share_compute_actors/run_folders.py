@@ -21,7 +21,8 @@ from typing import TextIO
 from share_compute.errors import Conflict, Unavailable
 from share_compute_actors.processes import Roster
 
-_LONGEST_ROOT = 40
+_LONGEST_ROOT = 27
+"""What Ray puts behind it is up to 80 bytes: ``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
 _LOCK = "lock"
 _SWEEPING_S = 10.0
 """How long a folder may be held by somebody who is not its owner: one who sweeps it."""
@@ -35,8 +36,9 @@ def root_folder() -> Path:
         Unavailable: somebody else owns it, or it cannot be made.
     """
     temporary = Path(tempfile.gettempdir())
-    base = temporary if len(str(temporary)) <= _LONGEST_ROOT - 22 else Path("/tmp")  # noqa: S108  # sockets
-    root = base / f"share-compute.{os.getuid()}"
+    name = f"sc-{os.getuid()}"
+    fits = len(os.fsencode(temporary / name)) <= _LONGEST_ROOT
+    root = (temporary if fits else Path("/tmp")) / name  # noqa: S108 - sockets need a short path
     mend = "set TMPDIR to a folder of your own, with a short path"
     try:
         root.mkdir(mode=0o700, exist_ok=True)

@@ -69,6 +69,11 @@ def resolve_limits(options: JoinOptions) -> Limits:
         raise UserError("--device cuda, but no NVIDIA graphics processor is here", mend="use --device cpu")
     memory = options.memory_bytes or int(psutil.virtual_memory().available * _DEFAULT_SHARE)
     threads = options.cpu_threads or usable_threads()
+    if threads > usable_threads():
+        raise UserError(
+            f"cannot lend {threads} threads: this machine has {usable_threads()}",
+            mend=f"use --cpu-threads {usable_threads()} or less",
+        )
     return Limits(memory_bytes=memory, cpu_threads=threads, gpus=gpus, device=options.device)
 
 

@@ -45,7 +45,7 @@ def temporary_folder() -> Iterator[Path]:
 
 def traces(folder: Path) -> list[str]:
     """Return what is left of a demonstration: processes, and run folders."""
-    found = [str(path) for path in folder.glob("share-compute.*/*")]
+    found = [str(path) for path in folder.glob("sc-*/*")]
     for process in psutil.process_iter():
         try:
             about = [*process.cmdline(), *process.environ().values()]

@@ -65,13 +65,23 @@ def _root(
 
 def main() -> None:
     """Run the command line; an error raised on purpose becomes one line, its mend, and an exit code."""
-    from share_compute.errors import ShareComputeError
+    from pydantic import ValidationError
+
+    from share_compute.errors import ShareComputeError, UserError
+    from share_compute.specification import field_errors
 
     try:
         make_app()()
     except ShareComputeError as failure:
         print_failure(failure, as_json="--json" in sys.argv)
         sys.exit(failure.exit_code)
+    except ValidationError as failure:
+        wrong = "; ".join(f"{item['field']}: {item['problem']}" for item in field_errors(failure))
+        refused = UserError(
+            wrong, mend="mend this option or environment variable; `share-compute config` shows all"
+        )
+        print_failure(refused, as_json="--json" in sys.argv)
+        sys.exit(refused.exit_code)
     except BrokenPipeError:
         # Whoever read our output has seen enough, e.g. `share-compute jobs | head`.
         sys.stderr.close()
