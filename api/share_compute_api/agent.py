@@ -36,6 +36,7 @@ _LONGEST_PAUSE_S = 30.0
 _SOUND_S = 60.0
 """A node that ran this long was sound; trouble after that is new trouble."""
 _NODE_GRACE_S = 5.0
+_LEAVE_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Agent:
         self._node_started = 0.0
         self._trouble = 0
         self._beats = 0
+        self._grace_s = _NODE_GRACE_S
 
     def run(self) -> None:
         """Join and work until Ctrl-C, SIGTERM or until sent away; nothing it started is left afterwards.
@@ -196,7 +198,7 @@ class Agent:
 
     def _stop_node(self) -> None:
         if self._node is not None and self._roster is not None:
-            self._roster.stop(self._node.child, _NODE_GRACE_S)
+            self._roster.stop(self._node.child, self._grace_s)
             self._node = None
 
     def _leave(self, client: AgentClient) -> None:
@@ -211,4 +213,9 @@ class Agent:
         except ShareComputeError as failure:
             self._show(f"left without a word to the server: {failure.message}")
         else:
+            if state is ContributorState.draining:
+                # The job had its time; a node that drains would go on with it until its own grace is over.
+                self._grace_s = _LEAVE_GRACE_S
+                self._show("leaving; the job that runs here ends")
+            self._stop_node()
             self._show("left")
