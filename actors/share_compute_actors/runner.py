@@ -138,7 +138,7 @@ class Runner:
     ) -> None:
         microbatch = action.microbatch
         if self._stage.shard.is_last:
-            wanted = targets[microbatch].to(self._device)
+            wanted = targets[microbatch]
             loss = loss_sum(outputs, wanted)
             losses.append(loss.detach())
             # Every microbatch has as many targets as every other, so the mean over the step needs no exchange.
@@ -255,8 +255,8 @@ class Runner:
             if not self._stage.shard.is_last:
                 self._to_next(phase, step, microbatch, outputs)
                 continue
-            wanted = targets[microbatch].to(self._device)
+            wanted = targets[microbatch]
             total += float(loss_sum(outputs, wanted))
             count += wanted.numel()
-            correct += int((outputs.argmax(-1) == wanted).sum())
+            correct += int((outputs.argmax(-1).to(wanted.device) == wanted).sum())
         return EvaluationResult(total, count, correct) if self._stage.shard.is_last else None

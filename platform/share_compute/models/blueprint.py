@@ -101,7 +101,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: ``[..., classes]``.
-        targets: class or token ids, ``[...]``.
+        targets: class or token ids, ``[...]``; best on the CPU, where looking at them makes no GPU wait.
 
     Raises:
         UserError: a target is not among the classes.
@@ -113,7 +113,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
             mend=f"give the last layer at least {int(targets.max()) + 1} outputs",
         )
     return nn.functional.cross_entropy(
-        logits.reshape(-1, classes).float(), targets.reshape(-1), reduction="sum"
+        logits.reshape(-1, classes).float(), targets.reshape(-1).to(logits.device), reduction="sum"
     )
 
 
