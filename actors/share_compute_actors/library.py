@@ -204,9 +204,11 @@ class Library:
         """Begin to write a folder below the job's own; nobody sees it before `finish`."""
         self._writers[folder] = FolderWriter(self._assignment.folder / folder)
 
-    def write(self, folder: str, name: str, content: NDArray[np.uint8]) -> None:
-        """Take in one piece."""
-        self._writers[folder].write(name, content.tobytes())
+    def fetch(self, folder: str, member: Any) -> None:
+        """Fetch and write all pieces of what a member saves."""
+        while (piece := ray.get(member.next_piece.remote())) is not None:
+            name, content = piece
+            self._writers[folder].write(name, content.tobytes())
 
     def finish(self, folder: str, step: int, config: dict[str, Any] | None) -> int:
         """Add what makes the folder usable (configuration, tokenizer, state), show it, and return its bytes."""

@@ -58,6 +58,7 @@ class Member:
         self._group: EpochGroup | None = None
         self._names: dict[MemberId, str] = {}
         self._library: Any = None
+        self._pieces: Iterator[tuple[str, NDArray[np.uint8]]] = iter(())
         self._ahead: dict[tuple[int, str], Any] = {}
 
     # -- setting up ----------------------------------------------------------------------------------------------
@@ -202,22 +203,27 @@ class Member:
 
     @ray.method(concurrency_group="compute")
     def save(self, folder: str, with_optimizer: bool) -> None:
-        """Send this shard to the library, piece by piece; the first member of a pool speaks for all."""
+        """Let the library fetch this shard, piece by piece; the first member of a pool speaks for all."""
         assert self._stage is not None
         assert self._runner is not None
         borrowed = set(self._stage.tied.values()) if not self._setup.shard.is_first else set()
-        weights = {name: tensor for name, tensor in self._stage.persistent().items() if name not in borrowed}
-        self._send(folder, "model", weights)
+        parts = {
+            "model": {name: value for name, value in self._stage.persistent().items() if name not in borrowed}
+        }
         if with_optimizer and self._runner.optimizer is not None:
             own = {name: value for name, value in self._runner.parameters.items() if name not in borrowed}
-            self._send(folder, "optimizer", optimizer_tensors(self._runner.optimizer, own))
-
-    def _send(self, folder: str, stem: str, tensors: Mapping[str, Tensor]) -> None:
+            parts["optimizer"] = optimizer_tensors(self._runner.optimizer, own)
+        self._pieces = self._cut(parts)
         with passing_through():
+            # The library fetches: what an actor answers is freed at once, what it sends as arguments piles up.
+            ray.get(self._library.fetch.remote(folder, ray.get_runtime_context().current_actor))
+
+    def _cut(self, parts: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for stem, tensors in parts.items():
             for number, group in enumerate(files(tensors)):
                 name = f"{stem}-{self._setup.me.pool:04}-{number:04}.part"
                 for piece in stream_file(group):
-                    ray.get(self._library.write.remote(folder, name, np.frombuffer(piece, dtype=np.uint8)))
+                    yield name, np.frombuffer(piece, dtype=np.uint8)
 
     # -- always answering ----------------------------------------------------------------------------------------
 
@@ -225,6 +231,11 @@ class Member:
     def deliver(self, envelope: bytes, content: NDArray[np.uint8]) -> None:
         """Take in a tensor that came by a Ray call."""
         self._open_channel().deliver(envelope, content)
+
+    @ray.method(concurrency_group="control")
+    def next_piece(self) -> tuple[str, NDArray[np.uint8]] | None:
+        """Give the next piece of what `save` saves, with the name of its file; None after the last one."""
+        return next(self._pieces, None)
 
     @ray.method(concurrency_group="control")
     def status(self) -> MemberStatus:
