@@ -85,6 +85,13 @@ def corpus(folder: Path, size: int = 3_000_000) -> Path:
 @contextmanager
 def cluster(nodes: int) -> Iterator[list[str]]:
     """Start a head and ``nodes`` raylets of one thread each on this machine; yield the nodes' ids."""
+    with start_cluster() as local:
+        yield [local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id for _ in range(nodes)]
+
+
+@contextmanager
+def start_cluster() -> Iterator[Any]:
+    """Start a head on this machine and connect to it; yield the `ray.cluster_utils.Cluster`."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -95,9 +102,8 @@ def cluster(nodes: int) -> Iterator[list[str]]:
             head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20},
         )
         try:
-            ids = [local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id for _ in range(nodes)]
             ray.init(address=local.address, logging_level=logging.WARNING)
-            yield ids
+            yield local
         finally:
             ray.shutdown()
             local.shutdown()
@@ -127,13 +133,13 @@ class Ours:
         assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
         self._library = Library.remote(assignment.model_dump_json())
         self._facts = ray.get(self._library.prepare.remote())
-        anatomy = dissect(self._facts.blueprint)
-        self.plan = make_plan(spec, topology, anatomy)
-        self.parameters = anatomy.parameters
+        profile = dissect(self._facts.blueprint)
+        self.plan = make_plan(spec, topology, profile)
+        self.parameters = profile.parameters
         self.config = self._facts.blueprint.config
         self._spec = spec
         self._crew = Crew(
-            assignment, self.plan, self._facts, self._library, threading.Event(), anatomy.tied_name
+            assignment, self.plan, self._facts, self._library, threading.Event(), profile.tied_name
         )
         self._crew.assemble(lambda _note: None)
         self.losses: list[float] = []

@@ -18,7 +18,7 @@ from share_compute.models.blueprint import Blueprint, build_stage, loss_sum
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import TrainJob
 from share_compute.training.optimizers import build_optimizer
-from share_compute.training.schedule import blocks
+from share_compute.training.schedule import blocks, even_shares
 
 
 def worker(
@@ -33,7 +33,7 @@ def worker(
     module = DistributedDataParallel(_Module(stage).train(), gradient_as_bucket_view=True)
     optimizer = build_optimizer(spec.training.optimizer, module.parameters())
     take = rows(folder, text)
-    own = blocks(spec.training.microbatches, world)[rank]
+    own = blocks(even_shares(spec.training.microbatches, world))[rank]
     size = spec.training.microbatch_size
     for block in told_blocks(end, take):
         losses: list[float] = []

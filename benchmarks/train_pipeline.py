@@ -78,7 +78,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
         folder = Path(name)
-        spec = job(folder, steps=10_000, pools=2)
+        spec = job(folder, steps=10_000, strategy="compute_weighted", pools=2)
         ours = Ours(spec, folder, nodes, [float(CUT), float(LAYERS - CUT)])
         assert [pool.stop for pool in ours.plan.pools] == [CUT, LAYERS]
         rival = Rival(worker, 2, str(folder), spec.model_dump_json(), ours.config)

@@ -23,10 +23,11 @@ from share_compute.jobs.events import (
 )
 from share_compute.models.blueprint import dissect
 from share_compute.models.weights import prune_folders
-from share_compute.planning.plan import make_plan
+from share_compute.planning.planner import Solution, solve
 from share_compute_actors.coordinator import Cancelled
 from share_compute_actors.crew import Crew, library_lost
 from share_compute_actors.library import Library, LibraryFacts
+from share_compute_actors.reality import Reality
 from share_compute_actors.training import TrainingLoop
 
 _CHECKPOINTS_KEPT = 3
@@ -62,17 +63,19 @@ class TrainingAttempt:
         crew: Crew | None = None
         try:
             facts = self._prepare(library)
-            anatomy = dissect(facts.blueprint)
-            plan = make_plan(
-                self._assignment.spec, self._assignment.topology, anatomy, self._assignment.epoch
-            )
+            solution = self._plan(facts)
+            plan = solution.plan
+            spec = self._assignment.spec.with_microbatches(plan.microbatches)
+            _translate(lambda: ray.get(library.cut.remote(plan.microbatches)))
             self._tell(Planned(plan=plan))
-            crew = Crew(self._assignment, plan, facts, library, self._cancelled, anatomy.tied_name)
+            assignment = self._assignment.model_copy(update={"spec": spec})
+            crew = Crew(assignment, plan, facts, library, self._cancelled, solution.cost.profile.tied_name)
             crew.assemble(self._note)
-            total = self._assignment.spec.training.steps
+            total = spec.training.steps
             self._tell(Started(first_step=facts.first_step, total_steps=total))
-            loop = TrainingLoop(self._assignment.spec, plan, facts, crew, self._tell)
-            loop.run(lambda step: self._checkpoint(library, crew, facts, step))
+            with Reality(assignment, solution, self._tell) as reality:
+                loop = TrainingLoop(spec, plan, facts, crew, self._tell, reality.observe)
+                loop.run(lambda step: self._checkpoint(library, crew, facts, step))
             for me, share in loop.busy_fractions().items():
                 self._note(
                     f"{crew.names[me]} computed {share:.0%} of the time, and waited for others the rest"
@@ -83,6 +86,13 @@ class TrainingAttempt:
             if crew is not None:
                 crew.dismiss()
             ray.kill(library)
+
+    def _plan(self, facts: LibraryFacts) -> Solution:
+        spec = self._assignment.spec
+        if facts.microbatches is not None:
+            spec = spec.with_microbatches(facts.microbatches)
+        profile = dissect(facts.blueprint)
+        return solve(spec, self._assignment.topology, profile, self._assignment.epoch, {})
 
     def _prepare(self, library: Any) -> LibraryFacts:
         asked = library.prepare.remote()

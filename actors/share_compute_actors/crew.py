@@ -105,7 +105,7 @@ class Crew:
             shard=self._plan.shard(me.pool),
             training=spec.training,
             microbatches=planned.microbatches,
-            pool_sizes=tuple(self._plan.pool_sizes),
+            shares=self._plan.shares,
             threads=machine.cpu_threads,
             device=machine.device.kind,
             deadline_s=DEADLINE_S,

@@ -46,6 +46,8 @@ class LibraryFacts:
     """Step to begin with: 1, or the one after the checkpoint's."""
     has_weights: bool
     """Whether training starts from weights in files, not from the seed."""
+    microbatches: int | None
+    """Pieces of a batch as the job or its checkpoint settled them; None leaves it to the planner."""
     notes: tuple[str, ...]
 
 
@@ -66,6 +68,7 @@ class Library:
         self._weights: WeightFolder | PretrainedWeights | None = None
         self._optimizer: WeightFolder | None = None
         self._writers: dict[str, FolderWriter] = {}
+        self._microbatches = self._spec.training.microbatches
 
     # -- before training -----------------------------------------------------------------------------------------
 
@@ -103,6 +106,7 @@ class Library:
             sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
             first_step=done + 1,
             has_weights=self._weights is not None,
+            microbatches=self._microbatches,
             notes=prepared.notes,
         )
 
@@ -119,7 +123,13 @@ class Library:
                 f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
                 mend="put the data files back as they were, or submit a new job",
             )
+        # Sums are made in the order of microbatches: a job keeps the number that it began with.
+        self._microbatches = self._microbatches or state.get("microbatches")
         return int(state["step"])
+
+    def cut(self, microbatches: int) -> None:
+        """Cut all batches into so many pieces, as the plan says."""
+        self._spec = self._spec.with_microbatches(microbatches)
 
     def _blueprint(self, prepared: Prepared) -> Blueprint:
         model = self._spec.model
@@ -215,7 +225,13 @@ class Library:
         assert self._prepared is not None
         writer = self._writers.pop(folder)
         samples = self._prepared.samples.size("train")
-        writer.write_json(STATE, {"step": step, "job": self._assignment.job_id, "train_samples": samples})
+        state = {
+            "step": step,
+            "job": self._assignment.job_id,
+            "train_samples": samples,
+            "microbatches": self._spec.training.microbatches,
+        }
+        writer.write_json(STATE, state)
         if config is not None:
             from share_compute.models.huggingface import published_config  # noqa: PLC0415 - slow to import
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from share_compute.errors import ContributorLost, PlanInfeasible
 from share_compute.models.blueprint import Stage, build_stage
 from share_compute.models.weights import copy_into, files, row_ranges, stream_file
-from share_compute.planning.memory import FLOAT_BYTES
+from share_compute.planning.profile import FLOAT_BYTES
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
 from share_compute_actors.allocator import passing_through
 from share_compute_actors.channel import Channel, Keys

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.planning.cost import LayerTiming
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
@@ -81,7 +83,9 @@ class MemberSetup:
     shard: Shard
     training: TrainingSpec
     microbatches: tuple[int, ...]
-    pool_sizes: tuple[int, ...]
+    """Ids of those that this member computes in each step."""
+    shares: tuple[tuple[int, ...], ...]
+    """Microbatches of each member of each pool, whose ids are contiguous blocks in this order."""
     threads: int
     device: DeviceKind
     deadline_s: float
@@ -89,6 +93,11 @@ class MemberSetup:
     first_step: int
     tied: str | None = None
     """Stored name of the parameter that the first and the last pool share, if the model ties them."""
+
+    @property
+    def pool_sizes(self) -> tuple[int, ...]:
+        """Members of each pool."""
+        return tuple(len(members) for members in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,8 @@ class StepResult:
     seconds: float
     waited_s: float
     """Of ``seconds``, how long it waited for other members."""
+    layer_timings: Mapping[int, LayerTiming] | None = None
+    """Means over the first steps, of each layer of its shard; told once in an attempt."""
 
 
 @dataclass(frozen=True, slots=True)

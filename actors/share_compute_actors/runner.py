@@ -9,18 +9,25 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from share_compute.models.blueprint import Stage, loss_sum
+from share_compute.planning.cost import LayerTiming
 from share_compute.training.gradients import GradientBuckets, clip_factor
 from share_compute.training.optimizers import build_optimizer, learning_rates
 from share_compute.training.schedule import Action, blocks, one_forward_one_backward
 from share_compute_actors.channel import Channel
 from share_compute_actors.collective import EpochGroup
+from share_compute_actors.layer_timer import LayerTimer
 from share_compute_actors.messages import EvaluationResult, Label, MemberId, MemberSetup, Phase, StepResult
+
+_TIMED_STEPS = 3
+"""Steps of an attempt whose layers are timed, after the first one, which also warms up."""
 
 Rows = Mapping[int, Tensor]
 """By microbatch id."""
@@ -56,18 +63,12 @@ class Runner:
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = build_optimizer(setup.training.optimizer, trained) if trained else None
         self._learning_rate = learning_rates(setup.training)
-        training, sizes = setup.training, setup.pool_sizes
-        self._actions = one_forward_one_backward(
-            sizes, setup.me.pool, setup.microbatches, training.microbatches
-        )
+        self._actions = one_forward_one_backward(setup.shares, setup.me.pool, setup.me.member)
         self._owners = [
-            {
-                microbatch: member
-                for member, share in enumerate(blocks(training.microbatches, size))
-                for microbatch in share
-            }
-            for size in sizes
+            {microbatch: member for member, block in enumerate(blocks(shares)) for microbatch in block}
+            for shares in setup.shares
         ]
+        self._timer: LayerTimer | None = None
         self._tied: Parameter | None = None
         """The parameter that is embedding in the first pool and head in the last, when these are two pools."""
         if setup.tied is not None and stage.shard.is_first != stage.shard.is_last:
@@ -85,6 +86,8 @@ class Runner:
         """
         start = time.perf_counter()
         self._channel.waited_s = 0.0
+        if number == self._setup.first_step + 1:
+            self._timer = LayerTimer(self._stage.layers, self._device)
         self._stage.module.train()
         self._buckets.zero()
         kept: dict[int, tuple[Tensor | None, Tensor]] = {}
@@ -112,7 +115,20 @@ class Runner:
             gradient_norm=norm,
             seconds=time.perf_counter() - start,
             waited_s=self._channel.waited_s,
+            layer_timings=self._layer_timings(number),
         )
+
+    def _layer_timings(self, step: int) -> dict[int, LayerTiming] | None:
+        """After the last timed step, return what was timed."""
+        if self._timer is None or step < min(
+            self._setup.first_step + _TIMED_STEPS, self._setup.training.steps
+        ):
+            return None
+        timer, self._timer = self._timer, None
+        return timer.finish()
+
+    def _timed(self, way: Literal["forward", "backward"]) -> AbstractContextManager[None]:
+        return self._timer.timing(way) if self._timer is not None else nullcontext()
 
     def _forward(self, step: int, action: Action, inputs: Rows) -> tuple[Tensor | None, Tensor]:
         microbatch, shard = action.microbatch, self._stage.shard
@@ -122,7 +138,8 @@ class Runner:
         else:
             entering = arrived = self._from_before("train", step, microbatch).requires_grad_()
         self._stage.prepare_cell(self._setup.training.seed, step, microbatch)
-        outputs = self._stage.forward(entering)
+        with self._timed("forward"):
+            outputs = self._stage.forward(entering)
         if not shard.is_last:
             self._to_next("train", step, microbatch, outputs)
         return arrived, outputs
@@ -139,16 +156,18 @@ class Runner:
         microbatch = action.microbatch
         if self._stage.shard.is_last:
             wanted = targets[microbatch]
-            loss = loss_sum(outputs, wanted)
-            losses.append(loss.detach())
-            # Every microbatch has as many targets as every other, so the mean over the step needs no exchange.
-            (loss / (wanted.numel() * self._setup.training.microbatches)).backward()  # type: ignore[no-untyped-call]
+            with self._timed("backward"):
+                loss = loss_sum(outputs, wanted)
+                losses.append(loss.detach())
+                # Every microbatch has as many targets as every other, so the mean over the step needs no exchange.
+                (loss / (wanted.numel() * sum(self._setup.shares[0]))).backward()  # type: ignore[no-untyped-call]
         else:
             pool = self._setup.me.pool + 1
             label = Label("train", step, "gradient", microbatch, pool)
             gradient = self._receive(label, MemberId(pool, self._owners[pool][microbatch]))
             if outputs.requires_grad:  # not where a first shard has no parameters
-                outputs.backward(gradient)  # type: ignore[no-untyped-call]
+                with self._timed("backward"):
+                    outputs.backward(gradient)  # type: ignore[no-untyped-call]
         if arrived is not None and arrived.grad is not None:
             pool = self._setup.me.pool
             label = Label("train", step, "gradient", microbatch, pool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from share_compute.errors import UserError
@@ -25,7 +25,16 @@ _EVALUATED_AT_ONCE = 8
 
 
 class TrainingLoop:
-    """Steps 'first' to 'total' of one attempt."""
+    """Steps 'first' to 'total' of one attempt.
+
+    Args:
+        spec: the job, with its number of microbatches settled.
+        plan: who holds what.
+        facts: what the library said.
+        crew: the members.
+        tell: takes what happens.
+        observe: takes each step's number, its seconds and what the members said of it.
+    """
 
     def __init__(
         self,
@@ -34,7 +43,9 @@ class TrainingLoop:
         facts: LibraryFacts,
         crew: Crew,
         tell: Callable[[AttemptEvent], None],
+        observe: Callable[[int, float, Collection[StepResult]], None] | None = None,
     ) -> None:
+        self._observe = observe
         self._spec = spec
         self._plan = plan
         self._facts = facts
@@ -80,7 +91,7 @@ class TrainingLoop:
         self._last_end = time.monotonic()
 
     def _finish(self, step: int, calls: dict[MemberId, Any]) -> None:
-        results: Iterable[StepResult] = self._crew.gather(calls).values()
+        results: Collection[StepResult] = self._crew.gather(calls).values()
         now = time.monotonic()
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
@@ -104,6 +115,8 @@ class TrainingLoop:
                 tokens_per_s=targets * len(self._seconds) / sum(self._seconds),
             )
         )
+        if self._observe is not None:
+            self._observe(step, seconds, results)
 
     def _require_finite(self, step: int, *figures: float) -> None:
         if not all(math.isfinite(figure) for figure in figures):

@@ -80,7 +80,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _supervise(context: Context, cluster: ClusterInfo) -> None:
     context.measurements = Measurements(context.store, cluster.head_node_id)
     jobs = JobSupervisor(
-        context.store, launcher(cluster), context.settings.data_folder / "jobs", context.bell
+        context.store,
+        launcher(cluster),
+        context.settings.data_folder / "jobs",
+        context.bell,
+        drift=context.settings.replan_drift,
     )
     contributors = ContributorSupervisor(context.store, context.measurements)
     context.spawn(keep_running("jobs", jobs.run))

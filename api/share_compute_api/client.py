@@ -11,6 +11,7 @@ import httpx
 from httpx_sse import EventSource, connect_sse
 
 from share_compute.jobs.states import ContributorState, JobState
+from share_compute.planning.report import PlanReport
 from share_compute.specification import TrainJob
 from share_compute.store.records import (
     ApiKeyRecord,
@@ -20,6 +21,7 @@ from share_compute.store.records import (
     JobRecord,
     MetricRecord,
 )
+from share_compute.topology_file import TopologyDocument
 from share_compute_api import downloads
 from share_compute_api.discovery import find_target
 from share_compute_api.schemas import (
@@ -35,6 +37,8 @@ from share_compute_api.schemas import (
     KeyCreated,
     KeyList,
     Metrics,
+    PlanRequest,
+    ServingRequest,
     Status,
 )
 from share_compute_api.transport import Transport, raise_for_problem
@@ -42,6 +46,8 @@ from share_compute_api.transport import Transport, raise_for_problem
 _SILENCE_S = 30.0
 """A stream sends a sign of life every 10 s; after this much silence the connection is taken for lost."""
 _LONGEST_PAUSE_S = 5.0
+_PLAN_TIMEOUT_S = 300.0
+"""The server gives a plan up before this."""
 
 
 class Client:
@@ -202,6 +208,40 @@ class Client:
     def metrics_csv(self, job_id: str) -> str:
         """Return what each step measured, as CSV."""
         return self._transport.request("GET", f"/jobs/{job_id}/metrics", params={"format": "csv"}).text
+
+    # Planning
+
+    def plan(
+        self,
+        job: TrainJob | dict[str, Any],
+        *,
+        topology: TopologyDocument | None = None,
+        strategy: str | None = None,
+        compare: bool = False,
+        serving: ServingRequest | None = None,
+    ) -> PlanReport:
+        """Return the plan that a job would get, and why; nothing is queued.
+
+        Args:
+            job: a `TrainJob` or a mapping. Paths in it are paths on the server.
+            topology: the machines; default: those that are ready now.
+            strategy: in place of the job's own.
+            compare: tell what every other strategy would have made of it.
+            serving: tell, too, what the machines would do for requests.
+
+        Raises:
+            PlanInfeasible: the machines cannot hold it; ``details`` says what is missing.
+        """
+        body = PlanRequest.model_validate(
+            {"job": job, "topology": topology, "strategy": strategy, "compare": compare, "serving": serving}
+        )
+        return self._transport.read(
+            PlanReport, "POST", "/plans", json=body.model_dump(mode="json"), timeout=_PLAN_TIMEOUT_S
+        )
+
+    def topology(self) -> TopologyDocument:
+        """Return the machines that are ready, with what was measured on and between them."""
+        return self._transport.read(TopologyDocument, "GET", "/topology")
 
     # Artifacts
 

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
+from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.measuring import Measurements
 
@@ -29,6 +30,8 @@ class Context:
     bell: Bell = field(default_factory=Bell)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
+    plans: PlanProcesses = field(default_factory=PlanProcesses)
+    """Makes plans in processes of their own."""
     measurements: Measurements | None = None
     """What measures contributors; None without a cluster."""
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from share_compute.errors import UserError
 from share_compute.specification import TrainJob, parse_job
+
+
+def read_job(path: Path) -> TrainJob:
+    """Read a job from a file, or from standard input when the path is ``-``.
+
+    Raises:
+        UserError: it cannot be read, or is not a job.
+    """
+    return (
+        with_full_paths(parse_job(sys.stdin.read()), Path.cwd()) if str(path) == "-" else read_job_file(path)
+    )
 
 
 def read_job_file(path: Path) -> TrainJob:
@@ -14,15 +26,23 @@ def read_job_file(path: Path) -> TrainJob:
     Raises:
         UserError: the file cannot be read, or is not a job.
     """
+    return with_full_paths(parse_job(read_text(path)), path.parent)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as failure:
         raise UserError(
             f"{path} cannot be read: {failure.strerror}", mend="check the file's name and its rights"
         ) from failure
     except UnicodeDecodeError as failure:
         raise UserError(f"{path} is not UTF-8 text", mend="save it as UTF-8") from failure
-    return with_full_paths(parse_job(text), path.parent)
 
 
 def with_full_paths(spec: TrainJob, base: Path) -> TrainJob:

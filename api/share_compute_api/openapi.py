@@ -9,10 +9,12 @@ from fastapi.openapi.utils import get_openapi
 
 from share_compute.specification import job_schema
 from share_compute_api.problems import MEDIA_TYPE, Problem
+from share_compute_api.schemas import PlanRequest
 
 _TAGS = [
     {"name": "server", "description": "The server itself."},
     {"name": "jobs", "description": "Submit, watch, cancel and resume jobs."},
+    {"name": "plans", "description": "Which plan a job would get, and why; what was measured."},
     {"name": "events", "description": "What happens, as pages or streams."},
     {"name": "artifacts", "description": "Finished results."},
     {"name": "keys", "description": "Keys that open this API."},
@@ -41,6 +43,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     schemas["Problem"] = _hoisted(Problem.model_json_schema(), schemas, suffix="")
     schemas["JobRequest"] = _hoisted(job_schema(), schemas, suffix="Request")
+    schemas["PlanRequest"] = _hoisted(PlanRequest.model_json_schema(), schemas, suffix="Request")
+    schemas["PlanRequest"]["properties"]["job"] = {"$ref": "#/components/schemas/JobRequest"}
+    del schemas["TrainJobRequest"]
     # FastAPI documents its own shape of validation errors, which this server never sends.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

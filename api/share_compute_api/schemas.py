@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from share_compute.jobs.states import ContributorState, JobState
+from share_compute.planning.workload import ServingWorkload
+from share_compute.specification import TrainJob, parse_job
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
@@ -19,6 +21,7 @@ from share_compute.store.records import (
     MetricRecord,
 )
 from share_compute.strict import StrictModel
+from share_compute.topology_file import TopologyDocument, check_kind
 
 _MOMENT = "2026-01-31T12:00:00Z"
 
@@ -265,3 +268,49 @@ class InviteList(View):
     """Invites, newest first."""
 
     invites: list[InviteView]
+
+
+class ServingRequest(StrictModel):
+    """What the same machines would be asked for by users of the model."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    objective: Literal["latency", "throughput"] = "latency"
+    """Shortest time of one request alone, or most tokens a second within the limits."""
+    prompt_tokens: int = Field(default=512, ge=1, le=2**24)
+    new_tokens: int = Field(default=128, ge=1, le=2**24)
+    concurrent: int = Field(default=16, ge=1, le=2**20)
+    """Most sequences that are generated at one time; their cache is reserved."""
+    first_token_limit_s: float | None = Field(default=None, gt=0)
+    """Longest wait for the first token; for objective throughput."""
+    next_token_limit_s: float | None = Field(default=None, gt=0)
+    """Longest wait for each token after it; for objective throughput."""
+
+    def workload(self) -> ServingWorkload:
+        """Return what the planner reads."""
+        return ServingWorkload(**self.model_dump())
+
+
+class PlanRequest(StrictModel):
+    """A dry run: which plan would this job get on these machines, and why?"""
+
+    job: TrainJob
+    """As it would be submitted. Its data is not looked at."""
+    topology: TopologyDocument | None = None
+    """The machines; default: those that are ready now."""
+    strategy: str | None = Field(default=None, max_length=100)
+    """In place of the job's own."""
+    compare: bool = False
+    """Tell what every other strategy would have made of it."""
+    serving: ServingRequest | None = None
+    """Tell, too, what the machines would do for requests."""
+
+    @field_validator("job", mode="before")
+    @classmethod
+    def _job_says_what_is_wrong(cls, value: Any) -> Any:
+        return parse_job(value) if isinstance(value, dict) else value
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _topology_is_one(cls, value: Any) -> Any:
+        return value if value is None or isinstance(value, TopologyDocument) else check_kind(value)

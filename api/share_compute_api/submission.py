@@ -24,6 +24,11 @@ def check_job(spec: TrainJob) -> None:
             _exists(file, "data.files")
             if not file.is_file():
                 raise _refused("data.files", f"{file} is not a file", "name each file of the data")
+    check_model(spec)
+
+
+def check_model(spec: TrainJob) -> None:
+    """Raise UserError, naming the field, when the model or its tokenizer cannot be what the job says."""
     with _looking("model.path"):
         if spec.model.path is not None:
             _check_model_folder(spec.model.path)

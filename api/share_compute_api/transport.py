@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -92,9 +92,28 @@ def raise_for_problem(response: httpx.Response) -> None:
             f"{response.url} answered {response.status_code} {response.reason_phrase}",
             mend="check that the URL is that of a share-compute server",
         ) from None
-    kind = _error_kinds().get(code) or (ShareComputeError if response.is_server_error else UserError)
-    facts = {name: problem.get(name) for name in ("mend", "job", "step", "machine", "details")}
-    raise kind(detail, **facts)
+    raise error_of(
+        code, detail, problem, unknown=ShareComputeError if response.is_server_error else UserError
+    )
+
+
+def error_of(
+    code: str,
+    detail: str,
+    facts: Mapping[str, Any],
+    *,
+    unknown: type[ShareComputeError] = ShareComputeError,
+) -> ShareComputeError:
+    """Return the error that somebody else raised.
+
+    Args:
+        code: its stable name.
+        detail: its message.
+        facts: what it says beside that; other keys are left out.
+        unknown: what it is if no error of ours has this name.
+    """
+    known = {name: facts.get(name) for name in ("mend", "job", "step", "machine", "details")}
+    return _error_kinds().get(code, unknown)(detail, **known)
 
 
 def _error_kinds() -> dict[str, type[ShareComputeError]]:

@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     """Ray asks each node for a sign of life this often (2 over a WAN)."""
     health_failures: int = Field(default=3, ge=1)
     """Signs of life missed before a node counts as dead."""
+    replan_drift: float = Field(default=0.25, gt=0)
+    """Share by which measured step times may differ from predicted ones before a running job is planned again."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

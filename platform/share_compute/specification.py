@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     ConfigDict,
@@ -21,10 +19,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from yaml.composer import ComposerError
-from yaml.constructor import ConstructorError
 
 from share_compute.errors import UserError
+from share_compute.plain_yaml import read_yaml
 from share_compute.strict import StrictModel, nearest
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
@@ -44,6 +41,17 @@ class OptimizerName(StrEnum):
     rmsprop = "rmsprop"
     adam = "adam"
     adamw = "adamw"
+
+    @property
+    def state_tensors(self) -> int:
+        """Tensors as large as the weights that it keeps."""
+        match self:
+            case OptimizerName.sgd:
+                return 0
+            case OptimizerName.momentum | OptimizerName.adagrad:
+                return 1
+            case OptimizerName.rmsprop | OptimizerName.adam | OptimizerName.adamw:
+                return 2
 
 
 def _known(value: Any, known: tuple[str, ...], what: str) -> Any:
@@ -228,8 +236,8 @@ class TrainingSpec(SpecModel):
     """Optimizer updates."""
     batch_size: int = Field(default=16, ge=1)
     """Samples in one step, over all machines."""
-    microbatches: int = Field(default=4, ge=1)
-    """Pieces that a batch is cut into; each travels alone."""
+    microbatches: int | None = Field(default=None, ge=1)
+    """Pieces that a batch is cut into; each travels alone. Default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
     """Tokens in one sample of text."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -247,7 +255,7 @@ class TrainingSpec(SpecModel):
 
     @model_validator(mode="after")
     def _microbatches_divide(self) -> Self:
-        if self.batch_size % self.microbatches:
+        if self.microbatches is not None and self.batch_size % self.microbatches:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of microbatches {self.microbatches}"
             )
@@ -255,26 +263,27 @@ class TrainingSpec(SpecModel):
 
     @property
     def microbatch_size(self) -> int:
-        """Samples in one microbatch."""
+        """Samples in one microbatch, once their number is known."""
+        assert self.microbatches is not None, "the plan says how many"
         return self.batch_size // self.microbatches
 
 
 class ParallelismSpec(SpecModel):
     """How the model is laid over the machines."""
 
-    strategy: str = "compute_weighted"
-    """Name of the partitioning strategy that cuts the model into pools."""
+    strategy: str = "auto"
+    """Name of the partitioning strategy that cuts the model into pools and places them."""
     pools: int | None = Field(default=None, ge=1)
-    """Pools in a row, each holding one shard; default: as many as ``members_per_pool`` machines fill."""
-    members_per_pool: int = Field(default=1, ge=1)
-    """Machines that hold the same shard and share its microbatches (data parallelism)."""
+    """Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines)."""
+    members_per_pool: int | None = Field(default=None, ge=1)
+    """Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1)."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
 
     @property
     def machines_needed(self) -> int:
         """Fewest machines that the job can run on."""
-        return (self.pools or 1) * self.members_per_pool
+        return (self.pools or 1) * (self.members_per_pool or 1)
 
 
 class TrainJob(SpecModel):
@@ -295,6 +304,11 @@ class TrainJob(SpecModel):
     parallelism: ParallelismSpec = ParallelismSpec()
     """How the model is laid over the machines."""
 
+    def with_microbatches(self, microbatches: int) -> TrainJob:
+        """Return the job with the number of microbatches that its plan settled."""
+        training = self.training.model_copy(update={"microbatches": microbatches})
+        return self.model_copy(update={"training": training})
+
     @model_validator(mode="after")
     def _model_fits_data(self) -> Self:
         if (self.model.layers is not None) != (self.data.dataset is not None):
@@ -304,7 +318,7 @@ class TrainJob(SpecModel):
     @model_validator(mode="after")
     def _members_have_work(self) -> Self:
         members, microbatches = self.parallelism.members_per_pool, self.training.microbatches
-        if members > microbatches:
+        if members is not None and microbatches is not None and members > microbatches:
             raise ValueError(
                 f"parallelism.members_per_pool {members} is more than training.microbatches {microbatches}: "
                 "each member needs at least one"
@@ -316,50 +330,13 @@ _ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])
 _KINDS = ("train",)
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, by which a few lines grow to gigabytes, and without keys that are given twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise ComposerError(None, None, "aliases (*name) are not read; write it out", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 takes 1e-5 for text, since it has no dot; everybody else takes it for a number.
-_PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
 def parse_job(source: str | dict[str, Any]) -> TrainJob:
     """Read a job from YAML (or JSON) text or from a mapping.
 
     Raises:
         UserError: naming each field that is wrong and, where there is one, the nearest known name.
     """
-    data: Any = source
-    if isinstance(source, str):
-        try:
-            data = yaml.load(source, _PlainLoader)  # noqa: S506 - it is a safe loader
-        # Beside its own errors, YAML lets through what impossible dates and endless nesting cause.
-        except (yaml.YAMLError, ValueError, RecursionError) as failure:
-            where = getattr(failure, "problem_mark", None)
-            line = f" at line {where.line + 1}, column {where.column + 1}" if where else ""
-            problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]
-            raise UserError(
-                f"the job file is not valid YAML{line}: {problem}", mend="check its indentation and quotes"
-            ) from failure
+    data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
     if not isinstance(data, dict):
         raise UserError(
             f"a job is a mapping of keys, not {type(data).__name__}", mend="start from a file in examples/"

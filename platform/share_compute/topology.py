@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 DeviceKind = Literal["cpu", "cuda"]
+
+HEAD = "head"
+"""Stands for the head in links; no contributor has this id."""
+MOST_LATENCY_S = 60.0
+MOST_PER_S = 1e18
+"""Bytes or operations. No machine and no link is faster: larger figures were not measured."""
+MOST_BYTES = 2**60
+"""Memory of one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +73,17 @@ class Contributor:
         """Memory of the device that a member works on."""
         return self.device.memory_bytes if self.devices else 0
 
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Measured memory bandwidth of the device that a member works on, 0.0 where none was measured."""
+        return self.device.memory_bytes_per_s if self.devices else 0.0
+
     def flops_per_s(self, dtype: str = "float32") -> float:
         """Measured speed of the device that a member works on, 0.0 where none was measured."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Topology:
     """All contributors and the links between them, at one moment."""
 
@@ -77,7 +93,35 @@ class Topology:
 
     def __getitem__(self, contributor_id: str) -> Contributor:
         """Return one contributor by id; KeyError when it is not there."""
-        for contributor in self.contributors:
-            if contributor.id == contributor_id:
-                return contributor
-        raise KeyError(contributor_id)
+        return self._by_id[contributor_id]
+
+    @cached_property
+    def _by_id(self) -> dict[str, Contributor]:
+        return {contributor.id: contributor for contributor in self.contributors}
+
+
+def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
+    """Yield (field, problem) for each figure that nothing real can have: negative, not finite, or beyond all machines.
+
+    A link of 0 bytes/s is possible: nothing gets through it.
+    """
+    if isinstance(measured, Link):
+        yield from _absurd("latency_s", measured.latency_s, MOST_LATENCY_S, may_be_zero=True)
+        yield from _absurd("bytes_per_s", measured.bytes_per_s, MOST_PER_S, may_be_zero=True)
+        if measured.source == measured.target:
+            yield "target", "it leads back to its source"
+        return
+    yield from _absurd("memory_bytes", measured.memory_bytes, MOST_BYTES)
+    for dtype, speed in measured.flops_per_s.items():
+        yield from _absurd(f"flops_per_s.{dtype}", speed, MOST_PER_S)
+    # 0 says that it was not measured.
+    yield from _absurd("memory_bytes_per_s", measured.memory_bytes_per_s, MOST_PER_S, may_be_zero=True)
+
+
+def _absurd(name: str, value: float, most: float, *, may_be_zero: bool = False) -> Iterator[tuple[str, str]]:
+    if not math.isfinite(value):
+        yield name, f"{value} is no measurement"
+    elif value < 0 or (value == 0 and not may_be_zero):
+        yield name, f"{value:g} is not {'at least' if may_be_zero else 'more than'} 0"
+    elif value > most:
+        yield name, f"{value:g} is more than {most:g}"

@@ -80,6 +80,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         *,
         checkpoint: Path | None = None,
         number: int = 1,
+        machines: Topology = topology,
         folder: Path = tmp_path,
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
@@ -89,7 +90,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             job_id="job-test",
             attempt=number,
             spec=parse_job(job),
-            topology=topology,
+            topology=machines,
             folder=folder,
             checkpoint=checkpoint,
         )

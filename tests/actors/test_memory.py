@@ -54,9 +54,9 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     assignment = Assignment(job_id="job-memory", attempt=1, spec=spec, topology=topology, folder=tmp_path)
     library = Library.remote(assignment.model_dump_json())
     facts = ray.get(library.prepare.remote())
-    anatomy = dissect(facts.blueprint)
+    profile = dissect(facts.blueprint)
     crew = Crew(
-        assignment, make_plan(spec, topology, anatomy), facts, library, threading.Event(), anatomy.tied_name
+        assignment, make_plan(spec, topology, profile), facts, library, threading.Event(), profile.tied_name
     )
     try:
         told: list[str] = []
@@ -66,7 +66,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
         ray.get(library.finish.remote("artifacts/model", 0, facts.blueprint.config))
         for me, status in crew.ask("status").items():
             # A member that trains holds its weights and as many bytes of gradients.
-            shard = 2 * 4 * anatomy.of(make_plan(spec, topology, anatomy).shard(me.pool))
+            shard = 2 * 4 * profile.parameters_of(make_plan(spec, topology, profile).shard(me.pool))
             assert status.peak_resident_bytes <= shard + PROCESS_BYTES, f"{status}"
     finally:
         crew.dismiss()

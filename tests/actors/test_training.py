@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from share_compute.jobs.events import AttemptEvent
 from share_compute.models.blueprint import Blueprint, build_stage
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import parse_job
+from share_compute.topology import Topology
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +52,7 @@ def job(
             "sequence_length": 32,
             **(training or {}),
         },
-        "parallelism": parallelism,
+        "parallelism": {"members_per_pool": 1, **parallelism},
     }
 
 
@@ -135,6 +137,63 @@ def test_two_pools_of_two_members_equal_one_machine(attempt: Attempt, corpus: Pa
     assert hybrid == pytest.approx(alone, abs=1e-5)
 
 
+def with_speeds(topology: Topology, *gflops: float) -> Topology:
+    """The first machines, as fast as said."""
+    machines = tuple(
+        replace(machine, devices=(replace(machine.device, flops_per_s={"float32": speed * 1e9}),))
+        for machine, speed in zip(topology.contributors, gflops, strict=False)
+    )
+    return Topology(machines)
+
+
+def test_members_of_unequal_speed_share_unequally_and_learn_the_same(
+    attempt: Attempt, corpus: Path, topology: Topology
+) -> None:
+    training = {"steps": 8, "microbatches": 8}
+    alone = losses_of(attempt(job(corpus, training=training, pools=1)))
+    unequal = attempt(
+        job(corpus, training=training, strategy="compute_weighted", pools=2, members_per_pool=2),
+        machines=with_speeds(topology, 30, 30, 10, 10),
+        number=2,
+    )
+    plan = next(event.plan for event in unequal if event.type == "planned")
+    assert sorted(share for shares in plan.shares for share in shares) == [4, 4, 4, 4]
+    lopsided = attempt(
+        job(corpus, training=training, pools=1, members_per_pool=2),
+        machines=with_speeds(topology, 30, 10),
+        number=3,
+    )
+    plan = next(event.plan for event in lopsided if event.type == "planned")
+    assert plan.shares == ((6, 2),)
+    for losses in (losses_of(unequal), losses_of(lopsided)):
+        assert losses == pytest.approx(alone, abs=1e-5)
+
+
+def test_the_planner_cuts_the_batch_and_a_resumed_job_keeps_to_it(
+    attempt: Attempt, corpus: Path, topology: Topology
+) -> None:
+    training: dict[str, Any] = {"steps": 14, "microbatches": None, "batch_size": 8, "checkpoint_every": 12}
+    first = attempt(job(corpus, training=training, pools=2))
+    assert ending(first).outcome == "succeeded", ending(first).reason
+    plan = next(event.plan for event in first if event.type == "planned")
+    saved = next(event for event in first if event.type == "checkpoint" and event.step == 12)
+    assert json.loads((saved.path / "training.json").read_text())["microbatches"] == plan.microbatches
+    measured = [event for event in first if event.type == "measured"]
+    assert measured
+    assert measured[-1].predicted_step_s == plan.prediction.step_s
+    assert measured[-1].measured_step_s > 0
+    assert len(measured[-1].pools) == 2
+    # One machine alone would take the whole batch at once; the order of sums must stay what it was.
+    resumed = attempt(
+        job(corpus, training=training, pools=1),
+        checkpoint=saved.path,
+        number=2,
+        machines=with_speeds(topology, 10),
+    )
+    assert next(event.plan for event in resumed if event.type == "planned").microbatches == plan.microbatches
+    assert ending(resumed).outcome == "succeeded", ending(resumed).reason
+
+
 def test_a_resumed_job_goes_on_exactly(attempt: Attempt, corpus: Path) -> None:
     document = job(corpus, training={"steps": 12, "checkpoint_every": 6}, pools=2)
     straight = attempt(document)
@@ -203,7 +262,7 @@ def test_digits_are_learned(attempt: Attempt, tmp_path: Path) -> None:
                 "microbatches": 2,
                 "optimizer": {"learning_rate": 0.01},
             },
-            "parallelism": {"pools": 4},
+            "parallelism": {"pools": 4, "members_per_pool": 1},
         }
     )
     assert ending(events).outcome == "succeeded", ending(events).reason

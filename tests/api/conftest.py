@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -120,3 +123,28 @@ def digits() -> dict[str, Any]:
         "data": {"dataset": "digits"},
         "training": {"steps": 3},
     }
+
+
+@pytest.fixture
+def run(plane: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``share-compute`` as somebody who has the server's URL and key."""
+    environment = {
+        **os.environ,
+        "SHARE_COMPUTE_URL": plane.url,
+        "SHARE_COMPUTE_API_KEY": plane.api_key,
+        "SHARE_COMPUTE_DATA_FOLDER": str(tmp_path / "elsewhere"),
+        "COLUMNS": "200",
+    }
+
+    def command(*words: str, text: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [Path(sys.executable).with_name("share-compute"), *words],
+            env={**environment, **changes},
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return command

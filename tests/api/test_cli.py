@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,31 +23,6 @@ model:
 data: {{dataset: digits}}
 training: {{steps: 2}}
 """
-
-
-@pytest.fixture
-def run(plane: Any, tmp_path: Path) -> Run:
-    """Run ``share-compute`` as somebody who has the server's URL and key."""
-    environment = {
-        **os.environ,
-        "SHARE_COMPUTE_URL": plane.url,
-        "SHARE_COMPUTE_API_KEY": plane.api_key,
-        "SHARE_COMPUTE_DATA_FOLDER": str(tmp_path / "elsewhere"),
-        "COLUMNS": "200",
-    }
-
-    def command(*words: str, text: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [Path(sys.executable).with_name("share-compute"), *words],
-            env={**environment, **changes},
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    return command
 
 
 @pytest.fixture
@@ -94,7 +68,7 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
     result.mkdir()
     (result / "model.safetensors").write_bytes(b"weights")
     saved = ArtifactSaved(name="model", path=result, size_bytes=7)
-    plan = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, pools=())
+    plan = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, pools=(), microbatches=1)
     play(
         plane,
         job_id,

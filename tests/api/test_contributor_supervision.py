@@ -165,6 +165,18 @@ def test_who_cannot_be_measured_is_given_up(settings: Settings, failure: Excepti
     run(settings, story)
 
 
+def test_who_measures_what_no_machine_can_have_is_given_up(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        machine = await pool.machine(ada)
+        machine.devices.set_result((Device("cpu", "odd", 2**30, {"float32": float("nan")}),))
+        lost = await pool.until(ada, "lost")
+        assert "flops_per_s.float32 of odd" in lost.reason
+        assert lost.capacity is None
+
+    run(settings, story)
+
+
 def test_who_cannot_be_started_is_given_up(settings: Settings) -> None:
     async def story(pool: Pool) -> None:
         pool.refusal = ContributorLost("its node is gone", mend="join again")

@@ -145,7 +145,9 @@ def planned(*contributor_ids: str) -> Planned:
         for one in contributor_ids
     )
     pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
-    return Planned(plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,)))
+    return Planned(
+        plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,), microbatches=1)
+    )
 
 
 def step(number: int) -> StepCommitted:

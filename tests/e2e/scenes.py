@@ -77,7 +77,12 @@ def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> No
         for index, machine in enumerate(machines)
     )
     plan = Plan(
-        epoch=0, strategy="compute_weighted", num_layers=3, parameters=2_000 * len(pools), pools=pools
+        epoch=0,
+        strategy="compute_weighted",
+        num_layers=3,
+        parameters=2_000 * len(pools),
+        pools=pools,
+        microbatches=4,
     )
     note = Note(message="elm would slow the job down; it gets no layers", level="warning")
     started = Started(first_step=1, total_steps=40)

@@ -60,7 +60,8 @@ REST = sorted(set(declared()) - set(COMMON) - CARRY_STATE_ACROSS_LAYERS - NO_SMA
 
 def assert_composes(config: dict[str, Any]) -> None:
     blueprint = Blueprint(config=config)
-    count = len(dissect(blueprint).layers)
+    profile = dissect(blueprint)
+    count = len(profile.layers)
     edges = [(0, count), (0, 1), (1, count - 1), (count - 1, count)]
     whole, *parts = (build_stage(blueprint, Shard("m", start, stop, count), CPU) for start, stop in edges)
     for stage in (whole, *parts):
@@ -76,6 +77,11 @@ def assert_composes(config: dict[str, Any]) -> None:
             hidden = stage.forward(hidden)
         assert torch.equal(whole.forward(ids), expected)
         assert torch.equal(hidden, expected)
+    assert profile.counted
+    assert profile.parameters == sum(tensor.numel() for tensor in own.parameters())
+    for stage in (whole, *parts):
+        held = sum(tensor.numel() for tensor in stage.module.parameters())
+        assert profile.parameters_of(stage.shard) == held
 
 
 @pytest.mark.parametrize("model_type", COMMON)
@@ -114,17 +120,6 @@ def test_a_wrong_configuration_is_the_users_to_mend(wrong: dict[str, Any]) -> No
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(UserError, match="unknown model_type 'lama'"):
         dissect(Blueprint(config={"model_type": "lama"}))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_anatomy_counts_what_stages_hold(tied: bool) -> None:
-    blueprint = Blueprint(config=small_config("llama", tie_word_embeddings=tied))
-    anatomy = dissect(blueprint)
-    whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**blueprint.config or {}))
-    assert anatomy.parameters == sum(parameter.numel() for parameter in whole.parameters())
-    for shard in (Shard("m", 0, 1, 4), Shard("m", 1, 3, 4), Shard("m", 3, 4, 4), Shard("m", 0, 4, 4)):
-        stage = build_stage(blueprint, shard, CPU)
-        assert anatomy.of(shard) == sum(parameter.numel() for parameter in stage.module.parameters())
 
 
 def test_a_tied_head_starts_as_the_embedding_and_is_stored_once() -> None:

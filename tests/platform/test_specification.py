@@ -217,7 +217,14 @@ class TestRefused:
 
     def test_every_member_has_a_microbatch(self) -> None:
         with pytest.raises(UserError, match=r"members_per_pool 5 is more than training\.microbatches 4"):
-            parse_job(changed("parallelism", {"members_per_pool": 5}))
+            parse_job({**changed("parallelism", {"members_per_pool": 5}), "training": {"microbatches": 4}})
+
+    def test_the_number_of_microbatches_may_be_left_to_the_planner(self) -> None:
+        job = parse_job(changed("training", {"batch_size": 12}))
+        assert job.training.microbatches is None
+        settled = job.with_microbatches(3)
+        assert settled.training.microbatch_size == 4
+        assert settled.with_microbatches(12).training.microbatch_size == 1
 
     @pytest.mark.parametrize(
         ("parallelism", "machines"),

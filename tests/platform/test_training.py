@@ -11,7 +11,6 @@ from transformers import get_scheduler
 from share_compute.specification import SCHEDULES, OptimizerName, OptimizerSpec, ScheduleSpec, TrainingSpec
 from share_compute.training.gradients import GradientBuckets, clip_factor
 from share_compute.training.optimizers import (
-    STATE_TENSORS,
     build_optimizer,
     learning_rates,
     optimizer_tensors,
@@ -41,7 +40,7 @@ def test_restored_state_goes_on_as_if_never_stopped(name: OptimizerName) -> None
     names = dict(straight.named_parameters())
     state = {key: value.clone() for key, value in optimizer_tensors(optimizer, names).items()}
     full_size = sum(1 for key, value in state.items() if key.startswith("0.weight") and value.dim())
-    assert full_size == STATE_TENSORS[name]
+    assert full_size == name.state_tensors
     resumed = model()
     resumed.load_state_dict(straight.state_dict())
     second = build_optimizer(spec, resumed.parameters())

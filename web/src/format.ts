@@ -37,6 +37,17 @@ export function duration(seconds: number): string {
   return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
 }
 
+/** The time of one step: three figures, in ms below a second. */
+export function stepTime(seconds: number): string {
+  return seconds < 1 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`;
+}
+
+/** By how much one time is above another: "+25%". */
+export function difference(measured: number, predicted: number): string {
+  const share = Math.round((measured / predicted - 1) * 100);
+  return `${share < 0 ? "−" : "+"}${Math.abs(share)}%`;
+}
+
 /** How long ago a moment was: "just now", "12 s ago". */
 export function ago(moment: string, now: number): string {
   const seconds = (now - Date.parse(moment)) / 1000;

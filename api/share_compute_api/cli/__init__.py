@@ -16,7 +16,10 @@ from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
 from share_compute_api.cli.join import join
 from share_compute_api.cli.output import print_failure
+from share_compute_api.cli.plan import plan
+from share_compute_api.cli.simulate import simulate
 from share_compute_api.cli.status import status
+from share_compute_api.cli.topology import topology
 from share_compute_api.cli.up import up
 
 _EPILOG = (
@@ -46,10 +49,21 @@ def make_app() -> typer.Typer:
         for command in commands:
             app.command(_NAMES.get(command), rich_help_panel=panel)(command)
 
-    add("Run the pool", up, status, doctor, demo, information.contributors)
+    add("Run the pool", up, status, doctor, demo, information.contributors, topology)
     app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
     add("Lend a machine", join)
-    add("Run jobs", jobs.submit, jobs.list_jobs, jobs.show, jobs.logs, jobs.cancel, jobs.resume, jobs.metrics)
+    add(
+        "Run jobs",
+        plan,
+        simulate,
+        jobs.submit,
+        jobs.list_jobs,
+        jobs.show,
+        jobs.logs,
+        jobs.cancel,
+        jobs.resume,
+        jobs.metrics,
+    )
     app.add_typer(artifacts.app, name="artifacts", rich_help_panel="Run jobs")
     add("Look up", information.config, information.schema)
     return app

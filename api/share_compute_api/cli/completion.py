@@ -1,4 +1,4 @@
-"""Job ids for shell completion."""
+"""Job ids and strategies for shell completion."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
     except ShareComputeError:  # no server, nothing to offer: the shell has no place for an error
         return []
     return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]
+
+
+def complete_strategy(incomplete: str) -> list[str]:
+    """Return the strategies that are installed and begin like this."""
+    from share_compute.planning.partitioning import strategy_names
+
+    return [name for name in strategy_names() if name.startswith(incomplete)]

@@ -7,7 +7,9 @@ from typing import Any
 
 from rich.markup import escape
 
-from share_compute.planning.plan import layer_span
+from share_compute.jobs.events import Measured
+from share_compute.planning.plan import Plan, layer_span
+from share_compute.planning.words import seconds_text
 from share_compute.store.records import EventRecord
 from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.output import number, rate, state_text
@@ -38,12 +40,23 @@ def _note(data: dict[str, Any]) -> str:
     return f"[{style}]{escape(data['message'])}[/]"
 
 
+def _measured(data: dict[str, Any]) -> str:
+    return f"measured at step {data['step']}  " + step_times(Measured.model_validate(data))
+
+
+def _proposed(data: dict[str, Any]) -> str:
+    placed = placement(Plan.model_validate(data["plan"]))
+    return f"[yellow]a better plan[/yellow]  {escape(data['sentence'])}: {escape(placed)}"
+
+
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
-    "planned": lambda data: "planned  " + escape(placement(data["plan"])),
+    "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
     "step": _step,
     "validated": _validated,
+    "measured": _measured,
+    "replan-proposed": _proposed,
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {format_bytes(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {format_bytes(data['size_bytes'])}",
     "note": _note,
@@ -52,11 +65,38 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def placement(plan: dict[str, Any]) -> str:
+def placement(plan: Plan) -> str:
     """Return which layers are on which machines, in one line."""
     pools = []
-    for pool in plan["pools"]:
-        names = " + ".join(member["name"] for member in pool["members"])
-        pools.append(f"{layer_span(pool['start'], pool['stop'])}: {names}")
-    idle = f"; idle: {', '.join(plan['idle'])}" if plan.get("idle") else ""
+    for pool in plan.pools:
+        names = " + ".join(member.name for member in pool.members)
+        pools.append(f"{layer_span(pool.start, pool.stop)}: {names}")
+    idle = f"; idle: {', '.join(machine.name for machine in plan.idle)}" if plan.idle else ""
     return "; ".join(pools) + idle
+
+
+def step_times(measured: Measured) -> str:
+    """Return the measured step time beside the predicted one, and the same for each pool."""
+    if measured.predicted_step_s is None:
+        return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
+    drift = measured.measured_step_s / measured.predicted_step_s - 1
+    pools = ", ".join(
+        f"{seconds_text(pool.measured_busy_s)} of {seconds_text(pool.predicted_busy_s or 0.0)}"
+        for pool in measured.pools
+    )
+    return (
+        f"step {seconds_text(measured.measured_step_s)}, predicted {seconds_text(measured.predicted_step_s)} "
+        f"({drift:+.0%}); pools busy {pools}"
+    )
+
+
+def plan_lines(plan: Plan) -> list[tuple[str, str]]:
+    """Return what there is to say of a plan beside its placement, as names and values."""
+    lines = []
+    if plan.prediction is not None:
+        kept = "proved best" if plan.prediction.exact else f"at most {plan.prediction.gap:.0%} above the best"
+        lines.append(("predicted", f"step {seconds_text(plan.prediction.step_s)}, {kept}"))
+        lines.append(("bottleneck", plan.prediction.bottleneck.sentence))
+    members = [member for pool in plan.pools for member in pool.members]
+    lines += [(member.name, member.reason) for member in members]
+    return lines + [(machine.name, f"idle: {machine.reason}") for machine in plan.idle]

@@ -28,12 +28,10 @@ def submit(
     ] = None,
 ) -> None:
     """Submit a job. Relative paths in the file are taken from the file's folder."""
-    from share_compute.specification import parse_job
     from share_compute_api.client import Client
-    from share_compute_api.jobfile import read_job_file, with_full_paths
+    from share_compute_api.jobfile import read_job
 
-    from_input = str(file) == "-"
-    spec = with_full_paths(parse_job(sys.stdin.read()), Path.cwd()) if from_input else read_job_file(file)
+    spec = read_job(file)
     with Client() as client:
         job = client.submit(spec, idempotency_key=idempotency_key)
         _report(job, as_json=as_json, compact=follow)
@@ -76,7 +74,7 @@ def list_jobs(
 
 def show(job: Job, as_json: Json = False) -> None:
     """Show one job: state, progress, and which layers are on which machines."""
-    from share_compute_api.cli.describe import placement
+    from share_compute_api.cli.describe import placement, plan_lines, step_times
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -84,7 +82,7 @@ def show(job: Job, as_json: Json = False) -> None:
     if as_json:
         print_json(record)
         return
-    plan = placement(record.plan.model_dump(mode="json")) if record.plan else None
+    plan = placement(record.plan) if record.plan else None
     facts: dict[str, Any] = {
         "id": record.id,
         "name": escape(record.name),
@@ -98,11 +96,15 @@ def show(job: Job, as_json: Json = False) -> None:
         "started": since(record.started_at),
         "finished": since(record.finished_at),
         "checkpoint": None if record.checkpoint_step is None else f"step {record.checkpoint_step}",
+        "measured": step_times(record.measured) if record.measured else None,
+        "proposal": escape(record.proposal.sentence) if record.proposal else None,
         "placement": escape(plan) if plan else None,
     }
     for name, value in facts.items():
         if value is not None:
             console.print(f"[bold]{name:<11}[/bold] {value}")
+    for name, value in plan_lines(record.plan) if record.plan else ():
+        console.print(f"[bold]{escape(name):<11}[/bold] {escape(value)}", soft_wrap=True)
 
 
 def logs(

@@ -10,7 +10,10 @@ _SAMPLE_TOKENS = 32
 
 
 def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
-    """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; returns its path."""
+    """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; returns its path.
+
+    It asks for its pools outright: the planner would leave so small a model on one machine.
+    """
     import yaml
 
     job: dict[str, Any] = {
@@ -39,7 +42,8 @@ def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
             "optimizer": {"name": "adamw", "learning_rate": 0.004},
             "schedule": {"name": "cosine", "warmup_steps": min(5, steps // 4)},
         },
-        "parallelism": {"pools": pools},
+        # So small a model is fastest on one machine: only a job that insists on pools shows a split.
+        "parallelism": {"pools": pools, "members_per_pool": 1},
     }
     file = folder / "demo.yaml"
     file.write_text(yaml.safe_dump(job, sort_keys=False))

@@ -6,7 +6,18 @@ from fastapi import APIRouter, Depends
 
 from share_compute_api.auth import require_api_key
 from share_compute_api.problems import documented
-from share_compute_api.routes import agents, artifacts, contributors, events, invites, jobs, keys, server
+from share_compute_api.routes import (
+    agents,
+    artifacts,
+    contributors,
+    events,
+    invites,
+    jobs,
+    keys,
+    plans,
+    server,
+    topology,
+)
 
 PREFIX = "/api/v1"
 
@@ -22,6 +33,8 @@ def api_router() -> APIRouter:
         invites.router,
         contributors.router,
         jobs.router,
+        plans.router,
+        topology.router,
         artifacts.router,
         events.router,
     ):

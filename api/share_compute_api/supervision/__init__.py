@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from share_compute.topology import HEAD
+
 __all__ = ["AWAY", "HEAD", "LABEL", "ClusterInfo"]
 
 LABEL = "share-compute-contributor"
 """Ray label that names the contributor that a node belongs to."""
-HEAD = "head"
-"""Stands for the head where a contributor id is expected, e.g. in links."""
 AWAY = "the server was restarted; waiting for the machine to come back"
 """Why a contributor is lost that an earlier server knew."""
 

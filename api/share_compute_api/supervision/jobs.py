@@ -10,11 +10,10 @@ from pathlib import Path
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.events import Assignment
 from share_compute.store import ContributorRecord, JobRecord, Store
-from share_compute.topology import Topology
 from share_compute_api.bell import Bell
-from share_compute_api.supervision import HEAD
 from share_compute_api.supervision.coordinators import Launch
 from share_compute_api.supervision.following import Following, TooFew
+from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.patience import Patience, patiently
 from share_compute_api.supervision.waiting import Waiting
 
@@ -35,16 +34,25 @@ class JobSupervisor:
         folder: holds one folder for each job.
         bell: rings when the store changed.
         patience: how long to wait for what.
+        drift: share by which measured step times may differ from predicted ones before a job is planned again.
     """
 
     def __init__(
-        self, store: Store, launch: Launch, folder: Path, bell: Bell, patience: Patience | None = None
+        self,
+        store: Store,
+        launch: Launch,
+        folder: Path,
+        bell: Bell,
+        patience: Patience | None = None,
+        *,
+        drift: float = 0.25,
     ) -> None:
         self._store = store
         self._launch = launch
         self._folder = folder
         self._bell = bell
         self._patience = patience or Patience()
+        self._drift = drift
         self._waiting = Waiting(self._patience)
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._interruption = _RESTARTED
@@ -145,20 +153,12 @@ class JobSupervisor:
     def _assignment(self, job: JobRecord, machines: list[ContributorRecord]) -> Assignment:
         folder = self._folder / job.id
         folder.mkdir(parents=True, exist_ok=True)
-        offered = {machine.id for machine in machines} | {HEAD}
         return Assignment(
             job_id=job.id,
             attempt=job.attempt,
             spec=job.spec,
-            topology=Topology(
-                contributors=tuple(machine.machine() for machine in machines),
-                links=tuple(
-                    link
-                    for machine in machines
-                    for link in machine.links or ()
-                    if link.source in offered and link.target in offered
-                ),
-            ),
+            topology=live_topology(machines),
             folder=folder,
             checkpoint=job.checkpoint_path,
+            drift=self._drift,
         )

@@ -11,6 +11,7 @@ from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.supervision import HEAD
+from share_compute_api.supervision.live_topology import require_sound, sound_links
 from share_compute_api.supervision.machines import Machine, Start, start_machine
 
 _MEASURE_TIMEOUT_S = 150.0
@@ -110,7 +111,8 @@ class Measurements:
             machine = self._machines[record.id] = await self._start(record.id, node_id)
             await self._wait_for_siblings(record)
             devices = await machine.probe(record.limits)
-            links = await machine.measure_links(await self._peers(record))
+            require_sound(devices, record.name)
+            links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
         await asyncio.to_thread(self._store.contributors.ready, record.id, capacity=devices, links=links)
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:

@@ -26,6 +26,8 @@ class Assignment(StrictModel):
     """The job's own folder on the server: prepared data, checkpoints, artifacts."""
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from."""
+    drift: float = Field(default=0.25, gt=0)
+    """Share by which the measured step may differ from the predicted one before the job is planned again."""
 
 
 class Planned(StrictModel):
@@ -73,6 +75,45 @@ class Validated(StrictModel):
     """exp(loss), for a language model."""
 
 
+class PoolTiming(StrictModel):
+    """One pool, on paper and in reality."""
+
+    predicted_busy_s: float | None
+    """Time that its busiest member computes in a step; None where the plan predicts nothing."""
+    measured_busy_s: float
+
+
+class Measured(StrictModel):
+    """How long steps take, beside what the plan predicted."""
+
+    type: Literal["measured"] = "measured"
+    step: int
+    """The last of those measured."""
+    predicted_step_s: float | None
+    """None where the plan predicts nothing, since no machine's speed was measured."""
+    measured_step_s: float
+    """Median of the last steps."""
+    pools: tuple[PoolTiming, ...]
+    """In pipeline order."""
+
+
+class ReplanProposed(StrictModel):
+    """Another plan would pay for moving to it; a resumed job takes it up."""
+
+    type: Literal["replan-proposed"] = "replan-proposed"
+    step: int
+    """After which it was worked out."""
+    plan: Plan
+    """The better one."""
+    current_step_s: float
+    """Of the plan in use, predicted from measured times."""
+    gain_s: float
+    """Over the steps that are left."""
+    move_cost_s: float
+    """Time to carry state to where it will be, and to start again."""
+    sentence: str
+
+
 class CheckpointSaved(StrictModel):
     """A checkpoint that the job can be resumed from is on disk."""
 
@@ -110,7 +151,16 @@ class AttemptEnded(StrictModel):
 
 
 AttemptEvent: TypeAlias = Annotated[
-    Planned | Started | StepCommitted | Validated | CheckpointSaved | ArtifactSaved | Note | AttemptEnded,
+    Planned
+    | Started
+    | StepCommitted
+    | Validated
+    | Measured
+    | ReplanProposed
+    | CheckpointSaved
+    | ArtifactSaved
+    | Note
+    | AttemptEnded,
     Field(discriminator="type"),
 ]
 

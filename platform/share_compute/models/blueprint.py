@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from share_compute.errors import UserError
 from share_compute.planning.partitioning import Shard
+from share_compute.planning.profile import ModelProfile
 from share_compute.specification import LayerSpec
 from share_compute.strict import StrictModel
 
@@ -30,39 +30,6 @@ class Blueprint(StrictModel):
         return "language" if self.config is not None else "classification"
 
 
-@dataclass(frozen=True, slots=True)
-class Anatomy:
-    """Parameters of a model, counted where they live. Tied weights count once, with the embedding."""
-
-    layers: tuple[int, ...]
-    """Parameters of each layer."""
-    embedding: int
-    """Parameters before the first layer."""
-    head: int
-    """Parameters after the last layer, without a tied head."""
-    tied: int = 0
-    """Parameters of a head that is the embedding again: the last shard holds a second copy of these."""
-    tied_name: str | None = None
-    """Stored name of that parameter."""
-    hidden_size: int = 0
-    intermediate_size: int = 0
-    vocab_size: int = 0
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model."""
-        return sum(self.layers) + self.embedding + self.head
-
-    def of(self, shard: Shard) -> int:
-        """Return the parameters that a member holding ``shard`` has in memory."""
-        held = sum(self.layers[shard.start : shard.stop])
-        if shard.is_first:
-            held += self.embedding
-        if shard.is_last:
-            held += self.head + (0 if shard.is_first else self.tied)
-        return held
-
-
 class Stage(ABC):
     """One shard of a model, ready to compute.
 
@@ -75,6 +42,11 @@ class Stage(ABC):
     """Parameters carry the same names as in the whole model."""
     tied: Mapping[str, str]
     """Parameters that are another stage's: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> Mapping[int, nn.Module]:
+        """The shard's layers, by their place in the whole model."""
 
     @abstractmethod
     def forward(self, inputs: Tensor) -> Tensor:
@@ -112,8 +84,13 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
             f"the model's last layer has {classes} outputs, but the data has class {int(targets.max())}",
             mend=f"give the last layer at least {int(targets.max()) + 1} outputs",
         )
+    return summed_cross_entropy(logits, targets)
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return what `loss_sum` does, without a look at the targets."""
     return nn.functional.cross_entropy(
-        logits.reshape(-1, classes).float(), targets.reshape(-1).to(logits.device), reduction="sum"
+        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1).to(logits.device), reduction="sum"
     )
 
 
@@ -138,12 +115,16 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
     return LayeredStage(blueprint.layers, shard, device)
 
 
-def dissect(blueprint: Blueprint) -> Anatomy:
-    """Count the parameters of a model on the meta device: nothing is allocated."""
+def dissect(blueprint: Blueprint) -> ModelProfile:
+    """Count what a model costs, from its own code: no memory is taken for its weights, and nothing is computed.
+
+    Raises:
+        UserError: the architecture declares no pipeline plan, or the model's options are wrong.
+    """
     if blueprint.config is not None:
-        from share_compute.models.huggingface import dissect_config  # noqa: PLC0415
+        from share_compute.models.huggingface_profile import profile_config  # noqa: PLC0415
 
-        return dissect_config(blueprint.config)
-    from share_compute.models.layers import dissect_layers  # noqa: PLC0415
+        return profile_config(blueprint.config)
+    from share_compute.models.layers import profile_layers  # noqa: PLC0415
 
-    return dissect_layers(blueprint.layers)
+    return profile_layers(blueprint.layers)

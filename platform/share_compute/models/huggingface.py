@@ -7,6 +7,7 @@ Which module embeds, which repeat and which come last is read from the architect
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,14 +15,17 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Anatomy, Stage, derive_seed
+from share_compute.models.blueprint import Stage, derive_seed
 from share_compute.planning.partitioning import Shard
 
 _SMALL = 2**14
 """Numbers in a parameter that is real from the start."""
+_HUGE = 2**26
+"""Numbers in a tensor that is not even real while its module is constructed."""
 _INPUT_SCALES = ("embedding_multiplier",)
 """Attributes by which some base models scale what they embed: they must not scale a later stage's input again."""
 
@@ -92,6 +96,20 @@ def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
         ) from failure
 
 
+class _HugeOnMeta(TorchFunctionMode):
+    """Keeps huge empty tensors on the meta device: no memory is asked for, not even for a moment."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is torch.empty:
+            sizes = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if math.prod(sizes) > _HUGE:
+                options = {**options, "device": "meta"}
+        return func(*args, **options)
+
+
 @contextmanager
 def _sketching() -> Iterator[None]:
     """Models built inside have their large parameters on the meta device: they take no memory.
@@ -109,7 +127,7 @@ def _sketching() -> Iterator[None]:
                 parameter.to("meta"), requires_grad=parameter.requires_grad
             )
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _HugeOnMeta():
         torch.manual_seed(0)
         nn.Module.register_parameter = register_sketch  # type: ignore[assignment, method-assign]
         try:
@@ -156,7 +174,7 @@ def _told(failure: BaseException) -> str:
     return " ".join(str(failure).split())[:300]
 
 
-def _tied_names(model: PreTrainedModel) -> dict[str, str]:
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
     """Return {name of a tied parameter: name it is stored under}."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
@@ -168,7 +186,7 @@ class HuggingFaceStage(Stage):
         self.shard = shard
         model = sketch(config)
         outline = Outline(model)
-        tied = _tied_names(model)
+        tied = tied_names(model)
         self._keep(model, outline)
         _materialize(model, device)
         present = set(model.state_dict())
@@ -180,6 +198,7 @@ class HuggingFaceStage(Stage):
         self.module = model
         self._model = model
         self._base = outline.base
+        self._stack = outline.layers
         self._cell: tuple[int, ...] = ()
         if any(
             "drop" in name and isinstance(value, float) and value > 0
@@ -218,6 +237,12 @@ class HuggingFaceStage(Stage):
         for name in outline.opening if self.shard.is_first else ():
             getattr(outline.base, name).register_forward_pre_hook(seeder(-1), with_kwargs=True)
 
+    @property
+    def layers(self) -> dict[int, nn.Module]:
+        """The shard's layers, by their place in the whole model."""
+        stack = getattr(self._base, self._stack)
+        return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
+
     def prepare_cell(self, *key: int) -> None:
         """Key the dropout of each layer by (key, layer), so that it does not matter who computes it."""
         self._cell = key
@@ -255,37 +280,8 @@ class HuggingFaceStage(Stage):
                 self._model._init_weights(module)  # noqa: SLF001
 
 
-def dissect_config(config: Mapping[str, Any]) -> Anatomy:
-    """Count a causal language model's parameters; tied weights count once, with the embedding."""
-    model = sketch(config)
-    outline = Outline(model)
-    layers = getattr(outline.base, outline.layers)
-    embedding = _count(getattr(outline.base, outline.embedding))
-    per_layer = tuple(_count(layer) for layer in layers)
-    whole = _count(model)
-    tied = next(
-        (source for target, source in _tied_names(model).items() if target.split(".")[0] in outline.heads),
-        None,
-    )
-    text = model.config.get_text_config()
-    return Anatomy(
-        layers=per_layer,
-        embedding=embedding,
-        head=whole - embedding - sum(per_layer),
-        tied=model.get_parameter(tied).numel() if tied else 0,
-        tied_name=tied,
-        hidden_size=int(text.hidden_size),
-        intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
-        vocab_size=int(text.vocab_size),
-    )
-
-
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what config.json of a trained model says: its class, and that its weights are float32."""
     kind = AutoModelForCausalLM._model_mapping[type(_configuration(config))]  # noqa: SLF001 - the one place that knows
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Anatomy, Stage, derive_seed
+from share_compute.models.blueprint import Stage, derive_seed, summed_cross_entropy
+from share_compute.models.profiling import (
+    LOSS_COPIES,
+    UNCOUNTABLE,
+    Count,
+    count,
+    empty_module,
+    fake_mode,
+    storage_of,
+)
 from share_compute.planning.partitioning import Shard
+from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile, ModelProfile
 from share_compute.specification import LayerSpec
+
+_FEATURES = 64
+"""Numbers in a sample of the only data set that such models train on: 8 x 8 pixels."""
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {
     "avg_pool2d": nn.AvgPool2d,
@@ -67,7 +80,7 @@ class LayeredStage(Stage):
         self.shard = shard
         with torch.device("meta"):
             module = _Layers(specs, shard.start, shard.stop)
-        self.module = module.to_empty(device=device)
+        self.module: _Layers = module.to_empty(device=device)
         self.tied = {}
         self._key: tuple[int, ...] = ()
         for name, layer in module.layers.items():
@@ -80,6 +93,11 @@ class LayeredStage(Stage):
                 torch.manual_seed(derive_seed(*self._key, index))
 
         return seed
+
+    @property
+    def layers(self) -> dict[int, nn.Module]:
+        """The shard's layers, by their place in the whole model."""
+        return {int(name): layer for name, layer in self.module.layers.items()}
 
     def prepare_cell(self, *key: int) -> None:
         """Key dropout by (key, layer)."""
@@ -99,11 +117,76 @@ class LayeredStage(Stage):
                 reset()
 
 
-def dissect_layers(specs: Sequence[LayerSpec]) -> Anatomy:
-    """Count a declared model's parameters, layer by layer."""
+def profile_layers(specs: Sequence[LayerSpec]) -> ModelProfile:
+    """Count a declared model, layer by layer; samples have no length, so all growth is constant.
+
+    Layers that do not fit their samples are estimated: it is for training to say what is wrong with them.
+
+    Raises:
+        UserError: a layer has wrong options.
+    """
     with torch.device("meta"):
-        layers = tuple(
-            sum(math.prod(parameter.shape) for parameter in _make(index, spec).parameters())
-            for index, spec in enumerate(specs)
-        )
-    return Anatomy(layers=layers, embedding=0, head=0)
+        modules = [_make(index, spec) for index, spec in enumerate(specs)]
+    try:
+        layers, head, counted = *_counted(modules), True
+    except UNCOUNTABLE:
+        layers, head, counted = [_estimated(module) for module in modules], LayerProfile(parameters=0), False
+    return ModelProfile(layers=tuple(layers), head=head, counted=counted)
+
+
+def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerProfile]:
+    mode, counts = fake_mode(), []
+    with mode:
+        hidden = torch.empty(1, _FEATURES)
+        owners = {storage_of(hidden): -1}
+        for place, module in enumerate(modules):
+            empty_module(mode, module)
+            inputs = hidden.detach().requires_grad_(hidden.requires_grad)
+            counted = count(partial(module, inputs), inputs, module)
+            hidden = counted.output
+            for storage in (*counted.saved, storage_of(hidden)):
+                owners.setdefault(storage, place)
+            counts.append(counted)
+        logits = hidden.detach().requires_grad_()
+        targets = torch.empty(logits.shape[:-1], dtype=torch.int64)
+        loss = count(partial(summed_cross_entropy, logits, targets), logits, nn.Identity())
+    # What a layer makes is kept when itself or a later one saves it, which not all layers do with their inputs.
+    kept = dict.fromkeys(range(-1, len(modules)), 0)
+    for storage, memory in {
+        key: value for each in (*counts, loss) for key, value in each.saved.items()
+    }.items():
+        if storage in owners:
+            kept[owners[storage]] += memory.nbytes()
+    layers = [
+        _constant(*each)
+        for each in zip(modules, counts, [kept[place] for place in range(len(counts))], strict=True)
+    ]
+    copies = LOSS_COPIES * logits.untyped_storage().nbytes()
+    return layers, _constant(nn.Identity(), loss, loss.kept_bytes + copies)
+
+
+def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile:
+    return LayerProfile(
+        parameters=_parameters(module),
+        forward_flops=Growth(counts.forward_flops),
+        backward_flops=Growth(counts.backward_flops),
+        activation_bytes=Growth(kept_bytes),
+        boundary_numbers=Growth(counts.output.numel()),
+    )
+
+
+def _estimated(module: nn.Module) -> LayerProfile:
+    """Take a layer for a dense one: each parameter is used once, in one multiplication and one addition."""
+    parameters = _parameters(module)
+    width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)
+    return LayerProfile(
+        parameters=parameters,
+        forward_flops=Growth(2.0 * parameters),
+        backward_flops=Growth(4.0 * parameters),
+        activation_bytes=Growth(float(FLOAT_BYTES * width)),
+        boundary_numbers=Growth(float(width)),
+    )
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

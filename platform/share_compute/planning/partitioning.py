@@ -1,4 +1,8 @@
-"""Cut a model into contiguous shares: strategies give partitions, a mapping makes shards of them."""
+"""Cut a model into contiguous shares: strategies give partitions, a mapping makes shards of them.
+
+A strategy that only knows partitions is placed as most systems do it: the fastest machines, pools of machines that are
+alike, cuts at the nearest layers. One that knows better overrides `PartitioningStrategy.place`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from share_compute.errors import PlanInfeasible, UserError
+from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.strict import nearest
-from share_compute.topology import Contributor, Topology
+from share_compute.topology import Contributor, Device, Topology
+from share_compute.training.schedule import even_shares
+
+if TYPE_CHECKING:
+    from share_compute.planning.problem import Problem
 
 ENTRY_POINTS = "share_compute.partitioning"
 
@@ -46,6 +56,14 @@ class Shard:
         return self.stop - self.start
 
 
+class Candidate(NamedTuple):
+    """A layout that a strategy proposes."""
+
+    layout: Layout
+    exact: bool = False
+    """Whether no other layout has a shorter step by the formula, and the strategy proved it."""
+
+
 class PartitioningStrategy(ABC):
     """A rule that shares a model out; found by name among the ``share_compute.partitioning`` entry points."""
 
@@ -55,6 +73,100 @@ class PartitioningStrategy(ABC):
 
         No contributors, no partitions.
         """
+
+    def place(self, problem: Problem) -> list[Candidate]:
+        """Return layouts to choose from, the one that looks best first; none when nothing fits.
+
+        Here: all machines, or the fastest where the job says how many pools it wants, cut as `partition` says.
+
+        Raises:
+            PlanInfeasible: too few machines, layers or microbatches for what was asked.
+        """
+        pools = _form_pools(problem)
+        contributors = problem.cost.topology.contributors
+        machines = [[contributors[machine] for machine in members] for members in pools]
+        partitions = self.partition(
+            Topology(tuple(_as_one(index, members) for index, members in enumerate(machines)))
+        )
+        shards = map_partitions_to_shards(partitions, problem.cost.num_layers, "model")
+        layouts = []
+        for partition, shard in zip(partitions, shards, strict=True):
+            members = tuple(pools[int(partition.contributor_id)])
+            shares = problem.cost.shares(members, shard.start, shard.stop)
+            if (
+                shares is None
+            ):  # one is so slow that it is better left out, but this strategy leaves nobody out
+                shares = even_shares(problem.cost.workload.microbatches, len(members))
+            layouts.append(PoolLayout(shard.start, shard.stop, members, shares))
+        return [Candidate(Layout(tuple(layouts)))]
+
+
+def _form_pools(problem: Problem) -> list[list[int]]:
+    """Return the machines of each pool, by index: the fastest ones, those alike together."""
+    cost = problem.cost
+    size = problem.members_per_pool or 1
+    available, num_layers = cost.num_machines, cost.num_layers
+    count = problem.pools or max(1, min(available // size, num_layers))
+    check_counts(cost.num_machines, num_layers, cost.workload.microbatches, count, size)
+    if size == 1 and available == count:
+        return [[machine] for machine in range(available)]
+    contributors = cost.topology.contributors
+    by_speed = sorted(
+        range(available), key=lambda machine: (-contributors[machine].flops_per_s(), contributors[machine].id)
+    )
+    if size == 1:
+        return [[machine] for machine in by_speed[:count]]
+    # The members of a pool sum their gradients: that takes devices of one kind, and short ways.
+    alike = sorted(
+        by_speed[: count * size], key=lambda machine: (cost.kinds[machine], cost.network.region[machine])
+    )
+    groups = [alike[start : start + size] for start in range(0, len(alike), size)]
+    if any(len({cost.kinds[machine] for machine in group}) > 1 for group in groups):
+        raise PlanInfeasible(
+            "a pool would mix machines with and without GPU",
+            mend="let machines join with --device cpu, or set parallelism.members_per_pool: 1",
+        )
+    return groups
+
+
+def check_counts(machines: int, layers: int, microbatches: int, pools: int, members_per_pool: int) -> None:
+    """Raise PlanInfeasible when numbers alone forbid what was asked for."""
+    if machines == 0:
+        raise PlanInfeasible(
+            "no machine is ready",
+            mend="let machines join: share-compute invite",
+            details={"machines_needed": pools * members_per_pool, "machines_ready": 0},
+        )
+    if members_per_pool > microbatches:
+        raise PlanInfeasible(
+            f"{members_per_pool} members share each pool, but a step has only {microbatches} microbatches",
+            mend=f"set training.microbatches to {members_per_pool} or more",
+            details={"members_per_pool": members_per_pool, "microbatches": microbatches},
+        )
+    if pools > layers:
+        raise PlanInfeasible(
+            f"{pools} pools cannot share {layers} layers: each needs at least one",
+            mend=f"ask for at most {layers} pools",
+            details={"pools": pools, "layers": layers},
+        )
+    needed = pools * members_per_pool
+    if machines < needed:
+        raise PlanInfeasible(
+            f"{pools} pools of {members_per_pool} need {needed} machines; {machines} are ready",
+            mend="let more machines join, or ask for fewer pools or members",
+            details={"machines_needed": needed, "machines_ready": machines},
+        )
+
+
+def _as_one(index: int, members: list[Contributor]) -> Contributor:
+    """Return what a pool looks like to a strategy: the speed of all members, the memory of the smallest."""
+    device = Device(
+        kind="cpu",
+        name=f"pool {index}",
+        memory_bytes=min(machine.memory_bytes for machine in members),
+        flops_per_s={"float32": sum(machine.flops_per_s() for machine in members)},
+    )
+    return Contributor(id=str(index), name=device.name, devices=(device,))
 
 
 def _proportional(order: list[Contributor], weights: list[float]) -> list[Partition]:

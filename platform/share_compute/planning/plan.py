@@ -1,20 +1,61 @@
-"""A plan: the ordered pools of one job at one epoch, and `make_plan`, the seam where the full planner goes."""
+"""A plan: the ordered pools of one job at one epoch, with predicted time and reasons; and `make_plan`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
-from share_compute.errors import PlanInfeasible, UserError
-from share_compute.planning.memory import member_bytes
-from share_compute.planning.partitioning import Shard, load_strategy, map_partitions_to_shards
+from share_compute.planning.partitioning import Shard
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
-from share_compute.topology import Contributor, Device, Topology
-from share_compute.training.schedule import blocks, one_forward_one_backward, peak_in_flight
+from share_compute.topology import Topology
 
 if TYPE_CHECKING:
-    # At run time it would bring torch into the control plane, which never computes.
-    from share_compute.models.blueprint import Anatomy
+    from share_compute.planning.cost import Timings
+    from share_compute.planning.profile import ModelProfile
+
+
+class Bottleneck(StrictModel):
+    """What a step would have to be rid of to be faster."""
+
+    kind: Literal["compute", "memory", "link", "latency", "synchronisation"]
+    """Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, the sum of a pool's gradients."""
+    where: str
+    """Name of the machine, or of both ends of the link."""
+    sentence: str
+    """The same for people."""
+
+
+class Prediction(StrictModel):
+    """What the cost model says of a plan."""
+
+    step_s: float
+    """Of one optimizer step, by the event simulator of the schedule."""
+    formula_s: float
+    """The same by the formula that the search minimises."""
+    lower_bound_s: float
+    """No plan for these machines and this job is faster than this."""
+    samples_per_s: float
+    tokens_per_s: float
+    bottleneck: Bottleneck
+    exact: bool
+    """Whether the search proved that no other plan has a smaller formula."""
+    links_assumed: bool = False
+    """Whether no link was measured, so that communication is an assumption."""
+
+    @property
+    def gap(self) -> float:
+        """How far the prediction is above the bound, as a share of the bound."""
+        return self.step_s / self.lower_bound_s - 1
+
+
+class IdleMachine(StrictModel):
+    """A contributor that the plan gives nothing."""
+
+    contributor_id: str
+    name: str
+    reason: str
+    """Why, in one sentence."""
 
 
 class MemberPlan(StrictModel):
@@ -26,6 +67,8 @@ class MemberPlan(StrictModel):
     """Ids of the microbatches it computes in each step."""
     memory_bytes: int
     """Predicted need: weights, gradients, optimizer state and activations in flight."""
+    busy_fraction: float | None = None
+    """Share of a step in which it computes, predicted."""
     reason: str
     """Why it holds what it holds, in one sentence."""
 
@@ -57,165 +100,54 @@ class Plan(StrictModel):
     parameters: int
     """Of the whole model; tied weights count once."""
     pools: tuple[PoolPlan, ...]
-    idle: tuple[str, ...] = ()
-    """Names of contributors that got nothing."""
+    microbatches: int
+    """Pieces that a batch is cut into."""
+    idle: tuple[IdleMachine, ...] = ()
+    """Contributors that got nothing, and why."""
+    prediction: Prediction | None = None
+    """None where a machine's speed was not measured."""
 
     @property
     def pool_sizes(self) -> list[int]:
         """Members of each pool."""
         return [len(pool.members) for pool in self.pools]
 
+    @property
+    def shares(self) -> tuple[tuple[int, ...], ...]:
+        """Microbatches of each member of each pool."""
+        return tuple(tuple(len(member.microbatches) for member in pool.members) for pool in self.pools)
+
     def shard(self, pool: int) -> Shard:
         """Return the shard of one pool."""
         return Shard(self.model_id, self.pools[pool].start, self.pools[pool].stop, self.num_layers)
 
 
-def make_plan(spec: TrainJob, topology: Topology, anatomy: Anatomy, epoch: int = 0) -> Plan:
+def make_plan(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    epoch: int = 0,
+    *,
+    timings: Timings = MappingProxyType({}),
+) -> Plan:
     """Lay a job over the machines by the strategy that it names.
 
-    The fastest machines are taken; with several members a pool, machines of like speed share one.
+    Machines whose speed was not measured are left out, unless that is so for all: then all count as alike, and the
+    plan predicts nothing.
+
+    Args:
+        spec: the job; where it leaves the number of microbatches open, the plan settles it.
+        topology: the machines that it may use, and the links between them.
+        profile: what its model costs.
+        epoch: copied into the plan.
+        timings: measured times of layers, which replace estimates.
 
     Raises:
         PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how
-            much is missing.
+            much is missing, and what would make the job fit.
+        UserError: the model has nothing to train, or there is no such strategy.
     """
-    num_layers = len(anatomy.layers)
-    if anatomy.parameters == 0:
-        raise UserError("the model has no parameters to train", mend="add a layer that has some, e.g. linear")
-    pools = _form_pools(spec, topology, num_layers)
-    partitions = load_strategy(spec.parallelism.strategy).partition(
-        Topology(tuple(_as_one(index, members) for index, members in enumerate(pools)))
-    )
-    shards = map_partitions_to_shards(partitions, num_layers, spec.name)
-    ordered = [pools[int(partition.contributor_id)] for partition in partitions]
-    sizes = [len(members) for members in ordered]
-    planned = []
-    for index, (members, shard) in enumerate(zip(ordered, shards, strict=True)):
-        shares = blocks(spec.training.microbatches, len(members))
-        need = [
-            member_bytes(
-                spec,
-                anatomy,
-                shard,
-                peak_in_flight(one_forward_one_backward(sizes, index, share, spec.training.microbatches)),
-            )
-            for share in shares
-        ]
-        planned.append(
-            PoolPlan(
-                start=shard.start,
-                stop=shard.stop,
-                parameters=anatomy.of(shard),
-                members=tuple(
-                    MemberPlan(
-                        contributor_id=machine.id,
-                        name=machine.name,
-                        microbatches=share,
-                        memory_bytes=bytes_needed,
-                        reason=_reason(spec, machine, shard, len(members)),
-                    )
-                    for machine, share, bytes_needed in zip(members, shares, need, strict=True)
-                ),
-            )
-        )
-    used = {machine.id for members in ordered for machine in members}
-    plan = Plan(
-        epoch=epoch,
-        model_id=spec.name,
-        strategy=spec.parallelism.strategy,
-        num_layers=num_layers,
-        parameters=anatomy.parameters,
-        pools=tuple(planned),
-        idle=tuple(machine.name for machine in topology.contributors if machine.id not in used),
-    )
-    _check_memory(plan, topology)
-    return plan
+    # Imported here, so that those who only read plans need no numpy.
+    from share_compute.planning.planner import solve  # noqa: PLC0415
 
-
-def _form_pools(spec: TrainJob, topology: Topology, num_layers: int) -> list[list[Contributor]]:
-    size = spec.parallelism.members_per_pool
-    if size > spec.training.microbatches:
-        raise PlanInfeasible(
-            f"{size} members share each pool, but a step has only {spec.training.microbatches} microbatches",
-            mend=f"set training.microbatches to {size} or more",
-            details={"members_per_pool": size, "microbatches": spec.training.microbatches},
-        )
-    available = len(topology.contributors)
-    count = spec.parallelism.pools or max(1, min(available // size, num_layers))
-    if count > num_layers:
-        raise PlanInfeasible(
-            f"{count} pools cannot share {num_layers} layers: each needs at least one",
-            mend=f"ask for at most {num_layers} pools",
-            details={"pools": count, "layers": num_layers},
-        )
-    if available < count * size:
-        raise PlanInfeasible(
-            f"{count} pools of {size} need {count * size} machines; {available} are ready",
-            mend="let more machines join, or ask for fewer pools or members",
-            details={"machines_needed": count * size, "machines_ready": available},
-        )
-    if size == 1 and available == count:
-        return [[machine] for machine in topology.contributors]
-    by_speed = sorted(topology.contributors, key=lambda machine: (-machine.flops_per_s(), machine.id))
-    # The members of a pool sum their gradients, which takes devices of one kind.
-    fastest = sorted(by_speed[: count * size], key=lambda machine: machine.device.kind)
-    groups = [fastest[start : start + size] for start in range(0, len(fastest), size)]
-    if any(len({machine.device.kind for machine in group}) > 1 for group in groups):
-        raise PlanInfeasible(
-            "a pool would mix machines with and without GPU",
-            mend="let machines join with --device cpu, or set parallelism.members_per_pool: 1",
-        )
-    return groups
-
-
-def _as_one(index: int, members: list[Contributor]) -> Contributor:
-    """Return what a pool looks like to a strategy: the speed of all members, the memory of the smallest."""
-    device = Device(
-        kind="cpu",
-        name=f"pool {index}",
-        memory_bytes=min(machine.memory_bytes for machine in members),
-        flops_per_s={"float32": sum(machine.flops_per_s() for machine in members)},
-    )
-    return Contributor(id=str(index), name=device.name, devices=(device,))
-
-
-def _reason(spec: TrainJob, machine: Contributor, shard: Shard, members: int) -> str:
-    why = {
-        "uniform": "every machine gets the same share",
-        "memory_weighted": f"it lends {machine.memory_bytes / 2**30:.1f} GiB",
-        "compute_weighted": f"it measured {machine.flops_per_s() / 1e9:.0f} GFLOP/s",
-    }.get(spec.parallelism.strategy, f"strategy {spec.parallelism.strategy} gave it this share")
-    shared = f", shared with {members - 1} more" if members > 1 else ""
-    return f"{len(shard)} of {shard.num_layers} layers{shared}: {why}"
-
-
-def _check_memory(plan: Plan, topology: Topology) -> None:
-    missing = {
-        member.name: member.memory_bytes - topology[member.contributor_id].memory_bytes
-        for pool in plan.pools
-        for member in pool.members
-        if member.memory_bytes > topology[member.contributor_id].memory_bytes
-    }
-    if not missing:
-        return
-    need = sum(member.memory_bytes for pool in plan.pools for member in pool.members)
-    lent = sum(topology[member.contributor_id].memory_bytes for pool in plan.pools for member in pool.members)
-    details = {
-        "needed_bytes": need,
-        "lent_bytes": lent,
-        "missing_bytes": max(need - lent, 0),
-        "missing_by_machine": missing,
-    }
-    if need > lent:
-        raise PlanInfeasible(
-            f"the job needs {need} bytes and these machines lend {lent}: {need - lent} bytes are missing",
-            mend="let more machines join, or use a smaller model, batch or optimizer state (sgd keeps none)",
-            details=details,
-        )
-    worst = max(missing, key=missing.__getitem__)
-    raise PlanInfeasible(
-        f"with strategy {plan.strategy!r}, {worst} lacks {missing[worst]} bytes for its shard",
-        machine=worst,
-        mend="use parallelism.strategy: memory_weighted, or more pools",
-        details=details,
-    )
+    return solve(spec, topology, profile, epoch, timings).plan

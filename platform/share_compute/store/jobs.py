@@ -300,7 +300,7 @@ def _again_unless_cancelled(session: Session, row: Job, reason: str, now: dateti
 def _again(session: Session, row: Job, reason: str, now: datetime) -> None:
     row.attempt += 1
     row.step = row.checkpoint_step or 0
-    row.plan = None
+    row.plan = row.measured = row.proposal = None
     move_job(session, row, JobState.queued, reason, now)
 
 

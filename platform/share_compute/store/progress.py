@@ -16,7 +16,9 @@ from share_compute.jobs.events import (
     AttemptEnded,
     AttemptEvent,
     CheckpointSaved,
+    Measured,
     Planned,
+    ReplanProposed,
     StepCommitted,
     Validated,
 )
@@ -110,6 +112,10 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
             _put_metric(session, row.id, "train", event)
         case Validated():
             _put_metric(session, row.id, event.split, event)
+        case Measured():
+            row.measured = event.model_dump(mode="json")
+        case ReplanProposed():
+            row.proposal = event.model_dump(mode="json")
         case CheckpointSaved():
             row.checkpoint_path, row.checkpoint_step = str(event.path), event.step
         case ArtifactSaved():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from share_compute import topology
+from share_compute.jobs.events import Measured, ReplanProposed
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
 from share_compute.specification import TrainJob
@@ -112,6 +113,10 @@ class JobRecord(Record):
     """Why it is in this state, in one sentence."""
     spec: TrainJob
     plan: Plan | None
+    measured: Measured | None = None
+    """Step times of this attempt, beside what its plan predicted; null until some steps are done."""
+    proposal: ReplanProposed | None = None
+    """A plan that would pay for moving to it, when reality drifted away from the prediction."""
     error: dict[str, Any] | None
     """Code and facts of the error, when it failed."""
     attempt: int

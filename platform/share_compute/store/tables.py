@@ -99,6 +99,8 @@ class Job(Base):
     reason: Mapped[str]
     spec: Mapped[dict[str, Any]]
     plan: Mapped[dict[str, Any] | None]
+    measured: Mapped[dict[str, Any] | None]
+    proposal: Mapped[dict[str, Any] | None]
     error: Mapped[dict[str, Any] | None]
     attempt: Mapped[int]
     step: Mapped[int]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-BUCKET_BYTES = 8 * 2**20
-"""Small enough that most of a reduction hides behind the backward pass, large enough that latency does not count."""
+from share_compute.planning.workload import GRADIENT_BUCKET_BYTES
 
 
 class GradientBuckets:
@@ -21,7 +20,9 @@ class GradientBuckets:
         bucket_bytes: size at which a bucket is full.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], bucket_bytes: int = GRADIENT_BUCKET_BYTES
+    ) -> None:
         self._parameters = [parameter for parameter in parameters.values() if parameter.requires_grad]
         self.buckets: list[Tensor] = []
         self._sizes: list[int] = []

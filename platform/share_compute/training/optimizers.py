@@ -11,16 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSpec
 
-STATE_TENSORS: dict[OptimizerName, int] = {
-    OptimizerName.sgd: 0,
-    OptimizerName.momentum: 1,
-    OptimizerName.adagrad: 1,
-    OptimizerName.rmsprop: 2,
-    OptimizerName.adam: 2,
-    OptimizerName.adamw: 2,
-}
-"""Tensors as large as the weights that each optimizer keeps."""
-
 _SEPARATOR = "::"
 
 

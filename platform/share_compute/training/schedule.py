@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 
@@ -24,23 +25,29 @@ class Action:
         return f"{self.microbatch}{self.kind}"
 
 
-def blocks(num_microbatches: int, num_members: int) -> list[tuple[int, ...]]:
-    """Share microbatch ids out among the members of a pool: contiguous blocks whose sizes differ by at most one."""
+def even_shares(num_microbatches: int, num_members: int) -> tuple[int, ...]:
+    """Return how many microbatches each member of a pool gets when all are alike: sizes that differ by at most one."""
     base, extra = divmod(num_microbatches, num_members)
-    shares: list[tuple[int, ...]] = []
-    start = 0
-    for member in range(num_members):
-        stop = start + base + (1 if member < extra else 0)
-        shares.append(tuple(range(start, stop)))
-        start = stop
-    return shares
+    return tuple(base + (1 if member < extra else 0) for member in range(num_members))
 
 
-def global_order(num_microbatches: int, widest: int) -> list[int]:
-    """Return microbatch ids in the order in which all pools take them: round the blocks of the widest pool."""
-    shares = blocks(num_microbatches, widest)
-    deepest = max(len(share) for share in shares)
-    return [share[place] for place in range(deepest) for share in shares if place < len(share)]
+def blocks(shares: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the microbatch ids of each member of a pool, ``shares[member]`` of them: contiguous blocks, in order."""
+    edges = [0, *accumulate(shares)]
+    return [tuple(range(start, stop)) for start, stop in pairwise(edges)]
+
+
+def global_order(shares: Sequence[int]) -> list[int]:
+    """Return microbatch ids in the order in which all pools take them: round the blocks of the widest pool.
+
+    A member with twice the share of another has twice as many turns, evenly spread.
+    """
+    turns = [
+        ((2 * place + 1) / (2 * len(block)), member, microbatch)
+        for member, block in enumerate(blocks(shares))
+        for place, microbatch in enumerate(block)
+    ]
+    return [microbatch for _, _, microbatch in sorted(turns)]
 
 
 def windows(pool_sizes: Sequence[int]) -> list[int]:
@@ -51,21 +58,17 @@ def windows(pool_sizes: Sequence[int]) -> list[int]:
     return ahead
 
 
-def one_forward_one_backward(
-    pool_sizes: Sequence[int], pool: int, own: Sequence[int], num_microbatches: int
-) -> list[Action]:
+def one_forward_one_backward(shares: Sequence[Sequence[int]], pool: int, member: int) -> list[Action]:
     """Return the actions of one member in the order in which it runs them.
 
     Args:
-        pool_sizes: members of each pool, in pipeline order.
+        shares: microbatches of each member of each pool, in pipeline order; every pool has all microbatches.
         pool: index of the member's pool.
-        own: ids of the member's microbatches.
-        num_microbatches: of the whole step.
+        member: its place in the pool.
     """
-    order = global_order(num_microbatches, max(pool_sizes))
-    rank = {microbatch: place for place, microbatch in enumerate(order)}
-    window = windows(pool_sizes)[pool]
-    waiting = sorted(own, key=rank.__getitem__)
+    rank = {microbatch: place for place, microbatch in enumerate(global_order(max(shares, key=len)))}
+    window = windows([len(members) for members in shares])[pool]
+    waiting = sorted(blocks(shares[pool])[member], key=rank.__getitem__)
     actions: list[Action] = []
     forwarded = 0
     for microbatch in waiting:

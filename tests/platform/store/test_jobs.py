@@ -13,8 +13,11 @@ from share_compute.jobs.events import (
     AttemptEnded,
     AttemptEvent,
     CheckpointSaved,
+    Measured,
     Note,
     Planned,
+    PoolTiming,
+    ReplanProposed,
     StepCommitted,
     Validated,
 )
@@ -55,7 +58,9 @@ def planned(*contributor_ids: str) -> Planned:
         for one in contributor_ids
     )
     pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
-    return Planned(plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,)))
+    return Planned(
+        plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,), microbatches=1)
+    )
 
 
 def contributor(store: Store, name: str) -> str:
@@ -145,6 +150,30 @@ def test_a_resumed_attempt_overwrites_the_steps_it_repeats(store: Store) -> None
     with pytest.raises(Conflict, match="attempt 1 is over"):
         store.progress.record(job.id, 1, [step(3)])
     assert store.jobs.get(job.id).step == 2
+
+
+def test_what_was_measured_and_proposed_is_kept_for_the_attempt(store: Store) -> None:
+    worker = contributor(store, "worker")
+    job = store.jobs.create(spec())
+    store.jobs.begin(job.id, [worker])
+    measured = Measured(
+        step=10,
+        predicted_step_s=1.0,
+        measured_step_s=1.5,
+        pools=(PoolTiming(predicted_busy_s=0.9, measured_busy_s=1.4),),
+    )
+    proposal = ReplanProposed(
+        step=30, plan=planned(worker).plan, current_step_s=1.5, gain_s=90.0, move_cost_s=31.0, sentence="move"
+    )
+    record = store.progress.record(job.id, 1, [planned(worker), measured, proposal])
+    assert (record.measured, record.proposal) == (measured, proposal)
+    assert [event.kind for event in store.events.after(0, job_id=job.id)][-2:] == [
+        "measured",
+        "replan-proposed",
+    ]
+    store.jobs.move(job.id, JobState.failed, "lost", attempt=1)
+    again = store.jobs.resume(job.id)
+    assert (again.measured, again.proposal) == (None, None)
 
 
 def test_a_transaction_is_all_or_nothing(store: Store) -> None:

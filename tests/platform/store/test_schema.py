@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, inspect, text
 
 from share_compute.errors import Conflict, Unavailable, UserError
+from share_compute.planning.plan import Plan
+from share_compute.specification import parse_job
 from share_compute.store import Store, migrations, upgrade
+from share_compute.store.database import migration_config
 from share_compute.store.tables import Base
 
 
@@ -84,3 +89,45 @@ def test_other_databases_are_refused_with_a_mend(url: str) -> None:
 def test_a_database_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="does not answer"):
         upgrade("postgresql+psycopg://nobody@127.0.0.1:1/none")
+
+
+def test_plans_of_the_first_tables_are_still_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    engine = create_engine(url)
+    member = {"contributor_id": "c", "name": "c", "microbatches": [0, 1], "memory_bytes": 1, "reason": ""}
+    pool = {"start": 0, "stop": 1, "parameters": 1, "members": [member]}
+    plan = {
+        "epoch": 0,
+        "strategy": "uniform",
+        "num_layers": 1,
+        "parameters": 1,
+        "pools": [pool],
+        "idle": ["spare"],
+    }
+    job = parse_job({"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}})
+    with engine.begin() as connection:
+        command.upgrade(migration_config(connection), "0001")
+        connection.execute(
+            text(
+                "INSERT INTO jobs (id, name, kind, state, reason, spec, plan, attempt, step, total_steps, created_at) "
+                "VALUES ('job-1', 'n', 'train', 'failed', 'r', :spec, :plan, 1, 0, 1, '2026-01-31 12:00:00')"
+            ),
+            {"spec": job.model_dump_json(), "plan": json.dumps(plan)},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO events (job_id, attempt, kind, at, data) "
+                "VALUES ('job-1', 1, 'planned', '2026-01-31 12:00:00', :data)"
+            ),
+            {"data": json.dumps({"plan": plan})},
+        )
+    engine.dispose()
+    upgrade(url)
+    store = Store(url)
+    kept = store.jobs.get("job-1").plan
+    told = Plan.model_validate(store.events.after(0)[0].data["plan"])
+    store.close()
+    assert kept == told
+    assert kept is not None
+    assert kept.microbatches == 2
+    assert [machine.name for machine in kept.idle] == ["spare"]

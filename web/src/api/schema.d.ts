@@ -444,6 +444,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/plans": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Plan
+         * @description Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued.
+         */
+        post: operations["plan"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/schemas/job": {
         parameters: {
             query?: never;
@@ -484,10 +504,61 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/topology": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Topology
+         * @description Return the machines that are ready, with what was measured on and between them.
+         */
+        get: operations["getTopology"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * Alternative
+         * @description What another strategy would have made of the same job.
+         */
+        Alternative: {
+            /**
+             * Machines
+             * @description Machines that hold something.
+             * @default 0
+             */
+            machines: number;
+            /**
+             * Pools
+             * @default 0
+             */
+            pools: number;
+            /**
+             * Problem
+             * @description Why there is no plan.
+             */
+            problem?: string | null;
+            /** Samples Per S */
+            samples_per_s?: number | null;
+            /**
+             * Step S
+             * @description Predicted; None when it finds no plan.
+             */
+            step_s?: number | null;
+            /** Strategy */
+            strategy: string;
+        };
         /**
          * ApiKeyRecord
          * @description A key that opens the REST API, without the key itself.
@@ -547,6 +618,28 @@ export interface components {
             size_bytes: number;
         };
         /**
+         * Bottleneck
+         * @description What a step would have to be rid of to be faster.
+         */
+        Bottleneck: {
+            /**
+             * Kind
+             * @description Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, the sum of a pool's gradients.
+             * @enum {string}
+             */
+            kind: "compute" | "memory" | "link" | "latency" | "synchronisation";
+            /**
+             * Sentence
+             * @description The same for people.
+             */
+            sentence: string;
+            /**
+             * Where
+             * @description Name of the machine, or of both ends of the link.
+             */
+            where: string;
+        };
+        /**
          * ClusterAccess
          * @description All that a machine needs to start its Ray node.
          */
@@ -575,6 +668,73 @@ export interface components {
              * @description The cluster's secret; keep it out of logs.
              */
             token: string;
+        };
+        /**
+         * ContributorEntry
+         * @description One machine.
+         */
+        ContributorEntry: {
+            /**
+             * Address
+             * @description IP address; machines with the same one are on one host.
+             * @default
+             */
+            address: string;
+            /**
+             * Cpu Threads
+             * @description Threads that its owner lends.
+             * @default 1
+             */
+            cpu_threads: number;
+            /**
+             * Devices
+             * @description The fastest one counts.
+             */
+            devices: components["schemas"]["DeviceEntry"][];
+            /**
+             * Id
+             * @description What links call it; default: its name.
+             */
+            id?: string | null;
+            /**
+             * Name
+             * @description What people call it; no two have the same.
+             */
+            name: string;
+        };
+        /**
+         * ContributorEntry
+         * @description One machine.
+         */
+        ContributorEntryRequest: {
+            /**
+             * Address
+             * @description IP address; machines with the same one are on one host.
+             * @default
+             */
+            address: string;
+            /**
+             * Cpu Threads
+             * @description Threads that its owner lends.
+             * @default 1
+             */
+            cpu_threads: number;
+            /**
+             * Devices
+             * @description The fastest one counts.
+             */
+            devices: components["schemas"]["DeviceEntryRequest"][];
+            /**
+             * Id
+             * @description What links call it; default: its name.
+             * @default null
+             */
+            id: string | null;
+            /**
+             * Name
+             * @description What people call it; no two have the same.
+             */
+            name: string;
         };
         /**
          * ContributorList
@@ -810,6 +970,78 @@ export interface components {
             name: string;
         };
         /**
+         * DeviceEntry
+         * @description One thing that computes, as measured or as a data sheet says.
+         */
+        DeviceEntry: {
+            /**
+             * Flops Per S
+             * @description Dense matrix product, by dtype name: ``{float32: 5.1e10}``.
+             */
+            flops_per_s: {
+                [key: string]: number;
+            };
+            /**
+             * Kind
+             * @default cpu
+             * @enum {string}
+             */
+            kind: "cpu" | "cuda";
+            /**
+             * Memory Bytes
+             * @description Memory that its owner lends.
+             */
+            memory_bytes: number;
+            /**
+             * Memory Bytes Per S
+             * @description Memory bandwidth of a copy, read plus write; 0 when it was not measured.
+             * @default 0
+             */
+            memory_bytes_per_s: number;
+            /**
+             * Name
+             * @description What people call it.
+             * @default
+             */
+            name: string;
+        };
+        /**
+         * DeviceEntry
+         * @description One thing that computes, as measured or as a data sheet says.
+         */
+        DeviceEntryRequest: {
+            /**
+             * Flops Per S
+             * @description Dense matrix product, by dtype name: ``{float32: 5.1e10}``.
+             */
+            flops_per_s: {
+                [key: string]: number;
+            };
+            /**
+             * Kind
+             * @default cpu
+             * @enum {string}
+             */
+            kind: "cpu" | "cuda";
+            /**
+             * Memory Bytes
+             * @description Memory that its owner lends.
+             */
+            memory_bytes: number;
+            /**
+             * Memory Bytes Per S
+             * @description Memory bandwidth of a copy, read plus write; 0 when it was not measured.
+             * @default 0
+             */
+            memory_bytes_per_s: number;
+            /**
+             * Name
+             * @description What people call it.
+             * @default
+             */
+            name: string;
+        };
+        /**
          * EventPage
          * @description Events in order.
          */
@@ -889,6 +1121,21 @@ export interface components {
              */
             time: string;
             versions: components["schemas"]["Versions"];
+        };
+        /**
+         * IdleMachine
+         * @description A contributor that the plan gives nothing.
+         */
+        IdleMachine: {
+            /** Contributor Id */
+            contributor_id: string;
+            /** Name */
+            name: string;
+            /**
+             * Reason
+             * @description Why, in one sentence.
+             */
+            reason: string;
         };
         /**
          * InviteCreated
@@ -982,6 +1229,43 @@ export interface components {
             used_by: string | null;
         };
         /**
+         * IslandPlan
+         * @description One island that trains on its own between synchronisations.
+         */
+        IslandPlan: {
+            /** Machines */
+            machines: string[];
+            /** Pools */
+            pools: number;
+            /** Samples Per S */
+            samples_per_s: number;
+            /** Step S */
+            step_s: number;
+        };
+        /**
+         * IslandProposal
+         * @description Several islands in place of one lockstep over all machines. Not run yet: it tells what it would bring.
+         */
+        IslandProposal: {
+            /**
+             * Interval Steps
+             * @description Steps between synchronisations.
+             */
+            interval_steps: number;
+            /** Islands */
+            islands: components["schemas"]["IslandPlan"][];
+            /**
+             * Samples Per S
+             * @description Of all islands together, synchronisation included.
+             */
+            samples_per_s: number;
+            /**
+             * Synchronisation S
+             * @description Time of one synchronisation.
+             */
+            synchronisation_s: number;
+        };
+        /**
          * JobPage
          * @description Jobs, newest first.
          */
@@ -1033,9 +1317,13 @@ export interface components {
              * @description Training loss at the last committed step.
              */
             loss: number | null;
+            /** @description Step times of this attempt, beside what its plan predicted; null until some steps are done. */
+            measured?: components["schemas"]["Measured"] | null;
             /** Name */
             name: string;
             plan: components["schemas"]["Plan"] | null;
+            /** @description A plan that would pay for moving to it, when reality drifted away from the prediction. */
+            proposal?: components["schemas"]["ReplanProposed"] | null;
             /**
              * Reason
              * @description Why it is in this state, in one sentence.
@@ -1083,9 +1371,9 @@ export interface components {
             /**
              * @default {
              *       "channel": "auto",
-             *       "members_per_pool": 1,
+             *       "members_per_pool": null,
              *       "pools": null,
-             *       "strategy": "compute_weighted"
+             *       "strategy": "auto"
              *     }
              */
             parallelism: components["schemas"]["ParallelismSpecRequest"];
@@ -1103,7 +1391,7 @@ export interface components {
              *       "batch_size": 16,
              *       "checkpoint_every": null,
              *       "max_gradient_norm": 1,
-             *       "microbatches": 4,
+             *       "microbatches": null,
              *       "optimizer": {
              *         "betas": [
              *           0.9,
@@ -1316,10 +1604,99 @@ export interface components {
             target: string;
         };
         /**
+         * LinkEntry
+         * @description A measured path. Either direction will do; of several measurements the worst counts.
+         */
+        LinkEntry: {
+            /**
+             * Bytes Per S
+             * @description 0 says that nothing gets through.
+             */
+            bytes_per_s: number;
+            /**
+             * Latency S
+             * @description One way.
+             */
+            latency_s: number;
+            /**
+             * Source
+             * @description Id of a machine, or ``head``.
+             */
+            source: string;
+            /**
+             * Target
+             * @description Id of a machine, or ``head``.
+             */
+            target: string;
+        };
+        /**
+         * LinkEntry
+         * @description A measured path. Either direction will do; of several measurements the worst counts.
+         */
+        LinkEntryRequest: {
+            /**
+             * Bytes Per S
+             * @description 0 says that nothing gets through.
+             */
+            bytes_per_s: number;
+            /**
+             * Latency S
+             * @description One way.
+             */
+            latency_s: number;
+            /**
+             * Source
+             * @description Id of a machine, or ``head``.
+             */
+            source: string;
+            /**
+             * Target
+             * @description Id of a machine, or ``head``.
+             */
+            target: string;
+        };
+        /**
+         * Measured
+         * @description How long steps take, beside what the plan predicted.
+         */
+        Measured: {
+            /**
+             * Measured Step S
+             * @description Median of the last steps.
+             */
+            measured_step_s: number;
+            /**
+             * Pools
+             * @description In pipeline order.
+             */
+            pools: components["schemas"]["PoolTiming"][];
+            /**
+             * Predicted Step S
+             * @description None where the plan predicts nothing, since no machine's speed was measured.
+             */
+            predicted_step_s: number | null;
+            /**
+             * Step
+             * @description The last of those measured.
+             */
+            step: number;
+            /**
+             * Type
+             * @default measured
+             * @constant
+             */
+            type: "measured";
+        };
+        /**
          * MemberPlan
          * @description One contributor in a pool.
          */
         MemberPlan: {
+            /**
+             * Busy Fraction
+             * @description Share of a step in which it computes, predicted.
+             */
+            busy_fraction?: number | null;
             /** Contributor Id */
             contributor_id: string;
             /**
@@ -1551,19 +1928,18 @@ export interface components {
             channel: "auto" | "direct" | "ray";
             /**
              * Members Per Pool
-             * @description Machines that hold the same shard and share its microbatches (data parallelism).
-             * @default 1
+             * @description Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1).
              */
-            members_per_pool: number;
+            members_per_pool?: number | null;
             /**
              * Pools
-             * @description Pools in a row, each holding one shard; default: as many as ``members_per_pool`` machines fill.
+             * @description Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines).
              */
             pools?: number | null;
             /**
              * Strategy
-             * @description Name of the partitioning strategy that cuts the model into pools.
-             * @default compute_weighted
+             * @description Name of the partitioning strategy that cuts the model into pools and places them.
+             * @default auto
              */
             strategy: string;
         };
@@ -1581,20 +1957,20 @@ export interface components {
             channel: "auto" | "direct" | "ray";
             /**
              * Members Per Pool
-             * @description Machines that hold the same shard and share its microbatches (data parallelism).
-             * @default 1
+             * @description Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1).
+             * @default null
              */
-            members_per_pool: number;
+            members_per_pool: number | null;
             /**
              * Pools
-             * @description Pools in a row, each holding one shard; default: as many as ``members_per_pool`` machines fill.
+             * @description Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines).
              * @default null
              */
             pools: number | null;
             /**
              * Strategy
-             * @description Name of the partitioning strategy that cuts the model into pools.
-             * @default compute_weighted
+             * @description Name of the partitioning strategy that cuts the model into pools and places them.
+             * @default auto
              */
             strategy: string;
         };
@@ -1607,10 +1983,15 @@ export interface components {
             epoch: number;
             /**
              * Idle
-             * @description Names of contributors that got nothing.
+             * @description Contributors that got nothing, and why.
              * @default []
              */
-            idle: string[];
+            idle: components["schemas"]["IdleMachine"][];
+            /**
+             * Microbatches
+             * @description Pieces that a batch is cut into.
+             */
+            microbatches: number;
             /**
              * Model Id
              * @description Name of the model that is cut: the job's.
@@ -1626,8 +2007,61 @@ export interface components {
             parameters: number;
             /** Pools */
             pools: components["schemas"]["PoolPlan"][];
+            /** @description None where a machine's speed was not measured. */
+            prediction?: components["schemas"]["Prediction"] | null;
             /** Strategy */
             strategy: string;
+        };
+        /**
+         * PlanReport
+         * @description All that a dry run tells.
+         */
+        PlanReport: {
+            /**
+             * Alternatives
+             * @description Other strategies, when a comparison was asked for.
+             * @default []
+             */
+            alternatives: components["schemas"]["Alternative"][];
+            islands?: components["schemas"]["IslandProposal"] | null;
+            /** @description Of training; where the machines can only serve the model, and that was asked for, the one of serving. */
+            plan: components["schemas"]["Plan"];
+            serving?: components["schemas"]["ServingPrediction"] | null;
+            /**
+             * Timeline
+             * @description One step; empty when it has too many cells to look at.
+             * @default []
+             */
+            timeline: components["schemas"]["TimelineCell"][];
+        };
+        /**
+         * PlanRequest
+         * @description A dry run: which plan would this job get on these machines, and why?
+         */
+        PlanRequest: {
+            /**
+             * Compare
+             * @description Tell what every other strategy would have made of it.
+             * @default false
+             */
+            compare: boolean;
+            job: components["schemas"]["JobRequest"];
+            /**
+             * @description Tell, too, what the machines would do for requests.
+             * @default null
+             */
+            serving: components["schemas"]["ServingRequestRequest"] | null;
+            /**
+             * Strategy
+             * @description In place of the job's own.
+             * @default null
+             */
+            strategy: string | null;
+            /**
+             * @description The machines; default: those that are ready now.
+             * @default null
+             */
+            topology: components["schemas"]["TopologyDocumentRequest"] | null;
         };
         /**
          * PoolPlan
@@ -1648,6 +2082,56 @@ export interface components {
              * @description One past the last layer.
              */
             stop: number;
+        };
+        /**
+         * PoolTiming
+         * @description One pool, on paper and in reality.
+         */
+        PoolTiming: {
+            /** Measured Busy S */
+            measured_busy_s: number;
+            /**
+             * Predicted Busy S
+             * @description Time that its busiest member computes in a step; None where the plan predicts nothing.
+             */
+            predicted_busy_s: number | null;
+        };
+        /**
+         * Prediction
+         * @description What the cost model says of a plan.
+         */
+        Prediction: {
+            bottleneck: components["schemas"]["Bottleneck"];
+            /**
+             * Exact
+             * @description Whether the search proved that no other plan has a smaller formula.
+             */
+            exact: boolean;
+            /**
+             * Formula S
+             * @description The same by the formula that the search minimises.
+             */
+            formula_s: number;
+            /**
+             * Links Assumed
+             * @description Whether no link was measured, so that communication is an assumption.
+             * @default false
+             */
+            links_assumed: boolean;
+            /**
+             * Lower Bound S
+             * @description No plan for these machines and this job is faster than this.
+             */
+            lower_bound_s: number;
+            /** Samples Per S */
+            samples_per_s: number;
+            /**
+             * Step S
+             * @description Of one optimizer step, by the event simulator of the schedule.
+             */
+            step_s: number;
+            /** Tokens Per S */
+            tokens_per_s: number;
         };
         /**
          * Problem
@@ -1718,6 +2202,42 @@ export interface components {
             type: string;
         };
         /**
+         * ReplanProposed
+         * @description Another plan would pay for moving to it; a resumed job takes it up.
+         */
+        ReplanProposed: {
+            /**
+             * Current Step S
+             * @description Of the plan in use, predicted from measured times.
+             */
+            current_step_s: number;
+            /**
+             * Gain S
+             * @description Over the steps that are left.
+             */
+            gain_s: number;
+            /**
+             * Move Cost S
+             * @description Time to carry state to where it will be, and to start again.
+             */
+            move_cost_s: number;
+            /** @description The better one. */
+            plan: components["schemas"]["Plan"];
+            /** Sentence */
+            sentence: string;
+            /**
+             * Step
+             * @description After which it was worked out.
+             */
+            step: number;
+            /**
+             * Type
+             * @default replan-proposed
+             * @constant
+             */
+            type: "replan-proposed";
+        };
+        /**
          * ScheduleSpec
          * @description How the learning rate moves over the steps (the schedules of ``transformers``).
          */
@@ -1756,6 +2276,80 @@ export interface components {
             warmup_steps: number;
         };
         /**
+         * ServingPrediction
+         * @description What the same machines would do for requests.
+         */
+        ServingPrediction: {
+            /**
+             * First Token S
+             * @description TTFT of one prompt.
+             */
+            first_token_s: number;
+            /**
+             * Next Token S
+             * @description TPOT.
+             */
+            next_token_s: number;
+            /**
+             * Objective
+             * @enum {string}
+             */
+            objective: "latency" | "throughput";
+            plan: components["schemas"]["Plan"];
+            /**
+             * Tokens Per S
+             * @description With all sequences in flight.
+             */
+            tokens_per_s: number;
+            /**
+             * Within Limits
+             * @description Whether it keeps the limits on first and next token; if not, no placement that was found does.
+             * @default true
+             */
+            within_limits: boolean;
+        };
+        /**
+         * ServingRequest
+         * @description What the same machines would be asked for by users of the model.
+         */
+        ServingRequestRequest: {
+            /**
+             * Concurrent
+             * @description Most sequences that are generated at one time; their cache is reserved.
+             * @default 16
+             */
+            concurrent: number;
+            /**
+             * First Token Limit S
+             * @description Longest wait for the first token; for objective throughput.
+             * @default null
+             */
+            first_token_limit_s: number | null;
+            /**
+             * New Tokens
+             * @default 128
+             */
+            new_tokens: number;
+            /**
+             * Next Token Limit S
+             * @description Longest wait for each token after it; for objective throughput.
+             * @default null
+             */
+            next_token_limit_s: number | null;
+            /**
+             * Objective
+             * @description Shortest time of one request alone, or most tokens a second within the limits.
+             * @default latency
+             * @enum {string}
+             */
+            objective: "latency" | "throughput";
+            /**
+             * Prompt Tokens
+             * @default 512
+             */
+            prompt_tokens: number;
+        };
+        /**
          * Status
          * @description The pool at a glance.
          */
@@ -1782,6 +2376,27 @@ export interface components {
             };
             /** Url */
             url: string;
+        };
+        /**
+         * TimelineCell
+         * @description One cell of one step, as the event simulator of the schedule laid it.
+         */
+        TimelineCell: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "F" | "B";
+            /** Member */
+            member: number;
+            /** Microbatch */
+            microbatch: number;
+            /** Pool */
+            pool: number;
+            /** Start S */
+            start_s: number;
+            /** Stop S */
+            stop_s: number;
         };
         /**
          * TokenizerSpec
@@ -1818,6 +2433,114 @@ export interface components {
             vocab_size: number | null;
         };
         /**
+         * TopologyDocument
+         * @description Machines and the links that were measured; what is between the others is worked out.
+         * @example {
+         *       "contributors": [
+         *         {
+         *           "devices": [
+         *             {
+         *               "flops_per_s": {
+         *                 "float32": 200000000000
+         *               },
+         *               "memory_bytes": 16000000000
+         *             }
+         *           ],
+         *           "name": "desk"
+         *         }
+         *       ],
+         *       "kind": "topology",
+         *       "links": [
+         *         {
+         *           "bytes_per_s": 110000000,
+         *           "latency_s": 0.001,
+         *           "source": "desk",
+         *           "target": "head"
+         *         }
+         *       ],
+         *       "version": 1
+         *     }
+         */
+        TopologyDocument: {
+            /**
+             * Contributors
+             * @default []
+             */
+            contributors: components["schemas"]["ContributorEntry"][];
+            /**
+             * Kind
+             * @default topology
+             * @constant
+             */
+            kind: "topology";
+            /**
+             * Links
+             * @description Few will do: from each machine to the head and to some others.
+             * @default []
+             */
+            links: components["schemas"]["LinkEntry"][];
+            /**
+             * Version
+             * @default 1
+             * @constant
+             */
+            version: 1;
+        };
+        /**
+         * TopologyDocument
+         * @description Machines and the links that were measured; what is between the others is worked out.
+         * @example {
+         *       "contributors": [
+         *         {
+         *           "devices": [
+         *             {
+         *               "flops_per_s": {
+         *                 "float32": 200000000000
+         *               },
+         *               "memory_bytes": 16000000000
+         *             }
+         *           ],
+         *           "name": "desk"
+         *         }
+         *       ],
+         *       "kind": "topology",
+         *       "links": [
+         *         {
+         *           "bytes_per_s": 110000000,
+         *           "latency_s": 0.001,
+         *           "source": "desk",
+         *           "target": "head"
+         *         }
+         *       ],
+         *       "version": 1
+         *     }
+         */
+        TopologyDocumentRequest: {
+            /**
+             * Contributors
+             * @default []
+             */
+            contributors: components["schemas"]["ContributorEntryRequest"][];
+            /**
+             * Kind
+             * @default topology
+             * @constant
+             */
+            kind: "topology";
+            /**
+             * Links
+             * @description Few will do: from each machine to the head and to some others.
+             * @default []
+             */
+            links: components["schemas"]["LinkEntryRequest"][];
+            /**
+             * Version
+             * @default 1
+             * @constant
+             */
+            version: 1;
+        };
+        /**
          * TrainJob
          * @description Train a model: a causal language model on text, or a classifier built from declared layers.
          */
@@ -1842,8 +2565,7 @@ export interface components {
             /**
              * @default {
              *       "channel": "auto",
-             *       "members_per_pool": 1,
-             *       "strategy": "compute_weighted"
+             *       "strategy": "auto"
              *     }
              */
             parallelism: components["schemas"]["ParallelismSpec"];
@@ -1857,7 +2579,6 @@ export interface components {
              * @default {
              *       "batch_size": 16,
              *       "max_gradient_norm": 1,
-             *       "microbatches": 4,
              *       "optimizer": {
              *         "betas": [
              *           0.9,
@@ -1904,10 +2625,9 @@ export interface components {
             max_gradient_norm: number | null;
             /**
              * Microbatches
-             * @description Pieces that a batch is cut into; each travels alone.
-             * @default 4
+             * @description Pieces that a batch is cut into; each travels alone. Default: the planner chooses.
              */
-            microbatches: number;
+            microbatches?: number | null;
             /**
              * @default {
              *       "betas": [
@@ -1979,10 +2699,10 @@ export interface components {
             max_gradient_norm: number | null;
             /**
              * Microbatches
-             * @description Pieces that a batch is cut into; each travels alone.
-             * @default 4
+             * @description Pieces that a batch is cut into; each travels alone. Default: the planner chooses.
+             * @default null
              */
-            microbatches: number;
+            microbatches: number | null;
             /**
              * @default {
              *       "betas": [
@@ -3432,6 +4152,113 @@ export interface operations {
             };
         };
     };
+    plan: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "compare": true,
+                 *       "job": {
+                 *         "data": {
+                 *           "files": [
+                 *             "/srv/texts/corpus.txt"
+                 *           ]
+                 *         },
+                 *         "model": {
+                 *           "config": {
+                 *             "hidden_size": 128,
+                 *             "model_type": "llama",
+                 *             "vocab_size": 2048
+                 *           }
+                 *         },
+                 *         "name": "tiny-llama"
+                 *       }
+                 *     }
+                 */
+                "application/json": components["schemas"]["PlanRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlanReport"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getJobSchema: {
         parameters: {
             query?: never;
@@ -3479,6 +4306,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Status"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getTopology: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopologyDocument"];
                 };
             };
             /** @description Unauthorized */

@@ -14,6 +14,7 @@ export type Job = Schemas["JobRecord"];
 export type JobPage = Schemas["JobPage"];
 export type JobState = Schemas["JobState"];
 export type Link = Schemas["Link"];
+export type Measured = Schemas["Measured"];
 export type Metric = Schemas["MetricRecord"];
 export type Plan = Schemas["Plan"];
 export type Pool = Schemas["PoolPlan"];

@@ -15,6 +15,7 @@ import { Artifacts } from "./job/Artifacts";
 import { Curves } from "./job/Curves";
 import { Log } from "./job/Log";
 import { Progress } from "./job/Progress";
+import { Reality } from "./job/Reality";
 
 const route = getRouteApi("/jobs/$jobId");
 
@@ -49,6 +50,13 @@ export function Job() {
 }
 
 function PlacementOf({ job }: { job: JobView }) {
-  if (job.plan !== null) return <Placement plan={job.plan} />;
+  if (job.plan !== null) {
+    return (
+      <>
+        <Reality job={job} plan={job.plan} />
+        <Placement plan={job.plan} />
+      </>
+    );
+  }
   return <Text size="sm" c="dimmed">{job.state === "queued" ? "Planned when machines are free." : "There is no plan."}</Text>;
 }

@@ -53,9 +53,20 @@ export function Placement({ plan }: { plan: Plan }) {
         ))}
       </ol>
       {plan.idle.length > 0 && (
-        <Text size="sm" c="dimmed">
-          Without work: {joined(plan.idle)}.
-        </Text>
+        <div>
+          <Text size="sm" fw={500}>
+            Without work
+          </Text>
+          <ul className={classes.idle}>
+            {plan.idle.map((machine) => (
+              <li key={machine.contributor_id}>
+                <Text size="xs" c="dimmed">
+                  {machine.name}: {machine.reason}
+                </Text>
+              </li>
+            ))}
+          </ul>
+        </div>
       )}
     </figure>
   );

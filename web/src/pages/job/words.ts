@@ -1,7 +1,7 @@
 /** Events as sentences. */
-import type { Plan, PoolEvent } from "../../api/types";
+import type { Measured, Plan, PoolEvent } from "../../api/types";
 import { sentence } from "../../components/Feedback";
-import { bytes, loss } from "../../format";
+import { bytes, loss, stepTime } from "../../format";
 import { joined } from "../../placement/layout";
 
 export type Tone = "info" | "warning" | "error";
@@ -32,6 +32,10 @@ export function wordsFor({ kind, data }: PoolEvent): string {
       const { name, size_bytes } = data as { name: string; size_bytes: number };
       return `Artifact ${name}, ${bytes(size_bytes)}.`;
     }
+    case "measured":
+      return measured(data as unknown as Measured);
+    case "replan-proposed":
+      return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
     case "note":
       // As written: it may begin with the name of a machine.
       return (data as { message: string }).message;
@@ -53,6 +57,11 @@ function stateChanged({ state, reason }: { state: string; reason: string }): str
 function planned(plan: Plan): string {
   const machines = plan.pools.flatMap((pool) => pool.members.map((member) => member.name));
   return `Planned ${plan.num_layers} layers in ${plan.pools.length} ${plan.pools.length === 1 ? "pool" : "pools"} on ${joined(machines)}.`;
+}
+
+function measured({ measured_step_s, predicted_step_s }: Measured): string {
+  const took = `Steps take ${stepTime(measured_step_s)}`;
+  return predicted_step_s == null ? `${took}.` : `${took}, predicted ${stepTime(predicted_step_s)}.`;
 }
 
 function validated(data: { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null }): string {

@@ -20,6 +20,7 @@ from share_compute.planning.partitioning import (
     map_partitions_to_shards,
     strategy_names,
 )
+from share_compute.planning.strategies import SearchingStrategy
 from share_compute.topology import Contributor, Device, Topology
 
 STRATEGIES: list[PartitioningStrategy] = [
@@ -136,12 +137,29 @@ class TestStrategies:
             Partition("fast", 0.25, 1.0),
         ]
 
+    @pytest.mark.parametrize("name", ["auto", "dynamic_programming", "recursive"])
+    @pytest.mark.parametrize("speeds", [[1e9], [0.0, 0.0], [5e10, 4e10, 1e9], [1e9, 0.0]])
+    def test_a_searching_strategy_covers_a_nameless_model(self, name: str, speeds: list[float]) -> None:
+        strategy = load_strategy(name)
+        assert isinstance(strategy, SearchingStrategy)
+        topology = Topology(tuple(machine(f"m{n}", flops_per_s=speed) for n, speed in enumerate(speeds)))
+        partitions = strategy.partition(topology)
+        assert {partition.contributor_id for partition in partitions} <= {
+            one.id for one in topology.contributors
+        }
+        check_cover(map_partitions_to_shards(partitions, 64, "m"), 64)
+        assert strategy.partition(Topology(())) == []
+
     @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
     def test_without_machines_there_is_nothing_to_share(self, strategy: PartitioningStrategy) -> None:
         assert strategy.partition(Topology(())) == []
 
     def test_strategies_are_found_by_name(self) -> None:
-        assert {"uniform", "memory_weighted", "compute_weighted"} <= set(strategy_names())
+        simple, searching = (
+            {"uniform", "memory_weighted", "compute_weighted"},
+            {"dynamic_programming", "recursive"},
+        )
+        assert simple | searching | {"auto"} <= set(strategy_names())
         assert isinstance(load_strategy("uniform"), UniformPartitioning)
 
     def test_an_unknown_strategy_names_the_nearest(self) -> None:

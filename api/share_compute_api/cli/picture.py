@@ -1,0 +1,134 @@
+"""Plans as pictures for the terminal: layers over machines, and one step's timeline with its bubbles.
+
+Everything reads without colour, too. Where the terminal has no such letters, plain ones stand in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from share_compute.planning.plan import Plan, PoolPlan, layer_span
+from share_compute.planning.report import TimelineCell
+from share_compute.planning.words import seconds_text
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_MOST_ROWS = 24
+_NAME_COLUMNS = 18
+_LEAST_COLUMNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """What pictures are drawn with."""
+
+    block: str
+    forward: str
+    backward: str
+    idle: str
+    more: str
+
+    @classmethod
+    def of(cls, console: Console) -> Ink:
+        """Return what this console can show."""
+        if console.encoding.lower().startswith("utf"):
+            return cls("█", "░", "▓", "·", "…")
+        return cls("#", "-", "=", ".", "~")
+
+
+def layers_over_machines(plan: Plan, console: Console) -> Text:
+    """Draw the layers from left to right, one row for each pool, as long as the layers that it holds."""
+    ink = Ink.of(console)
+    shown = plan.pools[:_MOST_ROWS]
+    spans = [layer_span(pool.start, pool.stop) for pool in shown]
+    before = max(map(len, spans)) + 2
+    names = max(
+        12,
+        min(2 * _NAME_COLUMNS, (console.width - before) // 2, max(len(_names(pool, 99)) for pool in shown)),
+    )
+    width = max(_LEAST_COLUMNS, console.width - before - names - 2)
+    picture = Text()
+    for index, (pool, span) in enumerate(zip(shown, spans, strict=True)):
+        start = round(width * pool.start / plan.num_layers)
+        length = max(1, round(width * pool.stop / plan.num_layers) - start)
+        start = min(start, width - length)
+        colour = colour_of(index)
+        picture.append(span.ljust(before), style="dim")
+        picture.append(" " * start).append(ink.block * length, style=colour).append(
+            " " * (width - start - length)
+        )
+        picture.append("  ").append(_names(pool, names), style=colour).append("\n")
+    if len(plan.pools) > len(shown):
+        picture.append(f"{ink.more} and {len(plan.pools) - len(shown)} more pools\n", style="dim")
+    picture.rstrip()
+    return picture
+
+
+def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Text:
+    """Draw one step: a row for each member, time from left to right; where nothing is drawn, it waits."""
+    ink = Ink.of(console)
+    rows: dict[tuple[int, int], list[TimelineCell]] = defaultdict(list)
+    for cell in cells:
+        rows[cell.pool, cell.member].append(cell)
+    keys = sorted(rows)[:_MOST_ROWS]
+    labels = [cut(plan.pools[pool].members[member].name, _NAME_COLUMNS, ink) for pool, member in keys]
+    before = max(map(len, labels), default=0) + 2
+    width = max(_LEAST_COLUMNS, console.width - before)
+    end_s = max((cell.stop_s for cell in cells), default=0.0) or 1.0
+    picture = Text()
+    for key, label in zip(keys, labels, strict=True):
+        picture.append(label.ljust(before)).append_text(
+            _row(rows[key], end_s, width, colour_of(key[0]), ink)
+        ).append("\n")
+    if len(rows) > len(keys):
+        picture.append(f"{ink.more} and {len(rows) - len(keys)} more machines\n", style="dim")
+    axis = f"0 s{seconds_text(end_s).rjust(width - 3)}"
+    legend = f"{ink.forward} forward  {ink.backward} backward  {ink.idle} waits  numbers: microbatches"
+    picture.append(" " * before + axis + "\n" + legend, style="dim")
+    return picture
+
+
+def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, ink: Ink) -> Text:
+    letters = [ink.idle] * width
+    styles = ["dim"] * width
+    for cell in sorted(cells, key=lambda cell: cell.start_s):
+        first = min(round(width * cell.start_s / end_s), width - 1)
+        stop = max(first + 1, min(width, round(width * cell.stop_s / end_s)))
+        is_forward = cell.kind == "F"
+        for column in range(first, stop):
+            letters[column] = ink.forward if is_forward else ink.backward
+            styles[column] = colour if is_forward else f"bold {colour}"
+        number = str(cell.microbatch)
+        # With room for one more letter, so that the numbers of neighbours do not run into each other.
+        if stop - first > len(number):
+            letters[first : first + len(number)] = number
+            styles[first : first + len(number)] = ["reverse " + styles[first]] * len(number)
+    text = Text()
+    for letter, style in zip(letters, styles, strict=True):
+        text.append(letter, style=style)
+    return text
+
+
+def colour_of(pool: int) -> str:
+    """Return the colour of a pool."""
+    return COLOURS[pool % len(COLOURS)]
+
+
+def cut(text: str, columns: int, ink: Ink) -> str:
+    """Shorten text to so many columns."""
+    return text if len(text) <= columns else text[: columns - 1] + ink.more
+
+
+def _names(pool: PoolPlan, columns: int) -> str:
+    """Return the names of a pool's members, as many as fit."""
+    names = [member.name for member in pool.members]
+    for count in range(len(names), 0, -1):
+        more = f" + {len(names) - count} more" if count < len(names) else ""
+        text = " + ".join(names[:count]) + more
+        if len(text) <= columns or count == 1:
+            return text[:columns]
+    return ""

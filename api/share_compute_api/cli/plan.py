@@ -1,0 +1,166 @@
+"""``share-compute plan``: what a job would get, and why, before anybody computes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from share_compute_api.cli.completion import complete_strategy
+from share_compute_api.cli.options import Json
+
+if TYPE_CHECKING:
+    from share_compute.errors import PlanInfeasible
+    from share_compute.planning.report import PlanReport
+    from share_compute.topology import Topology
+    from share_compute_api.schemas import ServingRequest
+
+_MOST_MACHINES = 10
+
+
+class Objective(StrEnum):
+    """What the machines are planned for."""
+
+    training = "training"
+    latency = "latency"
+    throughput = "throughput"
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
+    *,
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan on the machines of this file, without a server. Default: on those that are ready."
+        ),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="In place of the job's own.", autocompletion=complete_strategy),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Put all strategies side by side.")] = False,
+    objective: Annotated[
+        Objective,
+        typer.Option(help="Train the model, or serve it: shortest answer, or most tokens a second."),
+    ] = Objective.training,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Serving: length of a prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Serving: length of an answer.")] = 128,
+    concurrent: Annotated[int, typer.Option(min=1, help="Serving: most answers at one time.")] = 16,
+    first_token_limit: Annotated[
+        float | None, typer.Option(help="Serving, throughput: longest wait for the first token, in seconds.")
+    ] = None,
+    next_token_limit: Annotated[
+        float | None, typer.Option(help="Serving, throughput: longest wait for each later token, in seconds.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which plan a job would get, and why; nothing is queued."""
+    from share_compute.errors import PlanInfeasible
+    from share_compute_api.cli.output import print_failure, print_json
+    from share_compute_api.cli.report import print_report
+    from share_compute_api.schemas import ServingRequest
+
+    serving = (
+        ServingRequest(
+            objective="latency" if objective is Objective.latency else "throughput",
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            concurrent=concurrent,
+            first_token_limit_s=first_token_limit,
+            next_token_limit_s=next_token_limit,
+        )
+        if objective is not Objective.training
+        else None
+    )
+    try:
+        report, lent_bytes = _report(file, topology, strategy, compare, serving)
+    except PlanInfeasible as failure:
+        print_failure(failure, as_json=as_json)
+        if not as_json:
+            _print_missing(failure)
+        raise typer.Exit(failure.exit_code) from failure
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report, lent_bytes)
+
+
+def _report(
+    file: Path,
+    topology_file: Path | None,
+    strategy: str | None,
+    compare: bool,
+    serving: ServingRequest | None,
+) -> tuple[PlanReport, Mapping[str, int]]:
+    """Return the report, and what each machine lends, by contributor id."""
+    from share_compute.planning.partitioning import load_strategy
+    from share_compute_api.jobfile import read_job
+
+    spec = read_job(file)
+    load_strategy(strategy or spec.parallelism.strategy)
+    if topology_file is None:
+        from share_compute_api.client import Client
+
+        with Client() as client, _busy("the server plans"):
+            found = client.topology()
+            report = client.plan(spec, strategy=strategy, compare=compare, serving=serving)
+            return report, _lent(found.topology())
+    from share_compute.topology_file import read_topology
+    from share_compute_api.jobfile import read_text
+
+    topology = read_topology(read_text(topology_file))
+    _require_machines(topology, topology_file)
+    with _busy("planning"):
+        from share_compute_api.planning import plan_on_paper
+
+        workload = serving.workload() if serving is not None else None
+        report = plan_on_paper(spec, topology, strategy=strategy, compare=compare, serving=workload)
+    return report, _lent(topology)
+
+
+def _lent(topology: Topology) -> Mapping[str, int]:
+    return {machine.id: machine.memory_bytes for machine in topology.contributors}
+
+
+def _require_machines(topology: Topology, file: Path) -> None:
+    from share_compute.errors import PlanInfeasible
+
+    if not topology.contributors:
+        raise PlanInfeasible(
+            f"{file} has no machine to plan on",
+            mend="list at least one under contributors",
+            details={"machines_ready": 0},
+        )
+
+
+@contextmanager
+def _busy(what: str) -> Iterator[None]:
+    """Say that something is going on, to whoever looks on."""
+    errors = Console(stderr=True)
+    if errors.is_terminal:
+        with errors.status(what):
+            yield
+    else:
+        yield
+
+
+def _print_missing(failure: PlanInfeasible) -> None:
+    """Print which machines lack memory, and what else would make the job fit; the error itself says the rest."""
+    from share_compute.planning.words import exact_bytes_text
+
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    missing = failure.details.get("missing_by_machine") or {}
+    for machine, size in list(missing.items())[:_MOST_MACHINES]:
+        errors.print(f"       {escape(machine)} lacks {exact_bytes_text(size)}")
+    if len(missing) > _MOST_MACHINES:
+        errors.print(f"       and {len(missing) - _MOST_MACHINES} more machines lack memory")
+    # The first is the error's own advice, which stands above.
+    for remedy in (failure.details.get("would_fit") or [])[1:]:
+        errors.print(f"       or: {escape(str(remedy))}", style="dim")

@@ -1,0 +1,211 @@
+"""A plan's report for people: predictions, pictures, and why each machine got what it got."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from share_compute.planning.plan import IdleMachine, Plan, Prediction
+from share_compute.planning.report import Alternative, IslandProposal, PlanReport, ServingPrediction
+from share_compute.planning.words import seconds_text
+from share_compute_actors.sizes import format_bytes
+from share_compute_api.cli.output import console, number, rate
+from share_compute_api.cli.picture import (
+    Ink,
+    colour_of,
+    cut,
+    layers_over_machines,
+    timeline,
+)
+
+_MOST_MACHINES = 40
+_MOST_NAMES = 5
+_NAME_COLUMNS = 20
+
+
+def print_report(report: PlanReport, lent_bytes: Mapping[str, int]) -> None:
+    """Print all that a dry run tells; when serving was asked for, what it tells of serving.
+
+    Args:
+        report: the dry run.
+        lent_bytes: memory that machines lend, by contributor id; their use is shown where it is known.
+    """
+    serving = report.serving
+    plan = report.plan if serving is None else serving.plan
+    console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
+    _section("Layers", layers_over_machines(plan, console))
+    _section("Machines", _machines(plan, lent_bytes))
+    if plan.idle:
+        _section("Left out", _idle(plan.idle))
+    if serving is not None:
+        return
+    if report.timeline:
+        _section("One step", timeline(plan, report.timeline, console))
+    if report.alternatives:
+        _section("Strategies", _comparison(plan, report.alternatives))
+    if report.islands is not None:
+        _section("Islands", _islands(report.islands))
+
+
+def _section(title: str, content: Text | Table | Group) -> None:
+    console.print(f"\n[bold]{title}[/bold]")
+    console.print(content)
+
+
+def _size(plan: Plan) -> Text:
+    machines, pools = _count(sum(plan.pool_sizes), "machine"), _count(len(plan.pools), "pool")
+    return Text.assemble(
+        (plan.model_id, "bold"),
+        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} in {pools}, ",
+        f"by strategy {plan.strategy}",
+    )
+
+
+def _training(plan: Plan) -> Text:
+    prediction = plan.prediction
+    if prediction is None:
+        return Text("Nothing is predicted: the speed of a machine was not measured.", style="yellow")
+    text = Text.assemble(
+        (f"{seconds_text(prediction.step_s)} a step", "bold green"),
+        f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
+        f"   {_per_s(prediction.samples_per_s)} samples/s   {_per_s(prediction.tokens_per_s)} tokens/s\n",
+        f"{_bound(prediction)}\n{prediction.bottleneck.sentence}",
+    )
+    if prediction.links_assumed:
+        text.append(
+            "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s.", style="yellow"
+        )
+    return text
+
+
+def _serving(found: ServingPrediction) -> Text:
+    text = Text.assemble(
+        (f"{seconds_text(found.first_token_s)} to the first token", "bold green"),
+        (f", {seconds_text(found.next_token_s)} to each other", "bold green"),
+        f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}",
+    )
+    if not found.within_limits:
+        text.append("\nNo placement that was found keeps the limits; this one comes closest.", style="yellow")
+    return text
+
+
+def _bound(prediction: Prediction) -> str:
+    bound = f"No plan takes less than {seconds_text(prediction.lower_bound_s)}"
+    above = (
+        f"; this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "; this one takes no more"
+    )
+    proof = "proven best by the formula" if prediction.exact else "the best that was found"
+    return f"{bound}{above}, {proof}."
+
+
+def _machines(plan: Plan, lent_bytes: Mapping[str, int]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
+        table.add_column(column, no_wrap=True, justify="right" if justify == "right" else "left")
+    table.add_column("why", overflow="fold")
+    ink, rows = Ink.of(console), 0
+    for index, pool in enumerate(plan.pools):
+        for member in pool.members:
+            rows += 1
+            if rows > _MOST_MACHINES:
+                continue
+            lent = lent_bytes.get(member.contributor_id)
+            used = f" {_percent(member.memory_bytes / lent):>4}" if lent else ""
+            table.add_row(
+                Text(cut(member.name, _NAME_COLUMNS, ink), style=colour_of(index)),
+                f"{pool.start}" if pool.stop == pool.start + 1 else f"{pool.start}-{pool.stop - 1}",
+                f"{format_bytes(member.memory_bytes)}{used}",
+                "-" if member.busy_fraction is None else _percent(member.busy_fraction),
+                escape(member.reason),
+            )
+    if rows > _MOST_MACHINES:
+        table.add_row(ink.more, "", "", "", f"and {rows - _MOST_MACHINES} more; --json has them all")
+    return table
+
+
+def _idle(idle: tuple[IdleMachine, ...]) -> Text:
+    """Name machines that are left out for the same reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for machine in idle:
+        by_reason.setdefault(machine.reason, []).append(machine.name)
+    text = Text()
+    for place, (reason, names) in enumerate(by_reason.items()):
+        if place == _MOST_MACHINES:
+            text.append(f"and {len(by_reason) - place} more reasons; --json has them all\n", style="dim")
+            break
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        text.append(", ".join(names[:_MOST_NAMES]) + more, style="bold").append(f": {reason}\n")
+    text.rstrip()
+    return text
+
+
+def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
+    rows = list(alternatives)
+    if plan.prediction is not None and all(row.strategy != plan.strategy for row in rows):
+        rows.append(
+            Alternative(
+                strategy=plan.strategy,
+                step_s=plan.prediction.step_s,
+                samples_per_s=plan.prediction.samples_per_s,
+                pools=len(plan.pools),
+                machines=sum(plan.pool_sizes),
+            )
+        )
+    made = sorted(
+        (row for row in rows if row.step_s is not None), key=lambda row: (row.step_s or 0.0, row.strategy)
+    )
+    best_s = made[0].step_s if made else None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("strategy", "a step", "x best", "samples/s", "pools", "machines", ""):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("strategy", "") else "right")
+    for row in made:
+        assert row.step_s is not None
+        is_this = row.strategy == plan.strategy
+        table.add_row(
+            row.strategy,
+            seconds_text(row.step_s),
+            f"{row.step_s / best_s:.2f}" if best_s else "-",
+            _per_s(row.samples_per_s),
+            str(row.pools),
+            str(row.machines),
+            "this plan" if is_this else "",
+            style="bold" if is_this else "",
+        )
+    problems = [
+        Text.assemble((row.strategy, "bold"), f" finds no plan: {row.problem or 'it does not say why'}")
+        for row in rows
+        if row.step_s is None
+    ]
+    return Group(table, *problems)
+
+
+def _islands(proposal: IslandProposal) -> Text:
+    text = Text(
+        f"{_count(len(proposal.islands), 'island')} that synchronise every {proposal.interval_steps} steps "
+        f"({seconds_text(proposal.synchronisation_s)} each time) would bring "
+        f"{_per_s(proposal.samples_per_s)} samples/s:\n"
+    )
+    for island in proposal.islands[:_MOST_MACHINES]:
+        more = f" and {len(island.machines) - _MOST_NAMES} more" if len(island.machines) > _MOST_NAMES else ""
+        names = ", ".join(island.machines[:_MOST_NAMES]) + more
+        text.append(names, style="bold")
+        text.append(f": {seconds_text(island.step_s)} a step, {_per_s(island.samples_per_s)} samples/s\n")
+    text.rstrip()
+    return text
+
+
+def _count(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"
+
+
+def _per_s(value: float | None) -> str:
+    """Return a rate with three digits, whatever its size."""
+    return "-" if value is None else str(rate(value) if value >= 100 else number(value, 3))
+
+
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"

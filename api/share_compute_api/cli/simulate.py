@@ -1,0 +1,160 @@
+"""``share-compute simulate``: a job on a fleet that we do not have, over hours that do not pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from share_compute.simulation.fleet_name import FleetName
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import console, duration, print_json, print_table, rate
+
+if TYPE_CHECKING:
+    from share_compute.simulation.report import SimulationReport
+    from share_compute.simulation.run import Scenario
+    from share_compute.specification import TrainJob
+    from share_compute.topology import Topology
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_HOUR_S = 3600.0
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
+    *,
+    fleet: Annotated[
+        FleetName | None, typer.Option(help="Kind of machines and links; default: mixed.")
+    ] = None,
+    topology: Annotated[Path | None, typer.Option(help="The machines of this file instead.")] = None,
+    machines: Annotated[int, typer.Option(min=1, max=10_000, help="Machines in the fleet.")] = 100,
+    mtbf: Annotated[
+        str | None,
+        typer.Option(help="Mean time between failures of a machine: 30m, 4h, 2d; default: they never fail."),
+    ] = None,
+    back_after: Annotated[str, typer.Option(help="Mean time until a failed machine returns.")] = "30m",
+    hours: Annotated[float, typer.Option(help="Hours to simulate.")] = 24.0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the fleet and the failures.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a job on a synthetic fleet, on a simulated clock: its throughput, its use, and what failures cost.
+
+    The planner and the rules of steps and epochs are the real ones; only clock, network and machines are not.
+    """
+    from share_compute.errors import UserError
+    from share_compute.simulation.churn import Churn
+    from share_compute.simulation.fleets import make_fleet
+    from share_compute.simulation.run import Scenario
+    from share_compute.topology_file import read_topology
+    from share_compute_api.jobfile import read_job, read_text
+
+    if topology is not None and fleet is not None:
+        raise UserError("--fleet and --topology exclude each other", mend="give one of them")
+    spec = read_job(file)
+    name = str(topology) if topology else (fleet or FleetName.mixed).value
+    there = (
+        read_topology(read_text(topology))
+        if topology
+        else make_fleet(fleet or FleetName.mixed, machines, seed)
+    )
+    churn = Churn(parse_time(mtbf, "--mtbf"), parse_time(back_after, "--back-after")) if mtbf else None
+    report = _run(spec, there, Scenario(hours * _HOUR_S, churn, seed), quiet=as_json)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, spec, name)
+
+
+def parse_time(text: str, option: str) -> float:
+    """Return the seconds of a time like ``90s``, ``30m``, ``4h`` or ``2d``.
+
+    Raises:
+        UserError: it is none.
+    """
+    from share_compute.errors import UserError
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
+    if match is None:
+        raise UserError(f"{option} {text!r} is not a time", mend="write it as 90s, 30m, 4h or 2d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) -> SimulationReport:
+    from share_compute.models.blueprint import dissect
+    from share_compute.simulation.run import simulate as simulate_job
+    from share_compute_api.planning import blueprint_of
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    errors = Console(stderr=True)
+    with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
+        task = bar.add_task("counting and planning", total=1.0)
+        profile = dissect(blueprint_of(spec))
+
+        def told(share: float) -> None:
+            bar.update(task, completed=share, description="simulating")
+
+        return simulate_job(spec, there, profile, scenario, progress=told)
+
+
+def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
+    hours, total_s = report.hours, report.simulated_s
+    console.print(
+        f"[bold]{escape(spec.name)}[/bold] on {report.machines:,} machines ({escape(name)}), {duration(total_s)}: "
+        f"{report.parameters / 1e6:,.1f} million parameters in {report.layers} layers"
+    )
+    samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
+    words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
+    print_table(
+        ("what", "value"),
+        (
+            ("throughput", f"{samples} samples/s{words}"),
+            ("step of the first plan", f"{report.first_step_s:.3g} s"),
+            ("steps committed", f"{report.committed_steps:,}"),
+            ("steps lost and done again", f"{report.lost_steps:,}"),
+            ("machines there, on average", f"{report.mean_machines:,.1f}"),
+            ("of them in the job", f"{report.mean_members:,.1f}"),
+            ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),
+            ("use of the job's machines", f"{report.member_utilisation:.1%}"),
+            ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
+            ("epochs", f"{report.epochs:,}"),
+            ("replaced by a spare", f"{report.replacements:,}"),
+            ("searches of the planner", f"{report.searches:,}"),
+        ),
+        empty="",
+    )
+    console.print()
+    times = (
+        ("computing", hours.computing_s),
+        ("doing again", hours.redoing_s),
+        ("noticing deaths", hours.noticing_s),
+        ("planning", hours.planning_s),
+        ("moving state", hours.moving_s),
+        ("waiting for machines", hours.waiting_s),
+    )
+    print_table(
+        ("time", "lasted", "share"),
+        ((what, duration(lasts_s), f"{lasts_s / total_s:.2%}") for what, lasts_s in times),
+        empty="",
+    )
+    console.print()
+    most = max(report.curve_samples_per_s)
+    console.print(f"samples/s over time, 0 to {rate(most)}:")
+    console.print(chart(report.curve_samples_per_s), style="cyan")
+    end = duration(total_s)
+    console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
+
+
+def chart(values: Sequence[float]) -> str:
+    """Return values as one line of bars; a space where there is nothing."""
+    most = max(values, default=0.0)
+    return "".join(
+        " " if value <= 0 else _BLOCKS[min(len(_BLOCKS) - 1, int(value / most * len(_BLOCKS)))]
+        for value in values
+    )

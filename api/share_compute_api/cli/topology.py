@@ -1,0 +1,45 @@
+"""``share-compute topology``: what was measured, as a file to keep, to share and to plan on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.cli.options import Json
+
+
+def topology(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write it here; JSON if the name ends so, else YAML."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the machines that are ready, with what was measured on and between them, as a topology file."""
+    from share_compute.errors import UserError
+    from share_compute.topology_file import write_topology
+    from share_compute_api.cli.output import console
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        found = client.topology()
+    is_json = as_json or (output is not None and output.suffix == ".json")
+    text = write_topology(found, "json" if is_json else "yaml")
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as failure:
+        raise UserError(
+            f"{output} cannot be written: {failure.strerror}",
+            mend="name a file in a folder that you may write to",
+        ) from failure
+    if not as_json:
+        count = len(found.contributors)
+        machines = f"{count} machine" if count == 1 else f"{count} machines"
+        console.print(f"{machines} and {len(found.links)} links written to {escape(str(output))}")

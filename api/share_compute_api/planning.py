@@ -1,0 +1,113 @@
+"""Plans on paper, in this process: the model is counted on torch's meta device, then laid over a topology.
+
+``python -m share_compute_api.planning`` reads a `PlanRequest` as JSON from standard input and writes
+``{"report": ...}`` or ``{"problem": ...}``: the control plane never imports torch, it asks a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from share_compute.errors import ShareComputeError, UserError
+from share_compute.planning.workload import ServingWorkload
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+
+if TYPE_CHECKING:
+    from share_compute.models.blueprint import Blueprint
+    from share_compute.planning.report import PlanReport
+
+
+def plan_on_paper(
+    spec: TrainJob,
+    topology: Topology,
+    *,
+    strategy: str | None = None,
+    compare: bool = False,
+    serving: ServingWorkload | None = None,
+) -> PlanReport:
+    """Return the plan that a job would get on these machines, and why. Imports torch.
+
+    Args:
+        spec: the job; its data is not looked at, and paths must lie on this machine.
+        topology: the machines.
+        strategy: in place of the job's own.
+        compare: tell what every other strategy would have made of it.
+        serving: tell, too, what the machines would do for requests.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold it; ``details`` says what is missing.
+        UserError: the model or the strategy does not exist.
+    """
+    from share_compute.models.blueprint import dissect
+    from share_compute.planning.report import dry_run
+
+    profile = dissect(blueprint_of(spec))
+    return dry_run(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)
+
+
+def blueprint_of(spec: TrainJob) -> Blueprint:
+    """Return the model of a job as it will be built, without looking at the data.
+
+    A tokenizer that is to be trained counts as large as was asked for; little text may give a smaller one.
+
+    Raises:
+        UserError: the model's folder or its tokenizer cannot be read, or it cannot be cut into such long samples.
+    """
+    from share_compute.data.tokenization import (
+        find_source,
+        load_tokenizer,
+        model_vocab_size,
+        vocabulary_size,
+    )
+    from share_compute.models.blueprint import Blueprint
+
+    if spec.model.layers is not None:
+        return Blueprint(layers=spec.model.layers)
+    # Reads and checks config.json of a model folder, too.
+    vocab_size = model_vocab_size(spec.model)
+    config: dict[str, Any] = dict(spec.model.config or {})
+    if spec.model.path is not None:
+        config = json.loads((spec.model.path / "config.json").read_text(encoding="utf-8"))
+    if vocab_size is None:
+        source = find_source(spec)
+        if source.path is None:
+            config["vocab_size"] = source.vocab_size
+        else:
+            config["vocab_size"] = vocabulary_size(load_tokenizer(source.path))
+    length, window = spec.training.sequence_length, config.get("max_position_embeddings")
+    if isinstance(window, int) and length > window:
+        raise UserError(
+            f"sequence_length {length} is longer than the model's window of {window} tokens",
+            mend=f"set training.sequence_length to {window} or less",
+        )
+    return Blueprint(config=config)
+
+
+def main() -> None:
+    """Answer one request."""
+    from share_compute_api.schemas import PlanRequest
+
+    # Libraries print what they like; the answer must stay alone on its pipe.
+    answer, sys.stdout = sys.stdout, sys.stderr
+    request = PlanRequest.model_validate_json(sys.stdin.read())
+    assert request.topology is not None
+    try:
+        report = plan_on_paper(
+            request.job,
+            request.topology.topology(),
+            strategy=request.strategy,
+            compare=request.compare,
+            serving=request.serving.workload() if request.serving is not None else None,
+        )
+    except ShareComputeError as failure:
+        problem = {"code": failure.code, "detail": failure.message, **failure.facts()}
+        json.dump({"problem": problem}, answer, default=str)
+    else:
+        json.dump({"report": report.model_dump(mode="json")}, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Dry runs: which plan a job would get, and why."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from share_compute.errors import PlanInfeasible, Unavailable, UserError
+from share_compute.jobs.states import ContributorState
+from share_compute.planning.partitioning import load_strategy
+from share_compute.planning.report import PlanReport
+from share_compute.specification import field_errors
+from share_compute.topology_file import describe_topology
+from share_compute_api.bell import Bell
+from share_compute_api.context import Context, InContext
+from share_compute_api.problems import documented
+from share_compute_api.schemas import PlanRequest
+from share_compute_api.submission import check_model
+from share_compute_api.supervision.live_topology import live_topology
+
+router = APIRouter(prefix="/plans", tags=["plans"])
+
+_LONG_S = 3600.0
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {"$ref": "#/components/schemas/PlanRequest"},
+            "example": {
+                "job": {
+                    "name": "tiny-llama",
+                    "model": {"config": {"model_type": "llama", "vocab_size": 2048, "hidden_size": 128}},
+                    "data": {"files": ["/srv/texts/corpus.txt"]},
+                },
+                "compare": True,
+            },
+        }
+    },
+}
+
+
+@router.post(
+    "",
+    operation_id="plan",
+    openapi_extra={"requestBody": _BODY},
+    responses=documented(400, 413, 415, 500, 503),
+)
+async def plan(request: Request, context: InContext) -> PlanReport:
+    """Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued."""
+    wanted = await run_in_threadpool(
+        _complete, context, request.headers.get("content-type", ""), await request.body()
+    )
+    report = await context.plans.plan(wanted, _unwanted(request, context.bell))
+    if report is None:
+        raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
+    return report
+
+
+async def _unwanted(request: Request, bell: Bell) -> None:
+    """Return when the client is gone, or the server ends; the body must have been read."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    async def closed() -> None:
+        while not bell.is_closed:
+            await bell.wait(bell.ticket, _LONG_S)
+
+    watches = [asyncio.ensure_future(watch()) for watch in (disconnected, closed)]
+    try:
+        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for watch in watches:
+            watch.cancel()
+
+
+def _complete(context: Context, content_type: str, body: bytes) -> PlanRequest:
+    """Return the request with its topology, once all is checked that can be checked without torch."""
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "send the request as application/json")
+    try:
+        wanted = PlanRequest.model_validate_json(body)
+    except ValidationError as failure:
+        problems = field_errors(failure)
+        text = "; ".join(": ".join(filter(None, item.values())) for item in problems)
+        raise UserError(
+            text, mend="mend these fields of the request", details={"fields": problems}
+        ) from failure
+    load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
+    check_model(wanted.job)
+    topology = wanted.topology
+    if topology is None:
+        ready = context.store.contributors.list([ContributorState.ready])
+        topology = describe_topology(live_topology(ready))
+    if not topology.contributors:
+        raise PlanInfeasible(
+            "there is no machine to plan on",
+            mend="let machines join (share-compute invite), or give a topology with some",
+            details={"machines_ready": 0},
+        )
+    return wanted.model_copy(update={"topology": topology})

@@ -1,0 +1,69 @@
+"""The topology of the machines that are here. A probe that lies must not break planning for the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from share_compute.errors import VerificationFailed
+from share_compute.store import ContributorRecord
+from share_compute.topology import HEAD, Device, Link, Topology, absurdities
+
+_log = logging.getLogger(__name__)
+
+
+def require_sound(devices: Iterable[Device], machine: str) -> None:
+    """Raise VerificationFailed when a device was measured to be what no device can be.
+
+    Args:
+        devices: what the probe said.
+        machine: name of the contributor.
+    """
+    for device in devices:
+        for field, problem in absurdities(device):
+            raise VerificationFailed(
+                f"it measured {field} of {device.name or device.kind} and {problem}",
+                mend="run share-compute doctor there, then let it join again",
+                machine=machine,
+            )
+
+
+def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
+    """Return the links that can be true; the log tells of others.
+
+    Args:
+        links: what was measured.
+        machine: name of the contributor that measured.
+    """
+    kept = []
+    for link in links:
+        problem = next((f"{field}: {problem}" for field, problem in absurdities(link)), None)
+        if problem is None:
+            kept.append(link)
+        else:
+            _log.warning(
+                "contributor %s: its link %s - %s is not used, %s", machine, link.source, link.target, problem
+            )
+    return tuple(kept)
+
+
+def live_topology(records: Iterable[ContributorRecord]) -> Topology:
+    """Return these contributors and the links among them and to the head, without what cannot be true."""
+    machines = []
+    for record in records:
+        try:
+            require_sound(record.capacity or (), record.name)
+        except VerificationFailed as lie:
+            _log.warning("contributor %s is not planned with: %s", record.name, lie.message)
+        else:
+            machines.append(record)
+    offered = {machine.id for machine in machines} | {HEAD}
+    return Topology(
+        contributors=tuple(machine.machine() for machine in machines),
+        links=tuple(
+            link
+            for machine in machines
+            for link in sound_links(machine.links or (), machine.name)
+            if link.source in offered and link.target in offered
+        ),
+    )

@@ -1,0 +1,123 @@
+"""Make contributors on one machine unequal: by control groups (processor time) and relays (slow, distant links)."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing as mp
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_PERIOD_US = 10_000
+"""Short, so that a limited process runs slower rather than in bursts."""
+_CHUNK_BYTES = 64 * 2**10
+
+
+@contextmanager
+def processor_share(name: str, cores: float) -> Iterator[Path]:
+    """Make a control group (version 1 or 2) that gets ``cores`` of processor time; yield its list of processes.
+
+    Raises:
+        OSError: control groups cannot be made here; it takes root and a writable /sys/fs/cgroup.
+    """
+    root = Path("/sys/fs/cgroup")
+    first = root / "cpu"
+    group = (first if first.is_dir() else root) / f"share-compute-{os.getpid()}-{name}"
+    group.mkdir()
+    try:
+        quota = round(cores * _PERIOD_US)
+        if first.is_dir():
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+        yield group / "cgroup.procs"
+    finally:
+        for process in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it ended by itself
+                (group.parent / "cgroup.procs").write_text(process)
+        group.rmdir()
+
+
+@contextmanager
+def inside(processes: Path) -> Iterator[None]:
+    """What is started meanwhile belongs to the control group; this process does not stay in it."""
+    processes.write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (processes.parent.parent / "cgroup.procs").write_text(str(os.getpid()))
+
+
+class Road(NamedTuple):
+    """One way between two places."""
+
+    host: str
+    port: int
+    """Where it ends."""
+    latency_s: float
+    bytes_per_s: float
+
+
+class Relays:
+    """A process that passes connections on, later and slower."""
+
+    def __init__(self, roads: list[Road]) -> None:
+        here, there = mp.get_context("spawn").Pipe()
+        self._process = mp.get_context("spawn").Process(target=_run, args=(roads, there), daemon=True)
+        self._process.start()
+        self.ports: list[int] = here.recv()
+        """Where each road begins, on 127.0.0.1."""
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.join()
+
+
+def _run(roads: list[Road], there: object) -> None:
+    asyncio.run(_serve(roads, there))
+
+
+async def _serve(roads: list[Road], there: object) -> None:
+    servers = [await asyncio.start_server(_Pass(road), "127.0.0.1", 0) for road in roads]
+    there.send([server.sockets[0].getsockname()[1] for server in servers])  # type: ignore[attr-defined]
+    await asyncio.gather(*(server.serve_forever() for server in servers))
+
+
+class _Pass:
+    """Passes one connection on, both ways."""
+
+    def __init__(self, road: Road) -> None:
+        self._road = road
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(self._road.host, self._road.port)
+        with suppress(ConnectionError):  # one end went: the other learns it
+            await asyncio.gather(self._flow(reader, there_writer), self._flow(there_reader, writer))
+
+    async def _flow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        leaving = asyncio.create_task(_leave(queue, writer))
+        clock = asyncio.get_running_loop().time
+        free = clock()
+        while chunk := await reader.read(_CHUNK_BYTES):
+            free = max(free, clock()) + len(chunk) / self._road.bytes_per_s
+            queue.put_nowait((free + self._road.latency_s, chunk))
+        queue.put_nowait((clock(), b""))
+        await leaving
+
+
+async def _leave(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    clock = asyncio.get_running_loop().time
+    while True:
+        due, chunk = await queue.get()
+        if not chunk:
+            writer.close()
+            return
+        if (wait := due - clock()) > 0:
+            await asyncio.sleep(wait)
+        writer.write(chunk)
+        await writer.drain()

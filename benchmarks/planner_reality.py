@@ -1,0 +1,299 @@
+"""Predicted against measured step time of several plans on three real, unequal contributors.
+
+The contributors are three raylets on this machine, each held to a part of a processor by a control group, their links
+delayed and throttled by relays. They are measured by the product's own probe; the first steps of the first plan, an
+even split, correct the cost model as the profiler does in a job. Every other plan is predicted before it runs. Takes
+root, for the control groups.
+
+Pools have one member each: sums of gradients go by a way that the relays do not cover.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _harness import arguments, job, print_figure, start_cluster
+from _unequal import Relays, Road, inside, processor_share
+from numpy.typing import NDArray
+
+from share_compute.jobs.events import Assignment
+from share_compute.models.blueprint import dissect
+from share_compute.planning.cost import LayerTiming
+from share_compute.planning.plan import Plan
+from share_compute.planning.planner import solve
+from share_compute.specification import TrainJob
+from share_compute.topology import Contributor, Link, Topology
+from share_compute_actors.crew import Crew
+from share_compute_actors.messages import Peer, StepResult
+from share_compute_actors.probe_links import measure_link
+
+CORES = (0.6, 0.45, 0.3)
+"""Of a processor, for each contributor; together they leave room for everything else on two."""
+NEAR, FAR = (0.001, 200e6), (0.010, 20e6)
+"""Latency in s and bytes/s: between the first two contributors, and to the third."""
+MEMORY_BYTES = 4 * 2**30
+ERROR_GOAL, CHOICE_GOAL = 0.15, 0.05
+_SETTLING_STEPS = 4
+"""The first step warms up, the next ones carry the profiler."""
+
+
+class Case(NamedTuple):
+    """A plan to predict and to run."""
+
+    name: str
+    machines: tuple[int, ...]
+    parallelism: dict[str, Any]
+
+
+CASES = (
+    Case("even split", (0, 1, 2), {"strategy": "uniform", "pools": 3}),
+    Case("by speed", (0, 1, 2), {"strategy": "compute_weighted", "pools": 3}),
+    Case("fastest alone", (0,), {"pools": 1}),
+    Case("second alone", (1,), {"pools": 1}),
+    Case("two near ones", (0, 1), {"pools": 2}),
+    Case("two far ones", (0, 2), {"pools": 2}),
+    Case("the planner's choice", (0, 1, 2), {}),
+)
+
+
+def road(source: int, target: int) -> tuple[float, float]:
+    """Return latency and bytes/s from one contributor to another."""
+    return FAR if 2 in (source, target) else NEAR
+
+
+class RelayedCrew(Crew):
+    """A crew whose members reach each other over relays."""
+
+    def _connect(self, peers: Any, note: Callable[[str], None]) -> None:  # noqa: ARG002 - all ways are direct
+        places = {me: int(name.rpartition("-")[2]) for me, name in self.names.items()}
+        ways = list(permutations(peers, 2))
+        roads = []
+        for source, target in ways:
+            host, _, port = target.endpoint.removeprefix("tcp://").rpartition(":")
+            roads.append(Road(host, int(port), *road(places[source.me], places[target.me])))
+        self.relays = Relays(roads) if roads else None
+        begins = dict(zip(ways, self.relays.ports, strict=True)) if self.relays else {}
+
+        def seen_from(source: Peer, target: Peer) -> Peer:
+            if source == target:
+                return target
+            return replace(target, endpoint=f"tcp://127.0.0.1:{begins[source, target]}")
+
+        calls = {
+            source.me: self._actors[source.me].connect.remote([seen_from(source, target) for target in peers])
+            for source in peers
+        }
+        silent = [who for list_ in self.gather(calls).values() for who in list_]
+        if silent:
+            raise RuntimeError(f"no way over the relays from {silent}")
+
+    def dismiss(self) -> None:
+        """End members and relays."""
+        super().dismiss()
+        if self.relays is not None:
+            self.relays.close()
+
+
+@contextmanager
+def echo_server() -> Iterator[int]:
+    """Answer every payload (8 bytes of length before it) with one byte; yield the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # closed: the measurement is over
+            with connection, connection.makefile("rb") as stream:
+                while head := stream.read(8):
+                    stream.read(int.from_bytes(head))
+                    connection.sendall(b"x")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def measure_links(ids: list[str]) -> Iterator[Link]:
+    """Measure all links as contributors do, over the relays."""
+    with echo_server() as port:
+        ways = list(permutations(range(len(ids)), 2))
+        relays = Relays([Road("127.0.0.1", port, *road(*way)) for way in ways])
+        for (source, target), begin in zip(ways, relays.ports, strict=True):
+            with socket.create_connection(("127.0.0.1", begin)) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                yield measure_link(ids[source], ids[target], partial(_echo, connection))
+        relays.close()
+
+
+def _echo(connection: socket.socket, payload: NDArray[Any]) -> None:
+    connection.sendall(payload.nbytes.to_bytes(8) + payload.tobytes())
+    connection.recv(1)
+
+
+def probe(node_ids: list[str]) -> Topology:
+    """Return what the product measures of these nodes."""
+    import ray
+
+    from share_compute_actors.contributor import read_devices, start_contributor
+
+    machines = []
+    for place, node in enumerate(node_ids):
+        actor = start_contributor(f"c{place}", node)
+        text = ray.get(actor.probe.remote(memory_bytes=MEMORY_BYTES, cpu_threads=1, device="cpu"))
+        ray.kill(actor)
+        machines.append(
+            Contributor(f"c{place}", f"machine-{place}", read_devices(text), 1, node, "127.0.0.1")
+        )
+    return Topology(tuple(machines), tuple(measure_links([machine.id for machine in machines])))
+
+
+@dataclass
+class Run:
+    """What one plan did."""
+
+    seconds: list[float] = field(default_factory=list)
+    timings: dict[str, dict[int, LayerTiming]] = field(default_factory=dict)
+
+
+class Bench:
+    """One library, and a crew for each plan."""
+
+    def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
+        import ray
+
+        from share_compute_actors.library import Library
+
+        self.spec, self.topology = spec, topology
+        self._assignment = Assignment(
+            job_id="reality", attempt=1, spec=spec, topology=topology, folder=folder
+        )
+        self._library = Library.remote(self._assignment.model_dump_json())
+        self._facts = ray.get(self._library.prepare.remote())
+        self.profile = dissect(self._facts.blueprint)
+
+    def plan(self, case: Case, timings: dict[str, dict[int, LayerTiming]]) -> Plan:
+        """Return the plan of a case, as the planner makes it."""
+        spec = self._spec(case)
+        chosen = {f"c{place}" for place in case.machines}
+        topology = Topology(
+            tuple(machine for machine in self.topology.contributors if machine.id in chosen),
+            tuple(link for link in self.topology.links if {link.source, link.target} <= chosen),
+        )
+        return solve(spec, topology, self.profile, 0, timings).plan
+
+    def _spec(self, case: Case) -> TrainJob:
+        parallelism = self.spec.parallelism.model_copy(update={"members_per_pool": 1, **case.parallelism})
+        return self.spec.model_copy(update={"parallelism": parallelism})
+
+    def run(self, plan: Plan, steps: int) -> Run:
+        """Run a plan and return what was measured."""
+        from share_compute_actors.training import TrainingLoop
+
+        crew = RelayedCrew(
+            self._assignment,
+            plan,
+            self._facts,
+            self._library,
+            threading.Event(),
+            self.profile.tied_name,
+        )
+        done = Run()
+
+        def observe(step: int, seconds: float, results: Collection[StepResult]) -> None:
+            if step > _SETTLING_STEPS:
+                done.seconds.append(seconds)
+            for result in results:
+                if result.layer_timings:
+                    member = plan.pools[result.me.pool].members[result.me.member]
+                    done.timings[member.contributor_id] = dict(result.layer_timings)
+
+        try:
+            crew.assemble(lambda _note: None)
+            training = self.spec.training.model_copy(update={"steps": _SETTLING_STEPS + steps})
+            spec = self.spec.model_copy(update={"training": training})
+            TrainingLoop(spec, plan, self._facts, crew, lambda _event: None, observe).run(lambda _step: None)
+        finally:
+            crew.dismiss()
+        return done
+
+
+def main() -> None:
+    """Print one line for each plan, and one for all."""
+    options = arguments(__doc__ or "")
+    steps = 3 if options.quick else options.steps
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        groups = [
+            stack.enter_context(processor_share(f"{place}", cores)) for place, cores in enumerate(CORES)
+        ]
+        local = stack.enter_context(start_cluster())
+        nodes = []
+        for group in groups:
+            with inside(group):
+                nodes.append(local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id)
+        spec = job(folder, steps=_SETTLING_STEPS + steps, channel="direct")
+        training = spec.training.model_copy(update={"batch_size": 8, "microbatches": 4})
+        bench = Bench(spec.model_copy(update={"training": training}), probe(nodes), folder)
+        compare(bench, steps)
+
+
+def compare(bench: Bench, steps: int) -> None:
+    """Run all cases and say how far off the predictions were."""
+    first = bench.plan(CASES[0], {})
+    timings = bench.run(first, steps).timings
+    errors: list[float] = []
+    measured: dict[str, float] = {}
+    for case in CASES:
+        raw, plan = bench.plan(case, {}), bench.plan(case, timings)
+        assert plan.prediction is not None
+        assert raw.prediction is not None
+        seconds = statistics.median(bench.run(plan, steps).seconds)
+        measured[case.name] = seconds
+        errors.append(abs(plan.prediction.step_s / seconds - 1))
+        print_figure(
+            "predicted_vs_measured_plan",
+            ours=plan.prediction.step_s,
+            peer=seconds,
+            peer_name="measured",
+            ratio=plan.prediction.step_s / seconds,
+            unit="s/step",
+            plan=case.name,
+            layers={
+                member.name: f"{pool.start}-{pool.stop - 1}" for pool in plan.pools for member in pool.members
+            },
+            before_correction=raw.prediction.step_s,
+        )
+    choice, fastest = measured[CASES[-1].name], min(measured.values())
+    print_figure(
+        "predicted_vs_measured",
+        ours=max(errors),
+        peer=ERROR_GOAL,
+        peer_name="goal: worst error",
+        ratio=ERROR_GOAL / max(errors),
+        unit="share of the measured step time",
+        plans=len(errors),
+        mean_error=statistics.mean(errors),
+        choice_over_fastest=choice / fastest,
+        choice_goal=1 + CHOICE_GOAL,
+    )
+
+
+if __name__ == "__main__":
+    main()

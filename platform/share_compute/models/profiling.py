@@ -1,0 +1,161 @@
+"""Counts what code computes and keeps, without data: tensors have shapes, but no memory and no values.
+
+Tensors are fake ones of the CPU (torch's `FakeTensorMode`), not of the meta device, so that attention takes the same
+fused kernel as it does for real. Where code asks for a value that was never computed, torch raises, and the caller has
+to estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from share_compute.planning.profile import Growth
+
+UNCOUNTABLE = (
+    RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError
+)  # fmt: skip
+"""What a model's code raises when it cannot run without data."""
+LOSS_COPIES = 3
+"""Tensors of the size of the logits that exist while the loss goes backward, beside what autograd saved: the logits
+themselves, and the gradients before and after the softmax."""
+_TOLERANCE = 0.01
+"""How far from its growth a quantity may be where it was not fitted."""
+
+
+class Misfit(ValueError):
+    """A quantity does not grow as a parabola over these lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What one forward and one backward took."""
+
+    forward_flops: int
+    backward_flops: int
+    kept_bytes: int
+    """What is kept between the two: what autograd saved, and the output; without inputs and parameters."""
+    saved: Mapping[StorageWeakRef, torch.UntypedStorage]
+    """What autograd saved, of whomever; without parameters."""
+    output: Tensor
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode in which new tensors are fake; tensors of one mode do not mix with those of another."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def empty_module(mode: FakeTensorMode, module: nn.Module) -> None:
+    """Make all parameters and buffers of a module, wherever they are, fake ones of the CPU."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():  # noqa: SLF001 - there is no public way to replace them in place
+            if parameter is not None:
+                with mode:
+                    value = torch.empty(parameter.shape, dtype=parameter.dtype)
+                part._parameters[name] = nn.Parameter(value, parameter.requires_grad)  # noqa: SLF001
+        for name, buffer in part._buffers.items():  # noqa: SLF001
+            if buffer is not None:
+                with mode:
+                    part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)  # noqa: SLF001
+
+
+def empty_tensors(mode: FakeTensorMode, values: Any) -> Any:
+    """Return tuples, lists and mappings with fake tensors of the same shapes in place of all tensors in them."""
+    return tree_map_only(Tensor, mode.from_tensor, values)
+
+
+def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
+    """Run forward and backward once and tell what they took; of fake tensors as of real ones.
+
+    Args:
+        run: the forward; its output is what the next layer gets.
+        inputs: tensors that somebody else keeps, nested in any way.
+        module: whose parameters are not counted as kept.
+    """
+    saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[storage_of(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    saving = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
+    with torch.enable_grad(), flop_counter() as forward, saving:
+        output = run()
+    with flop_counter() as backward:
+        if output.requires_grad:
+            output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
+    for tensor in (*module.parameters(), *module.buffers()):
+        saved.pop(storage_of(tensor), None)
+    kept = {**saved, storage_of(output): output.untyped_storage()}
+    for tensor in tree_iter(inputs):
+        if isinstance(tensor, Tensor):
+            kept.pop(storage_of(tensor), None)
+    kept_bytes = sum(storage.nbytes() for storage in kept.values())
+    return Count(forward.get_total_flops(), backward.get_total_flops(), kept_bytes, saved, output)
+
+
+def storage_of(tensor: Tensor) -> StorageWeakRef:
+    """Return what two tensors have in common that share memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def fit(lengths: Sequence[int], values: Sequence[int]) -> Growth:
+    """Return the parabola through the first three points.
+
+    Raises:
+        Misfit: a further point is not on it.
+    """
+    (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
+    rise = Fraction(at_b - at_a, b - a)
+    quadratic = (Fraction(at_c - at_b, c - b) - rise) / (c - a)
+    linear = rise - quadratic * (a + b)
+    growth = Growth(float(at_a - linear * a - quadratic * a * a), float(linear), float(quadratic))
+    for length, value in zip(lengths[3:], values[3:], strict=True):
+        if abs(growth.at(length) - value) > _TOLERANCE * max(abs(value), 1):
+            raise Misfit(f"{value} at {length} tokens, not {growth.at(length):.0f} as {growth} says")
+    return growth
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return torch's counter, with the kernels that it does not know."""
+    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+def _grouped_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
+    """Count ``[rows, k] @ [groups, k, n]`` and ``[m, rows] @ [rows, n]``, cut by rows: each row is in one group."""
+    return 2 * first[0] * first[1] * second[-1]
+
+
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+def _attention_backward_flops(
+    gradient: Sequence[int],
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+_FORMULAS = {
+    torch.ops.aten._grouped_mm: _grouped_flops,  # noqa: SLF001 - operators have such names
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,  # noqa: SLF001
+}

@@ -1,0 +1,113 @@
+"""What parts of a language model cost by their shapes alone, for code that does not run without data.
+
+A dense matrix takes a multiplication and an addition for each parameter and token, and twice that backward; attention
+takes two products of all tokens with all tokens, two and a half times that backward, as fused kernels do it. Of
+experts, those that a token is sent to count. A layer keeps what a decoder layer with fused attention keeps for its
+backward: 10 x hidden + 4 x intermediate numbers a token (measured on Llama; gemma2 keeps a fifth more).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from torch import nn
+
+from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile
+
+_EXPERTS_OF_A_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "top_k_experts",
+)
+_LOSS_NUMBERS = 4
+"""For each class: logits, their logarithms after the softmax, gradients of both."""
+
+
+def parameters_of(module: nn.Module) -> int:
+    """Return the numbers that a module holds."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class ShapeEstimate:
+    """Estimates the parts of one model.
+
+    Args:
+        config: the text part of its Hugging Face configuration.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._hidden = _option(config, "hidden_size", default=1)
+        self._vocabulary = _option(config, "vocab_size", default=1)
+        self._intermediate = _option(config, "intermediate_size", default=4 * self._hidden)
+        heads = _option(config, "num_attention_heads", default=1)
+        head_dim = _option(config, "head_dim", default=self._hidden // heads)
+        self._attention = heads * head_dim
+        self._keys = _option(config, "num_key_value_heads", default=heads) * head_dim
+        self._experts = _option(config, *_EXPERTS_OF_A_TOKEN, default=0)
+
+    def layer(self, module: nn.Module) -> LayerProfile:
+        """Estimate one layer."""
+        products = 2.0 * self._active_parameters(module)
+        scores = 4.0 * self._attention
+        kept = 10 * self._hidden + 4 * self._intermediate
+        return LayerProfile(
+            parameters=parameters_of(module),
+            forward_flops=Growth(0.0, products, scores),
+            backward_flops=Growth(0.0, 2 * products, 2.5 * scores),
+            activation_bytes=Growth(0.0, float(FLOAT_BYTES * kept)),
+            boundary_numbers=Growth(0.0, float(self._hidden)),
+            cache_numbers=Growth(0.0, 2.0 * self._keys),
+        )
+
+    def embedding(self, module: nn.Module) -> LayerProfile:
+        """Estimate what stands before the first layer: it looks up, and multiplies nothing."""
+        return LayerProfile(
+            parameters=parameters_of(module),
+            activation_bytes=Growth(0.0, float(FLOAT_BYTES * self._hidden)),
+            boundary_numbers=Growth(0.0, float(self._hidden)),
+        )
+
+    def head(self, parameters: int, tied: int) -> LayerProfile:
+        """Estimate what stands after the last layer, with the loss.
+
+        Args:
+            parameters: held there.
+            tied: of the embedding, when it is the head too.
+        """
+        products = 2.0 * (parameters + tied)
+        return LayerProfile(
+            parameters=parameters,
+            forward_flops=Growth(0.0, products),
+            backward_flops=Growth(0.0, 2 * products),
+            activation_bytes=Growth(0.0, float(FLOAT_BYTES * _LOSS_NUMBERS * self._vocabulary)),
+        )
+
+    def _active_parameters(self, module: nn.Module) -> float:
+        """Return the parameters that one token meets."""
+        active = 0.0
+        for name, part in module.named_modules():
+            if name.rpartition(".")[2] != "experts":
+                continue
+            count = len(part) if isinstance(part, nn.ModuleList) else _rows(part)
+            if self._experts and count > self._experts:
+                active -= parameters_of(part) * (1 - self._experts / count)
+        return parameters_of(module) + active
+
+
+def _rows(experts: nn.Module) -> int:
+    """Return the experts in a module that stacks them: the first dimension of all its parameters."""
+    return min((parameter.shape[0] for parameter in experts.parameters() if parameter.dim()), default=0)
+
+
+def _option(config: Any, *names: str, default: int) -> int:
+    """Return the first option that is a number."""
+    for name in names:
+        # Configurations whose layers differ raise RuntimeError for what differs.
+        with suppress(RuntimeError):
+            value = getattr(config, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return default

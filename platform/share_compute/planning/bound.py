@@ -1,0 +1,162 @@
+"""A time below which no layout of these machines comes, by the formula of `share_compute.planning.cost`.
+
+A layout has some number of pools, on machines of some regions. For each number of pools, and each set of regions that
+links of one speed join, all of these hold; the largest counts, and of all numbers and sets the smallest:
+
+- The work of all layers and microbatches fits into the speed of all machines; layers may be cut anywhere and everything
+  overlaps. A machine in use computes at least one microbatch of one layer.
+- One microbatch passes all layers, each on the machine that is fastest for it, and a link between any two pools, there
+  and back. Whoever uses two regions uses a link as slow as the slowest of the best way between them.
+- A pool is one machine, or sums its gradients, so that it holds no more than its links carry in the time.
+- Where no two machines can share a pool: each begins when one microbatch has passed those before it; no more
+  microbatches are under way than there are pools; and each link carries all of them.
+- Where no machine has the memory for all of it, there are at least as many pools as that takes.
+
+One machine alone is looked at as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import solo
+from share_compute.planning.network import Floats
+from share_compute.planning.options import Ints, Options
+from share_compute.planning.profile import FLOAT_BYTES
+
+
+class _Group(NamedTuple):
+    """Regions that links join."""
+
+    regions: frozenset[int]
+    links_s: tuple[float, ...]
+    """Of a minimum spanning tree between them, one way, rising."""
+
+
+def lower_bound_s(cost: TrainingCost) -> float:
+    """Return a time that no layout can beat; infinite where no machine can compute."""
+    usable = np.array(Options(cost).usable, dtype=np.int64)
+    if not len(usable):
+        return math.inf
+    relaxation = _Relaxation(cost, usable)
+    return min(relaxation.bound_s(group) for group in _groups(cost, usable))
+
+
+class _Relaxation:
+    def __init__(self, cost: TrainingCost, usable: Ints) -> None:
+        self._cost, self._usable = cost, usable
+        self._count = cost.workload.microbatches
+        cells = np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1)
+        least = cells.min(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
+            # Most work that a pool takes over with each parameter that it holds.
+            per_parameter = np.where(least > 0, least / np.diff(cost.parameters), 0.0).max()
+        self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
+        self._smallest_s = cells.min(axis=1)
+        self._held_s = self._count * float(per_parameter) / FLOAT_BYTES
+        update = (self._rates * cost.update_s_per_parameter[usable]).min()
+        self._pass_s = float(least.sum())
+        self._work_s = self._count * self._pass_s + float(cost.parameters[-1] * update)
+        state = cost.parameters[-1] * FLOAT_BYTES * (2 + cost.workload.optimizer_tensors)
+        largest = np.cumsum(np.sort(cost.memory_bytes[usable])[::-1])
+        self._fewest_pools = int((largest < state).sum()) + 1
+
+    def bound_s(self, group: _Group) -> float:
+        """Return the bound for layouts that use all of some regions, and none else."""
+        inside = np.isin(self._cost.network.region[self._usable], list(group.regions))
+        machines = self._usable[inside]
+        bound = min(self._alone_s(int(machine)) for machine in machines)
+        if len(machines) > 1:
+            bound = min(bound, self._together_s(machines, inside, group))
+        return bound
+
+    def _alone_s(self, machine: int) -> float:
+        layout = solo(machine, self._cost.num_layers, self._count)
+        return self._cost.step_s(layout) if self._cost.fits(layout) else math.inf
+
+    def _together_s(self, machines: Ints, inside: np.ndarray, group: _Group) -> float:
+        """Return the bound for several machines: the best number of pools."""
+        most = min(len(machines), self._cost.num_layers)
+        pools = np.arange(1, most + 1)
+        order = np.lexsort((-self._rates[inside], self._smallest_s[inside]))
+        rates, smallest = self._rates[inside][order], self._smallest_s[inside][order]
+        perfect_s = float(np.maximum(self._work_s / np.cumsum(rates), smallest).min())
+        fastest = np.sort(rates)[::-1][:most]
+        fill_s = self._pass_s + 2 * self._links_s(machines, group, most)
+        needed_s = np.maximum(fill_s, perfect_s)
+        network = self._cost.network
+        if self._may_share(machines):
+            regions = sorted(group.regions)
+            carried = self._held_s * network.bytes_per_s[regions, regions].max()
+            speed = np.cumsum(np.maximum(fastest, carried))
+            needed_s = np.maximum(needed_s, self._count * self._pass_s / speed)
+        else:
+            staggered = np.cumsum(fastest * (1 - 1 / self._count) ** np.arange(most))
+            carry_s = _hops(self._cost, np.array(sorted(group.regions)), latency=False).min()
+            carried_s = np.where(pools > 1, (self._count - 1) * carry_s if self._count > 1 else 0.0, 0.0)
+            turns = (self._count - 1) // pools
+            waits_s = np.maximum(np.where(turns > 0, np.maximum(turns, 1) * fill_s, 0.0), carried_s)
+            work_s = self._count * self._pass_s / staggered
+            needed_s = np.maximum.reduce([needed_s, fill_s + waits_s, work_s])
+        needed_s[: self._fewest_pools - 1] = math.inf
+        return float(needed_s.min())
+
+    def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:
+        """Return what a microbatch spends on links on its way forward, for 1 to ``most`` pools."""
+        regions, counts = np.unique(self._cost.network.region[machines], return_counts=True)
+        links = list(group.links_s)
+        if counts.max() > 1:
+            near = _hops(self._cost, regions)
+            shortest = min([*links[:1], *near.diagonal()[counts > 1]])
+            # All pools but those at the slowest link between regions may be near each other.
+            links = sorted([shortest] * (most - 1) + links[-1:])
+        crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
+        # The slowest link between its regions is one that every layout crosses.
+        times: Floats = np.maximum(crossed, max(group.links_s, default=0.0))
+        return times
+
+    def _may_share(self, machines: Ints) -> bool:
+        seen = {(self._cost.kinds[one], int(self._cost.network.region[one])) for one in machines}
+        return self._count > 1 and len(seen) < len(machines)
+
+
+def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
+    """Return the least time of a microbatch between any two regions, ``[regions, regions]``."""
+    size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
+    rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times: Floats = np.where(rates > 0, size / rates, np.inf)
+    return times + cost.network.latency_s[np.ix_(regions, regions)] if latency else times
+
+
+def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
+    """Return each region alone, and what each link of a minimum spanning tree joins, from the fastest on."""
+    regions = np.unique(cost.network.region[usable])
+    groups = [_Group(frozenset({int(region)}), ()) for region in regions]
+    member = {int(region): group for region, group in zip(regions, groups, strict=True)}
+    for hop_s, one, other in sorted(_spanning_tree(_hops(cost, regions))):
+        left, right = member[int(regions[one])], member[int(regions[other])]
+        joined = _Group(left.regions | right.regions, (*sorted(left.links_s + right.links_s), hop_s))
+        groups.append(joined)
+        member.update(dict.fromkeys(joined.regions, joined))
+    return groups
+
+
+def _spanning_tree(hops: Floats) -> list[tuple[float, int, int]]:
+    """Return the edges of a minimum spanning tree (Prim)."""
+    count = len(hops)
+    nearest, origin, edges = hops[0].copy(), np.zeros(count, dtype=np.int64), []
+    outside = np.ones(count, dtype=bool)
+    outside[0] = False
+    for _ in range(count - 1):
+        chosen = int(np.flatnonzero(outside)[np.argmin(nearest[outside])])
+        edges.append((float(nearest[chosen]), int(origin[chosen]), chosen))
+        outside[chosen] = False
+        closer = hops[chosen] < nearest
+        nearest, origin = np.where(closer, hops[chosen], nearest), np.where(closer, chosen, origin)
+    return edges

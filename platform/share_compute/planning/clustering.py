@@ -1,0 +1,126 @@
+"""Joins hosts along good links that are alike: union and find, with what was measured inside and towards others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LEAST_LATENCY_S = 5e-4
+"""Shorter ones count as this: below it, a busy process makes more difference than a network."""
+LEAST_BYTES_PER_S = 1.0
+"""A dead link counts as this, and is like no live one."""
+
+
+class _Average(NamedTuple):
+    """Geometric mean of links, kept as sums of logarithms."""
+
+    links: int
+    latency: float
+    rate: float
+
+    def plus(self, other: _Average | None) -> _Average:
+        if other is None:
+            return self
+        return _Average(self.links + other.links, self.latency + other.latency, self.rate + other.rate)
+
+    def distance(self, other: _Average) -> float:
+        return max(
+            abs(self.latency / self.links - other.latency / other.links),
+            abs(self.rate / self.links - other.rate / other.links),
+        )
+
+
+class Clusters:
+    """Groups of hosts. At first each host is alone.
+
+    Args:
+        hosts: their numbers, ascending. Other numbers may stand at the end of a link (the head): they are compared
+            with, but never join a group.
+        factor: by which links may differ, on average, and still be alike.
+    """
+
+    def __init__(self, hosts: Iterable[int], factor: float) -> None:
+        self._tolerance = math.log(factor)
+        self._parent = {host: host for host in hosts}
+        self._inside: dict[int, _Average] = {}
+        self._across: dict[int, dict[int, _Average]] = {host: {} for host in self._parent}
+        self._least_latency_s = dict.fromkeys(self._parent, math.inf)
+
+    def add(self, one: int, other: int, latency_s: float, bytes_per_s: float) -> None:
+        """Take in one measured link, before anything is joined."""
+        link = _Average(
+            1, math.log(max(latency_s, LEAST_LATENCY_S)), math.log(max(bytes_per_s, LEAST_BYTES_PER_S))
+        )
+        for here, there in ((one, other), (other, one)):
+            across = self._across.setdefault(here, {})
+            across[there] = link.plus(across.get(there))
+            if there in self._parent and here in self._parent:
+                self._least_latency_s[here] = min(
+                    self._least_latency_s[here], max(latency_s, LEAST_LATENCY_S)
+                )
+
+    def find(self, host: int) -> int:
+        """Return the host that stands for the group of this one."""
+        root = host
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        while host != root:
+            self._parent[host], host = root, self._parent[host]
+        return root
+
+    def join(self, links: Iterable[tuple[int, int, float]]) -> list[list[int]]:
+        """Join groups along links, and return them, the larger ones first.
+
+        Args:
+            links: (one host, the other, latency in s), the best first.
+        """
+        for one, other, latency_s in links:
+            self._join_along(one, other, latency_s)
+        groups: dict[int, list[int]] = {}
+        for host in self._parent:
+            groups.setdefault(self.find(host), []).append(host)
+        return sorted(groups.values(), key=lambda group: (-len(group), group))
+
+    def _join_along(self, one: int, other: int, latency_s: float) -> None:
+        nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
+        first, second = self.find(one), self.find(other)
+        # A link that is far longer than another of the same host leads out of its group.
+        if (
+            first != second
+            and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance
+            and self._are_alike(first, second)
+        ):
+            self._join(first, second)
+
+    def _are_alike(self, one: int, other: int) -> bool:
+        """Return whether nothing that was measured speaks against joining two groups."""
+        inside = [self._inside.get(one), self._inside.get(other), self._across[one].get(other)]
+        known = [average for average in inside if average is not None]
+        if not all(average.distance(known[0]) <= self._tolerance for average in known[1:]):
+            return False
+        fewer, more = sorted((self._across[one], self._across[other]), key=len)
+        return all(
+            average.distance(more[third]) <= self._tolerance
+            for third, average in fewer.items()
+            if third in more
+        )
+
+    def _join(self, one: int, other: int) -> None:
+        # The smaller table is poured into the larger one: all joins together stay near linear.
+        gone, keep = sorted((one, other), key=lambda root: (len(self._across[root]), -root))
+        between = self._across[keep].pop(gone, None)
+        self._across[gone].pop(keep, None)
+        averages = [self._inside.pop(keep, None), self._inside.pop(gone, None), between]
+        known = [average for average in averages if average is not None]
+        if known:
+            total = known[0]
+            for average in known[1:]:
+                total = total.plus(average)
+            self._inside[keep] = total
+        table = self._across[keep]
+        for third, average in self._across.pop(gone).items():
+            table[third] = average.plus(table.get(third))
+            theirs = self._across[third]
+            theirs[keep] = theirs.pop(gone).plus(theirs.get(keep))
+        self._parent[gone] = keep

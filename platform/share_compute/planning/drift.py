@@ -1,0 +1,162 @@
+"""Prediction against reality: when they drift apart, whether another plan would pay for moving to it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.cost import Timings, TrainingCost
+from share_compute.planning.layout import Layout
+from share_compute.planning.network import transfer_s
+from share_compute.planning.plan import Plan
+from share_compute.planning.planner import Solution, solve
+from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
+from share_compute.specification import TrainJob
+from share_compute.strict import StrictModel
+from share_compute.topology import Topology
+
+
+class DriftLimits(StrictModel):
+    """When a plan counts as wrong, and what it costs to change it."""
+
+    drift: float = 0.25
+    """Share by which the measured step may differ from the predicted one, either way."""
+    steps: int = 20
+    """Consecutive steps that must differ by more."""
+    restart_s: float = 30.0
+    """Time without training while members start again, beside the moving of state."""
+
+
+class DriftWatch:
+    """Counts steps that are beyond the limit.
+
+    Args:
+        limits: what is too much.
+    """
+
+    def __init__(self, limits: DriftLimits) -> None:
+        self._limits = limits
+        self._needed = limits.steps
+        self._beyond = 0
+
+    def observe(self, predicted_s: float, measured_s: float) -> bool:
+        """Take in one step; return whether the drift has just lasted long enough to plan again.
+
+        It starts to count anew then, up to twice as far: planning takes time, and may find nothing better.
+        """
+        drifted = abs(measured_s / predicted_s - 1) > self._limits.drift
+        self._beyond = self._beyond + 1 if drifted else 0
+        if self._beyond < self._needed:
+            return False
+        self._beyond = 0
+        self._needed *= 2
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """A plan that is worth moving to."""
+
+    solution: Solution
+    current_step_s: float
+    """Of the plan in use, predicted from the measured times."""
+    gain_s: float
+    """Over all steps that are left, without the cost of moving."""
+    move_cost_s: float
+    moved_bytes: int
+    """Weights and optimizer state that change machine."""
+    sentence: str
+
+
+def propose(
+    spec: TrainJob,
+    topology: Topology,
+    current: Solution,
+    timings: Timings,
+    steps_left: int,
+    limits: DriftLimits,
+) -> Replan | None:
+    """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
+
+    Args:
+        spec: the job.
+        topology: the machines that the job may use.
+        current: the plan in use.
+        timings: what was measured of the layers on its machines.
+        steps_left: steps that would run on the new plan.
+        limits: what a restart costs.
+    """
+    fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
+    try:
+        better = solve(fixed, topology, current.cost.profile, current.plan.epoch + 1, timings)
+    except PlanInfeasible:
+        return None
+    corrected = replace(current.cost, timings=timings)
+    now_s = simulate_step(corrected, current.layout).step_s
+    if better.plan.prediction is None or seats(better.plan) == seats(current.plan):
+        return None
+    gain_s = (now_s - better.plan.prediction.step_s) * steps_left
+    carried_s, moved_bytes = moving(corrected, current.layout, better.layout)
+    move_cost_s = carried_s + limits.restart_s
+    if not gain_s > move_cost_s:
+        return None
+    sentence = (
+        f"with layers moved, a step would take {seconds_text(better.plan.prediction.step_s)} instead of "
+        f"{seconds_text(now_s)} ({percent_text(1 - better.plan.prediction.step_s / now_s)} less); over {steps_left} "
+        f"steps that saves {seconds_text(gain_s)}, moving {bytes_text(moved_bytes)} costs {seconds_text(move_cost_s)}"
+    )
+    used = {topology[machine].name for _, _, members in seats(current.plan) for machine, _ in members}
+    taken_in = sorted(
+        {topology[machine].name for _, _, members in seats(better.plan) for machine, _ in members} - used
+    )
+    if taken_in:
+        sentence += f"; it takes in {listed(taken_in)}, if no other job has taken them"
+    return Replan(better, now_s, gain_s, move_cost_s, moved_bytes, sentence)
+
+
+def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, int]:
+    """Return how long it takes to carry state to where it will be, and its bytes: weights and optimizer state.
+
+    Each machine fetches what it lacks from the machine that reaches it best, one layer after the other; machines fetch
+    beside each other. Infinite where a link does not carry.
+    """
+    holders: dict[int, list[int]] = defaultdict(list)
+    for pool in before.pools:
+        for layer in range(pool.start, pool.stop):
+            holders[layer].extend(pool.members)
+    moved_bytes = 0
+    slowest_s = 0.0
+    for pool in after.pools:
+        for machine in pool.members:
+            fetched_s = 0.0
+            for layer in range(pool.start, pool.stop):
+                if machine in holders[layer]:
+                    continue
+                size = _state_bytes(cost, layer)
+                moved_bytes += size
+                fetched_s += min(
+                    transfer_s(*cost.network.link(holder, machine), size) for holder in holders[layer]
+                )
+            slowest_s = max(slowest_s, fetched_s)
+    return slowest_s, moved_bytes
+
+
+def _state_bytes(cost: TrainingCost, layer: int) -> int:
+    held = float(cost.parameters[layer + 1] - cost.parameters[layer])
+    return math.ceil(held * FLOAT_BYTES * (1 + cost.workload.optimizer_tensors))
+
+
+def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
+    """Return who holds and computes what: plans that agree in this do the same."""
+    return [
+        (
+            pool.start,
+            pool.stop,
+            tuple((member.contributor_id, member.microbatches) for member in pool.members),
+        )
+        for pool in plan.pools
+    ]

@@ -1,0 +1,212 @@
+"""Islands: machines that train in lockstep, and synchronise with other islands every so many steps.
+
+Slow links between machines make every step slow. Where machines are cut into islands along their slowest links, each
+island trains on its own share of the batch, and all islands average their weights every H steps over a ring ::
+
+    share of an island = in proportion to its samples a second with the whole batch
+    synchronisation    = 2 * (n - 1) / n * weight bytes / slowest bandwidth of the ring + 2 * (n - 1) * its latency
+    samples a second   = H * batch / (H * slowest island's step + synchronisation)
+
+Islands are tried from the whole down: regions are merged, the best linked first, and each stage of that merging is one
+way to cut. The last way leaves every machine alone. H is the smallest with which synchronisation takes at most 5 % of
+the time. What averaging less often costs in progress for each sample is not known, so islands are proposed only when
+they are faster by a good margin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.network import Network, transfer_s
+from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.planning.report import IslandPlan, IslandProposal
+from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.search import search
+from share_compute.topology import Topology
+
+SYNCHRONISATION_SHARE = 0.05
+"""Most of the time that synchronisation may take, where `MOST_STEPS` allows."""
+MOST_STEPS = 500
+"""Longest interval between synchronisations: that of the DiLoCo paper (Douillard et al., 2023)."""
+WORTH = 1.1
+"""Islands must bring so many times the samples of lockstep, for what averaging less often costs in progress."""
+_MOST_ALONE = 64
+"""Machines up to which each is tried as an island of its own."""
+
+Machines = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Island:
+    """Machines, and the best layouts for them with the whole batch; indices count within the island."""
+
+    machines: Machines
+    cost: TrainingCost
+    layouts: tuple[Layout, ...]
+    samples_per_s: float
+
+
+def propose_islands(
+    cost: TrainingCost, *, lockstep_samples_per_s: float | None = None, most_islands: int = 8
+) -> IslandProposal | None:
+    """Return the fastest way to train in several islands, or None where lockstep over all machines is about as fast.
+
+    Args:
+        cost: the job on all machines.
+        lockstep_samples_per_s: what one plan for all machines brings; searched for when it is not given.
+        most_islands: regions are cut into at most so many islands.
+    """
+    best: IslandProposal | None = None
+    known: dict[Machines, _Island | None] = {}
+
+    def island(machines: Machines) -> _Island | None:
+        if machines not in known:
+            known[machines] = _plan(cost, machines)
+        return known[machines]
+
+    if lockstep_samples_per_s is None:
+        whole = island(tuple(range(cost.num_machines)))
+        lockstep_samples_per_s = whole.samples_per_s if whole else 0.0
+    for cut in _ways_to_cut(cost.network, cost.num_machines, most_islands):
+        islands = [made for machines in cut if (made := island(machines)) is not None]
+        proposal = _propose(cost, islands)
+        if proposal is not None and (best is None or proposal.samples_per_s > best.samples_per_s):
+            best = proposal
+    return best if best is not None and best.samples_per_s > WORTH * lockstep_samples_per_s else None
+
+
+def part_of(cost: TrainingCost, machines: Sequence[int]) -> TrainingCost:
+    """Return the same job on some of the machines, numbered anew in the order given."""
+    contributors = cost.topology.contributors
+    return replace(
+        cost,
+        topology=Topology(tuple(contributors[machine] for machine in machines)),
+        network=replace(cost.network, region=cost.network.region[list(machines)]),
+    )
+
+
+def interval(step_s: float, synchronisation_s: float) -> int:
+    """Return the smallest number of steps between synchronisations that keeps them within `SYNCHRONISATION_SHARE`."""
+    if synchronisation_s <= 0:
+        return 1
+    needed = synchronisation_s * (1 - SYNCHRONISATION_SHARE) / (SYNCHRONISATION_SHARE * step_s)
+    return MOST_STEPS if needed >= MOST_STEPS else max(1, math.ceil(needed - 1e-9))
+
+
+def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Machines]]:
+    """Yield partitions of the machines into at least two islands, each coarser than the one after it."""
+    groups: dict[int, list[int]] = {}
+    for machine in range(machines):
+        groups.setdefault(int(network.region[machine]), []).append(machine)
+    # Groups of regions, in the order in which the ring of islands runs: those that were merged stand together.
+    level: list[tuple[int, ...]] = [(region,) for region in sorted(groups)]
+    levels = [level]
+    for one, other in _best_first(network, sorted(groups)):
+        places = [place for place, group in enumerate(level) if one in group or other in group]
+        if len(places) == 2:
+            left, right = places
+            level = [*level[:left], level[left] + level[right], *level[left + 1 : right], *level[right + 1 :]]
+            levels.append(level)
+    for cut in reversed(levels):
+        if 2 <= len(cut) <= most:
+            yield [tuple(sorted(machine for region in group for machine in groups[region])) for group in cut]
+    if 2 <= machines <= _MOST_ALONE:
+        yield [(machine,) for members in groups.values() for machine in members]
+
+
+def _best_first(network: Network, regions: Iterable[int]) -> list[tuple[int, int]]:
+    """Return all pairs of regions, the best linked first."""
+    return sorted(
+        combinations(regions, 2),
+        key=lambda pair: (-network.bytes_per_s[pair], network.latency_s[pair], pair),
+    )
+
+
+def _link(network: Network, ours: Iterable[int], theirs: Iterable[int]) -> tuple[float, float]:
+    """Return (latency in s, bytes/s) of the best link between two groups of regions."""
+    links = [(float(network.latency_s[a, b]), float(network.bytes_per_s[a, b])) for a in ours for b in theirs]
+    return max(links, key=lambda link: (link[1], -link[0]))
+
+
+def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
+    """Search an island of its own; None where the model does not fit it."""
+    part = part_of(cost, machines)
+    layouts = tuple(found.layout for found in search(part, finalists=3))
+    if not layouts:
+        return None
+    step_s = min(simulate_step(part, layout).step_s for layout in layouts)
+    return _Island(machines, part, layouts, cost.workload.batch_size / step_s) if step_s < math.inf else None
+
+
+def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal | None:
+    """Share the batch among islands that can train; None with fewer than two, or fewer microbatches than islands."""
+    count, total = len(islands), cost.workload.microbatches
+    if count < 2 or total < count:
+        return None
+    shares = _shares([island.samples_per_s for island in islands], total)
+    planned = [
+        _with_share(island, share, cost.workload.microbatch_size)
+        for island, share in zip(islands, shares, strict=True)
+    ]
+    slowest_s = max(plan.step_s for plan in planned)
+    synchronisation_s = _ring_s(cost, islands)
+    if not math.isfinite(synchronisation_s):
+        return None
+    steps = interval(slowest_s, synchronisation_s)
+    return IslandProposal(
+        islands=tuple(planned),
+        interval_steps=steps,
+        synchronisation_s=synchronisation_s,
+        samples_per_s=steps * cost.workload.batch_size / (steps * slowest_s + synchronisation_s),
+    )
+
+
+def _shares(speeds: Sequence[float], microbatches: int) -> list[int]:
+    """Share microbatches out in proportion to speed, at least one each: always to whom it keeps busy the shortest."""
+    shares = [1] * len(speeds)
+    for _ in range(microbatches - len(speeds)):
+        chosen = min(range(len(speeds)), key=lambda one: ((shares[one] + 1) / speeds[one], one))
+        shares[chosen] += 1
+    return shares
+
+
+def _with_share(island: _Island, microbatches: int, microbatch_size: float) -> IslandPlan:
+    workload = replace(
+        island.cost.workload, batch_size=round(microbatches * microbatch_size), microbatches=microbatches
+    )
+    cost = replace(island.cost, workload=workload)
+    # With few microbatches a pool keeps only the members that get one.
+    layouts = [_reshared(cost, layout) for layout in island.layouts]
+    step_s, layout = min((simulate_step(cost, layout).step_s, layout) for layout in layouts)
+    return IslandPlan(
+        machines=tuple(cost.topology.contributors[machine].id for machine in layout.machines),
+        pools=len(layout.pools),
+        step_s=step_s,
+        samples_per_s=workload.batch_size / step_s,
+    )
+
+
+def _reshared(cost: TrainingCost, layout: Layout) -> Layout:
+    pools = []
+    for pool in layout.pools:
+        members = sorted(
+            pool.members, key=lambda member: (cost.cell_s(member, pool.start, pool.stop), member)
+        )
+        while (shares := cost.shares(members, pool.start, pool.stop)) is None:
+            members.pop()
+        pools.append(PoolLayout(pool.start, pool.stop, tuple(members), shares))
+    return Layout(tuple(pools))
+
+
+def _ring_s(cost: TrainingCost, islands: Sequence[_Island]) -> float:
+    """Return the time to average all weights over a ring of islands."""
+    count = len(islands)
+    regions = [{int(region) for region in island.cost.network.region} for island in islands]
+    size = cost.profile.parameters * FLOAT_BYTES * 2 * (count - 1) / count
+    links = [_link(cost.network, regions[one], regions[(one + 1) % count]) for one in range(count)]
+    return max(transfer_s(2 * (count - 1) * latency_s, rate, size) for latency_s, rate in links)

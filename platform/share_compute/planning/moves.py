@@ -1,0 +1,79 @@
+"""Local moves: other orders of the machines of a good layout, each searched exactly as far as it can be better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.fixed_order import best_in_order, width_for
+from share_compute.planning.labels import Suffixes
+from share_compute.planning.layout import Layout
+from share_compute.planning.options import Options
+
+_BUDGET: Final = 30_000_000
+"""Candidates to look at, over all moves."""
+_MOST_TRIES: Final = 400
+_SPARES: Final = 6
+"""Machines without layers that are tried between the others."""
+
+
+def improve(
+    cost: TrainingCost,
+    options: Options,
+    rates: Mapping[int, float],
+    layout: Layout,
+    sizes: Sequence[int],
+    pools: int | None,
+) -> Iterator[Layout]:
+    """Yield ever faster layouts, from one that is good already.
+
+    A move puts one machine to another place of the order, exchanges two, or brings in one that has nothing. Where to
+    cut, whom to leave out and who shares a pool is then searched anew. The same input takes the same moves.
+    """
+    best_s, looked_at, tries = cost.step_s(layout), 0, 0
+    order, moved = layout.machines, True
+    while moved:
+        moved = False
+        for candidate in _neighbours(order, _spares(cost, rates, order)):
+            suffixes = Suffixes(cost, options, best_s)
+            width = width_for(cost, len(candidate))
+            few = sizes if width is None else [size for size in sizes if size <= 4]
+            ids = best_in_order(suffixes, candidate, sizes=few or sizes, pools=pools, width=width)
+            looked_at, tries = looked_at + suffixes.looked_at, tries + 1
+            if ids:
+                layout = suffixes.layout(ids[0])
+                best_s, order, moved = cost.step_s(layout), layout.machines, True
+                yield layout
+                break
+            if looked_at > _BUDGET or tries >= _MOST_TRIES:
+                return
+
+
+def _spares(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> list[int]:
+    """Return the best machines that hold nothing: fast ones, and those with much memory."""
+    used = set(order)
+    free = [machine for machine in rates if machine not in used]
+    fast = sorted(free, key=lambda machine: (-rates[machine], machine))[: _SPARES // 2]
+    large = sorted(free, key=lambda machine: (-cost.memory_bytes[machine], machine))[:_SPARES]
+    return list(dict.fromkeys([*fast, *large]))[:_SPARES]
+
+
+def _neighbours(order: Sequence[int], spares: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield orders that one move makes."""
+    yield (*order, *spares)
+    yield (*spares, *order)
+    for spare in spares:
+        for place in range(len(order) + 1):
+            yield (*order[:place], spare, *order[place:])
+    for first in range(len(order)):
+        for second in range(first + 1, len(order)):
+            exchanged = list(order)
+            exchanged[first], exchanged[second] = order[second], order[first]
+            yield tuple(exchanged)
+    for machine in order:
+        rest = [other for other in order if other != machine]
+        for place in range(len(order)):
+            moved = (*rest[:place], machine, *rest[place:])
+            if moved != tuple(order):
+                yield moved

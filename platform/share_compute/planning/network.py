@@ -1,0 +1,41 @@
+"""Links between all machines, from the few that were measured: machines of one region are linked alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """Every link of a topology, by region. Two machines of one region reach each other as its diagonal says.
+
+    A link that carries nothing has 0 bytes/s.
+    """
+
+    region: NDArray[np.int64]
+    """Region of each machine ``[machines]``, numbered from 0."""
+    latency_s: Floats
+    """One way, ``[regions, regions]``, symmetric."""
+    bytes_per_s: Floats
+    """``[regions, regions]``, symmetric."""
+    assumed: bool = False
+    """Whether nothing was measured, so that all values are assumptions."""
+
+    def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
+        """Return the time for one tensor from machine to machine; infinite where nothing gets through."""
+        return transfer_s(*self.link(source, target), size_bytes)
+
+    def link(self, source: int, target: int) -> tuple[float, float]:
+        """Return (latency in s, bytes/s) from machine to machine."""
+        rows = self.region[source], self.region[target]
+        return float(self.latency_s[rows]), float(self.bytes_per_s[rows])
+
+
+def transfer_s(latency_s: float, bytes_per_s: float, size_bytes: float) -> float:
+    """Return latency + size / bandwidth; infinite where nothing gets through."""
+    return latency_s + size_bytes / bytes_per_s if bytes_per_s > 0 else float("inf")

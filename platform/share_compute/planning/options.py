@@ -1,0 +1,155 @@
+"""What a pool would cost over any range of layers: tables that the search reads in place of the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.network import Floats
+from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.planning.workload import GRADIENT_BUCKET_BYTES
+
+Ints = NDArray[np.int64]
+_MOST_BYTES: Final = 128 * 2**20
+"""Tables that are kept; beyond, they are made anew."""
+ANY_WINDOW: Final = 2**31
+"""A range of layers fits whatever the schedule keeps in flight."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """Machines that may be one pool.
+
+    Its tables are ``[stop, stop - 1 - start]``, so that short ranges of layers stand at the front of each row. Times
+    are infinite where a member would get no microbatch, and where there is no such range. They have as many columns as
+    the search asked for.
+    """
+
+    members: tuple[int, ...]
+    region: int
+    first_s: Floats
+    """Forward and backward of one microbatch on the fastest member."""
+    own_s: Floats
+    """All that the busiest member computes in a step, and what follows its last backward."""
+    window: Ints
+    """Largest window of the schedule with which every member has memory enough; -1 where none is small enough."""
+
+    def reach(self, ceiling_s: float) -> int:
+        """Return how many layers it can hold at most, for a step below the ceiling."""
+        held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
+        return int(held[-1]) + 1 if len(held) else 0
+
+
+class Options:
+    """Builds options and keeps them."""
+
+    def __init__(self, cost: TrainingCost) -> None:
+        self._cost = cost
+        self._known: dict[tuple[int, ...], Option] = {}
+        self._bytes = 0
+
+    @cached_property
+    def usable(self) -> tuple[int, ...]:
+        """Machines whose speed is known and that lend memory."""
+        times = self._cost.forward_s[:, -1] + self._cost.backward_s[:, -1]
+        able = np.isfinite(times) & (self._cost.memory_bytes > 0)
+        return tuple(int(machine) for machine in np.flatnonzero(able))
+
+    def of(self, machines: Sequence[int], most_layers: int) -> Option:
+        """Return the option of usable machines that may pool, for so many layers and less."""
+        members = tuple(sorted(machines))
+        known = self._known.get(members)
+        if self._bytes > _MOST_BYTES:
+            self._known.clear()
+            self._bytes = 0
+        if known is None or known.own_s.shape[1] < most_layers:
+            known = self._known[members] = self._build(members, most_layers)
+            self._bytes += 3 * known.own_s.nbytes
+        return known
+
+    def _build(self, members: tuple[int, ...], most_layers: int) -> Option:
+        cost, rows = self._cost, np.array(members)
+        stop, more = np.nonzero(
+            np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
+        )
+        start = stop - 1 - more
+
+        def table(values: Floats, elsewhere: float) -> Floats:
+            filled = np.full((cost.num_layers + 1, most_layers), elsewhere)
+            filled[stop, more] = values
+            return filled
+
+        forward, backward = cost.forward_s[rows], cost.backward_s[rows]
+        behind = backward[:, stop] - backward[:, start]
+        cells = forward[:, stop] - forward[:, start] + backward[:, stop] - backward[:, start]
+        shares = _shares(cells, cost.workload.microbatches)
+        held = cost.parameters[stop] - cost.parameters[start]
+        held = held + np.where((stop == cost.num_layers) & (start > 0), cost.profile.tied, 0)
+        ring = self._ring(members, held)
+        buckets = np.maximum(1, np.ceil(held * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
+        update = held * cost.update_s_per_parameter[rows].max()
+        tail = np.maximum(ring - behind.max(axis=0), ring / buckets) + update
+        valid = (shares > 0).all(axis=0)
+        return Option(
+            members=members,
+            region=int(cost.network.region[members[0]]),
+            first_s=table(np.where(valid, cells.min(axis=0), np.inf), np.inf),
+            own_s=table(np.where(valid, (shares * cells).max(axis=0) + tail, np.inf), np.inf),
+            window=table(np.where(valid, self._windows(rows, start, stop, held, shares), -1), -1).astype(
+                np.int64
+            ),
+        )
+
+    def _ring(self, members: tuple[int, ...], held: Floats) -> Floats:
+        count = len(members)
+        if count == 1:
+            return np.zeros(len(held))
+        latency, rate = self._cost.network.link(members[0], members[1])
+        moved = held * FLOAT_BYTES * 2 * (count - 1) / count
+        if rate <= 0:
+            return np.full(len(held), np.inf)
+        times: Floats = 2 * (count - 1) * latency + moved / rate
+        return times
+
+    def _windows(self, rows: Ints, start: Ints, stop: Ints, held: Floats, shares: Floats) -> Floats:
+        """Solve ``bytes_needed(window) <= memory`` for the window, for each range of layers."""
+        cost = self._cost
+        memory = cost.memory_bytes[rows, None]
+        weights = held * FLOAT_BYTES * (2 + cost.workload.optimizer_tensors)
+        each = cost.activation_bytes[stop] - cost.activation_bytes[start] + cost.boundary_bytes[start]
+        kept = np.minimum(np.floor((memory - weights) / np.maximum(each, 1e-9)), ANY_WINDOW)
+        # Division rounds; what decides is the sum.
+        kept = kept - (weights + kept * each > memory)
+        kept = kept + (weights + (kept + 1) * each <= memory)
+        windows: Floats = np.where(kept >= shares, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
+        return windows
+
+
+def _shares(cells: Floats, microbatches: int) -> Floats:
+    """Do `fill_shares` for many pools ``[members, ranges]`` at once; all members have a share of 0 where one has none.
+
+    All microbatches that any member finishes before some time come first in its order; it starts from there.
+    """
+    count, ranges = cells.shape
+    if count == 1:
+        return np.full(cells.shape, float(microbatches))
+    shares = np.zeros(cells.shape)
+    if count > microbatches:
+        return shares
+    free = (cells <= 0).any(axis=0)
+    safe = np.where(free, 1.0, cells)
+    early = (1 - 1e-9) * (microbatches - count) / (1 / safe).sum(axis=0)
+    shares = np.where(free, 0.0, np.floor(early / safe))
+    columns = np.arange(ranges)
+    left = microbatches - shares.sum(axis=0)
+    while (open_ := columns[left > 0]).size:
+        chosen = ((shares[:, open_] + 1) * cells[:, open_]).argmin(axis=0)
+        shares[chosen, open_] += 1
+        left[open_] -= 1
+    return shares

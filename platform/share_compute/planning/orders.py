@@ -1,0 +1,127 @@
+"""Orders of machines worth a search, and simple layouts that no search result may be slower than."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.network import transfer_s
+
+MOST_CANDIDATES: Final = 192
+"""Of larger fleets, the search looks at so many machines."""
+
+
+def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
+    """Return regions, the one that could do the job best alone first, each followed by the best linked that is left."""
+    usable = list(rates)
+    pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())
+    inside: dict[int, list[float]] = {}
+    for machine, rate in rates.items():
+        inside.setdefault(int(cost.network.region[machine]), []).append(rate)
+    size = float(cost.boundary_bytes.max())
+
+    def hop_s(one: int, other: int) -> float:
+        return transfer_s(
+            float(cost.network.latency_s[one, other]), float(cost.network.bytes_per_s[one, other]), size
+        )
+
+    def alone_s(region: int) -> float:
+        """Return about how long the fastest few machines of a region would take."""
+        fastest = np.sort(inside[region])[::-1][: cost.num_layers]
+        pools = np.arange(1, len(fastest) + 1)
+        flow = (cost.workload.microbatches + pools - 1) * pass_s / np.cumsum(fastest)
+        with np.errstate(invalid="ignore"):
+            crossing = np.where(pools > 1, 2 * (pools - 1) * hop_s(region, region), 0.0)
+        return float((flow + crossing).min())
+
+    chain = [min(inside, key=lambda region: (alone_s(region), region))]
+    left = set(inside) - set(chain)
+    while left:
+        best = min(left, key=lambda region: (hop_s(chain[-1], region), -sum(inside[region]), region))
+        chain.append(best)
+        left.remove(best)
+    return chain
+
+
+def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
+    """Return the machines that a search looks at: of a large fleet, the fastest of its best linked regions, and of all.
+
+    A slower machine of a region is not needed while faster ones with as much memory are left.
+    """
+    if len(rates) <= MOST_CANDIDATES:
+        return sorted(rates)
+    by_rate = sorted(rates, key=lambda machine: (-rates[machine], -cost.memory_bytes[machine], machine))
+    place = {region: index for index, region in enumerate(region_chain(cost, rates))}
+    near = sorted(by_rate, key=lambda machine: place[int(cost.network.region[machine])])
+    chosen = dict.fromkeys(near[: MOST_CANDIDATES // 2])
+    chosen.update(dict.fromkeys(by_rate))
+    return sorted(list(chosen)[:MOST_CANDIDATES])
+
+
+def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ...]]:
+    """Return orders to search: by links first, or by speed or memory over all regions."""
+    chain = region_chain(cost, rates)
+    place = {region: index for index, region in enumerate(chain)}
+    memory, kinds = cost.memory_bytes, cost.kinds
+
+    def by(key: Callable[[int], tuple[float | str, ...]], *, turned: bool = False) -> tuple[int, ...]:
+        sign = -1 if turned else 1
+        return tuple(
+            sorted(
+                rates,
+                key=lambda one: (sign * place[int(cost.network.region[one])], kinds[one], *key(one), one),
+            )
+        )
+
+    found = [
+        by(lambda one: (-rates[one],)),
+        by(lambda one: (rates[one],)),
+        by(lambda one: (-memory[one],)),
+        by(lambda one: (-rates[one],), turned=True),
+        tuple(sorted(rates, key=lambda one: (-rates[one], one))),
+        tuple(sorted(rates, key=lambda one: (-memory[one], one))),
+        tuple(sorted(rates)),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def simple_layouts(cost: TrainingCost, order: Sequence[int], rates: Mapping[int, float]) -> Iterator[Layout]:
+    """Yield what needs no search: one machine alone; layers over the fastest few evenly, by speed, by memory."""
+    layers, microbatches = cost.num_layers, cost.workload.microbatches
+    for machine in order:
+        yield solo(machine, layers, microbatches)
+    by_rate = sorted(order, key=lambda machine: (-rates[machine], machine))
+    for count in _counts(min(len(order), layers)):
+        fastest = set(by_rate[:count])
+        row = [machine for machine in order if machine in fastest]
+        for weights in ([1.0] * count, [rates[one] for one in row], [cost.memory_bytes[one] for one in row]):
+            yield cut(row, weights, layers, microbatches)
+
+
+def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches: int) -> Layout:
+    """Return pools of one, with layers in proportion to weights; each at least one layer."""
+    edges = np.rint(np.cumsum(weights) / np.sum(weights) * layers).astype(int).tolist()
+    edges[-1] = layers
+    for index in range(len(edges)):
+        edges[index] = max(edges[index], index + 1)
+    for index in range(len(edges) - 2, -1, -1):
+        edges[index] = min(edges[index], edges[index + 1] - 1)
+    starts = [0, *edges[:-1]]
+    return Layout(
+        tuple(
+            PoolLayout(start, stop, (machine,), (microbatches,))
+            for machine, start, stop in zip(row, starts, edges, strict=True)
+        )
+    )
+
+
+def _counts(most: int) -> list[int]:
+    """Return numbers of machines to try: all up to 12, then every one that is a quarter larger, and the most."""
+    counts = list(range(2, min(most, 12) + 1))
+    while counts and counts[-1] < most:
+        counts.append(min(most, counts[-1] * 5 // 4))
+    return counts

@@ -1,0 +1,117 @@
+"""A plan on paper: what people see before they submit, with all strategies side by side when they want."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from share_compute.planning.plan import Plan
+from share_compute.planning.workload import ServingWorkload
+from share_compute.specification import TrainJob
+from share_compute.strict import StrictModel
+from share_compute.topology import Topology
+
+if TYPE_CHECKING:
+    from share_compute.planning.profile import ModelProfile
+
+
+class TimelineCell(StrictModel):
+    """One cell of one step, as the event simulator of the schedule laid it."""
+
+    pool: int
+    member: int
+    microbatch: int
+    kind: Literal["F", "B"]
+    start_s: float
+    stop_s: float
+
+
+class Alternative(StrictModel):
+    """What another strategy would have made of the same job."""
+
+    strategy: str
+    step_s: float | None = None
+    """Predicted; None when it finds no plan."""
+    samples_per_s: float | None = None
+    pools: int = 0
+    machines: int = 0
+    """Machines that hold something."""
+    problem: str | None = None
+    """Why there is no plan."""
+
+
+class IslandPlan(StrictModel):
+    """One island that trains on its own between synchronisations."""
+
+    machines: tuple[str, ...]
+    pools: int
+    step_s: float
+    samples_per_s: float
+
+
+class IslandProposal(StrictModel):
+    """Several islands in place of one lockstep over all machines. Not run yet: it tells what it would bring."""
+
+    islands: tuple[IslandPlan, ...]
+    interval_steps: int
+    """Steps between synchronisations."""
+    synchronisation_s: float
+    """Time of one synchronisation."""
+    samples_per_s: float
+    """Of all islands together, synchronisation included."""
+
+
+class ServingPrediction(StrictModel):
+    """What the same machines would do for requests."""
+
+    objective: Literal["latency", "throughput"]
+    plan: Plan
+    first_token_s: float
+    """TTFT of one prompt."""
+    next_token_s: float
+    """TPOT."""
+    tokens_per_s: float
+    """With all sequences in flight."""
+    within_limits: bool = True
+    """Whether it keeps the limits on first and next token; if not, no placement that was found does."""
+
+
+class PlanReport(StrictModel):
+    """All that a dry run tells."""
+
+    plan: Plan
+    """Of training; where the machines can only serve the model, and that was asked for, the one of serving."""
+    timeline: tuple[TimelineCell, ...] = ()
+    """One step; empty when it has too many cells to look at."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Other strategies, when a comparison was asked for."""
+    islands: IslandProposal | None = None
+    serving: ServingPrediction | None = None
+
+
+def dry_run(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    *,
+    strategy: str | None = None,
+    compare: bool = False,
+    serving: ServingWorkload | None = None,
+) -> PlanReport:
+    """Plan a job on paper.
+
+    Args:
+        spec: the job.
+        topology: the machines, real or imagined.
+        profile: what its model costs.
+        strategy: in place of the job's own.
+        compare: tell what every installed strategy would have made of it.
+        serving: tell, too, what the machines would do for requests.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold it; ``details`` says what is missing, and what would make it fit.
+        UserError: the model has nothing to train, or there is no such strategy.
+    """
+    # Imported here, so that those who only read reports need no numpy.
+    from share_compute.planning.paper import report  # noqa: PLC0415
+
+    return report(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)

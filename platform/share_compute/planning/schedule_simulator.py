@@ -1,0 +1,222 @@
+"""One training step on paper: the real schedule, cell by cell, with links that carry one tensor after the other.
+
+Where the formula of `share_compute.planning.cost` bounds a step from the waits that it must contain, this module lays
+out all of them: each member runs its actions in the order of `share_compute.training.schedule`, as early as its inputs
+arrive. The order of a member's actions is fixed, and both ends of a link take turns in it, so every cell's time follows
+from times that are known before: no clock has to tick, one pass over the cells is enough.
+
+- A link carries one tensor after the other in each direction; size / bandwidth keeps it busy, latency does not. Both
+  directions work at once, sending does not hold up computing.
+- Members of a pool start to sum gradients when all of them are in their last backward; a last bucket follows it.
+- Copies of a tied weight, in the first and the last pool, are exchanged.
+- The update waits for word from all pools (the gradient's norm; the commit), which takes one latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.network import transfer_s
+from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.training.schedule import Action, one_forward_one_backward
+
+
+class SimulatedCell(NamedTuple):
+    """When one member computes one cell."""
+
+    pool: int
+    member: int
+    """Place in the pool."""
+    microbatch: int
+    kind: Literal["F", "B"]
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """One simulated step; times count from its start."""
+
+    step_s: float
+    """Until the last member has updated its weights; infinite where something never arrives."""
+    cells: tuple[SimulatedCell, ...]
+    """By pool, member and time."""
+    busy_fractions: dict[int, float]
+    """Share of the step in which a machine computes, by its index in the topology."""
+
+
+def simulate_step(cost: TrainingCost, layout: Layout) -> StepTimeline:
+    """Lay out one step of a layout.
+
+    Args:
+        cost: tables of the job on its machines.
+        layout: pools in pipeline order; each pool's shares add up to the step's microbatches.
+    """
+    pipeline = _Pipeline(cost, layout)
+    pipeline.run()
+    prepared = [
+        _prepared_s(cost, pool, members) for pool, members in zip(layout.pools, pipeline.members, strict=True)
+    ]
+    updates = _update_s(cost, layout, _exchange_tied(cost, layout, prepared))
+    step_s = max(stop for stop, _ in updates.values())
+    busy = {
+        member.machine: (
+            sum(cell.stop_s - cell.start_s for cell in member.cells) + updates[member.machine][1]
+        )
+        for members in pipeline.members
+        for member in members
+    }
+    return StepTimeline(
+        step_s=step_s,
+        cells=tuple(cell for members in pipeline.members for member in members for cell in member.cells),
+        busy_fractions={
+            machine: time / step_s if 0 < step_s < math.inf else 0.0 for machine, time in busy.items()
+        },
+    )
+
+
+@dataclass(slots=True)
+class _Member:
+    """One member on its way through its actions."""
+
+    pool: int
+    place: int
+    machine: int
+    forward_s: float
+    backward_s: float
+    actions: list[Action]
+    free_s: float = 0.0
+    """When it is done with what it has begun."""
+    cells: list[SimulatedCell] = field(default_factory=list)
+
+
+class _Pipeline:
+    """Runs all cells of a step."""
+
+    def __init__(self, cost: TrainingCost, layout: Layout) -> None:
+        self._cost = cost
+        self._count = cost.workload.microbatches
+        self.members = [list(_members(cost, layout, index)) for index in range(len(layout.pools))]
+        self._starts = [pool.start for pool in layout.pools]
+        # Of each microbatch in each pool: who computes it, and when its input and its gradient arrive there.
+        self._owners = [
+            [member for member, share in zip(members, pool.shares, strict=True) for _ in range(share)]
+            for members, pool in zip(self.members, layout.pools, strict=True)
+        ]
+        blank = [[math.nan] * self._count for _ in layout.pools]
+        self._arrived = {"F": blank, "B": [list(row) for row in blank]}
+        self._arrived["F"][0] = [0.0] * self._count
+        self._arrived["B"][-1] = [0.0] * self._count  # where the loss is, a backward follows its own forward
+        self._link_free_s: dict[tuple[int, int], float] = {}
+
+    def run(self) -> None:
+        """Compute every cell as early as its input allows."""
+        waiting = deque(member for members in self.members for member in members)
+        while waiting:
+            member = waiting.popleft()
+            while len(member.cells) < len(member.actions):
+                action = member.actions[len(member.cells)]
+                arrived_s = self._arrived[action.kind][member.pool][action.microbatch]
+                if math.isnan(arrived_s):
+                    break
+                woken = self._compute(member, action, arrived_s)
+                if woken is not None:
+                    waiting.append(woken)
+        assert all(len(member.cells) == len(member.actions) for members in self.members for member in members)
+
+    def _compute(self, member: _Member, action: Action, arrived_s: float) -> _Member | None:
+        """Run one cell and send what comes out; return who was waiting for it."""
+        forward = action.kind == "F"
+        start_s = max(member.free_s, arrived_s)
+        member.free_s = start_s + (member.forward_s if forward else member.backward_s)
+        cell = SimulatedCell(
+            member.pool, member.place, action.microbatch, action.kind, start_s, member.free_s
+        )
+        member.cells.append(cell)
+        target_pool = member.pool + (1 if forward else -1)
+        if not 0 <= target_pool < len(self.members):
+            return None
+        target = self._owners[target_pool][action.microbatch]
+        cut = self._starts[target_pool if forward else member.pool]
+        arrival_s = self._send(member.machine, target.machine, cut, member.free_s)
+        self._arrived[action.kind][target_pool][action.microbatch] = arrival_s
+        done = len(target.cells)
+        return target if done < len(target.actions) and target.actions[done] == action else None
+
+    def _send(self, source: int, target: int, cut: int, at_s: float) -> float:
+        latency_s, bytes_per_s = self._cost.network.link(source, target)
+        carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.boundary_bytes[cut]))
+        free_s = max(at_s, self._link_free_s.get((source, target), 0.0)) + carried_s
+        self._link_free_s[source, target] = free_s
+        return free_s + latency_s
+
+
+def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member]:
+    shares = [pool.shares for pool in layout.pools]
+    pool = layout.pools[index]
+    for place, machine in enumerate(pool.members):
+        yield _Member(
+            pool=index,
+            place=place,
+            machine=machine,
+            forward_s=float(cost.forward_s[machine, pool.stop] - cost.forward_s[machine, pool.start]),
+            backward_s=float(cost.backward_s[machine, pool.stop] - cost.backward_s[machine, pool.start]),
+            actions=one_forward_one_backward(shares, index, place),
+        )
+
+
+def _prepared_s(cost: TrainingCost, pool: PoolLayout, members: list[_Member]) -> float:
+    """Return when the gradients of a pool are summed."""
+    done_s = max(member.free_s for member in members)
+    ring_s = cost.ring_s(pool)
+    if ring_s == 0:
+        return done_s
+    started_s = max(member.cells[-1].start_s for member in members)
+    return max(started_s + ring_s, done_s + ring_s / cost.buckets(pool))
+
+
+def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:
+    """Return when pools are prepared with the exchange of a tied weight's gradient, which lives in two of them."""
+    if not cost.profile.tied or len(prepared) == 1:
+        return prepared
+    size = cost.profile.tied * FLOAT_BYTES
+    # Each first member sends to all members of the other pool; these are links of their own.
+    ends = ((layout.pools[0], layout.pools[-1]), (layout.pools[-1], layout.pools[0]))
+    sent_s = [
+        max(cost.network.transfer_s(source.members[0], target, size) for target in other.members)
+        for source, other in ends
+    ]
+    first, last = prepared[0], prepared[-1]
+    return [max(first, last + sent_s[1]), *prepared[1:-1], max(last, first + sent_s[0])]
+
+
+def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
+    """Return for each machine when its weights are updated, and how long it takes.
+
+    Word from one pool takes the latency from its first member. Of all pools of a region, the latest decides; for that
+    pool itself, the one before.
+    """
+    latest: dict[int, list[tuple[float, int]]] = {}
+    for index, pool in enumerate(layout.pools):
+        latest.setdefault(int(cost.network.region[pool.members[0]]), []).append((prepared[index], index))
+    latest = {region: sorted(times)[-2:] for region, times in latest.items()}
+    updates: dict[int, tuple[float, float]] = {}
+    for index, pool in enumerate(layout.pools):
+        held = cost.held_parameters(pool.start, pool.stop)
+        for machine in pool.members:
+            here = int(cost.network.region[machine])
+            heard_s = [
+                time + float(cost.network.latency_s[there, here])
+                for there, times in latest.items()
+                for time, other in times
+                if other != index
+            ]
+            takes_s = held * float(cost.update_s_per_parameter[machine])
+            updates[machine] = (max(prepared[index], *heard_s, 0.0) + takes_s, takes_s)
+    return updates

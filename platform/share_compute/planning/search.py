@@ -1,0 +1,206 @@
+"""The search for the layout with the smallest predicted step: exact for few machines, near it for many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from share_compute.planning.all_orders import MOST_IN_BEAM, MOST_MACHINES, best_in_any_order
+from share_compute.planning.bound import lower_bound_s
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.fixed_order import MANY, best_in_order, width_for
+from share_compute.planning.halving import halve
+from share_compute.planning.labels import BETTER, Suffixes
+from share_compute.planning.layout import Layout
+from share_compute.planning.moves import improve
+from share_compute.planning.options import Options
+from share_compute.planning.orders import orders, shortlist, simple_layouts
+
+Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
+_EXACT_BUDGET: Final = 60_000_000
+"""Candidates that the search over all orders looks at before it gives up its proof; some seconds."""
+_SIZES_OF_MANY: Final = (1, 2, 4, 8)
+"""Members of a pool that are tried where not all can be."""
+_VARIED, _VARIED_WIDTH = 16, 8
+"""Machines, and suffixes kept, in the search for layouts with other numbers of pools."""
+_STARTS: Final = 3
+"""Layouts that local moves begin with."""
+_SOME: Final = 24
+_BEAM_WIDTHS: Final = (100, 30)
+"""Suffixes kept of each number of machines and first layer where not all can be: up to `_SOME` machines, and beyond."""
+_KEPT_OF_ORDER: Final = 3
+
+
+class Found(NamedTuple):
+    """One layout that fits."""
+
+    layout: Layout
+    step_s: float
+    """By the formula of `share_compute.planning.cost`."""
+    exact: bool
+    """Whether no layout of these machines, with the pools that were asked for, has a smaller formula: proved."""
+
+
+def search(
+    cost: TrainingCost,
+    *,
+    pools: int | None = None,
+    members_per_pool: int | None = None,
+    method: Method = "auto",
+    finalists: int = 8,
+) -> list[Found]:
+    """Find layouts with a small predicted step, all different and within memory.
+
+    What is proved: for up to `MOST_MACHINES` usable machines, ``auto`` goes through all sets of machines, all orders
+    of pools, all members that may pool, and all cuts of the layers. If it comes to the end within its budget, the first
+    layout is the best there is, and ``exact`` says so. It also says so where the step equals the lower bound.
+
+    Args:
+        cost: the objective.
+        pools: exactly that many pools.
+        members_per_pool: exactly that many members in each pool.
+        method: ``dynamic_programming`` takes machines in the order of the topology; ``recursive`` halves machines and
+            layers again and again; ``orders`` tries simple layouts, several orders and local moves; ``auto`` does that
+            too, and all orders where it can.
+        finalists: most layouts to return; those behind the first differ from it in pools or come close to it.
+
+    Returns:
+        The fastest first; empty when nothing fits.
+    """
+    run = _Search(cost, pools, members_per_pool)
+    if run.sizes:
+        if method in {"auto", "orders"}:
+            run.auto(any_order=method == "auto")
+        elif method == "recursive":
+            run.offer(halve(cost, run.rates, run.candidates))
+        else:
+            run.in_order(run.candidates)
+    return run.results(finalists)
+
+
+class _Search:
+    def __init__(self, cost: TrainingCost, pools: int | None, members_per_pool: int | None) -> None:
+        self.cost, self.pools, self.members_per_pool = cost, pools, members_per_pool
+        self.options = Options(cost)
+        self.known: dict[Layout, float] = {}
+        self.best_s = math.inf
+        self.proved = False
+        self.sizes: list[int] = []
+        self.candidates: list[int] = []
+        usable = self.options.usable
+        if not usable:
+            return
+        self.rates = Suffixes(cost, self.options, math.inf).rates
+        self.candidates = shortlist(cost, self.rates)
+        self.rates = {machine: self.rates[machine] for machine in self.candidates}
+        widest = min(cost.workload.microbatches, len(self.candidates))
+        if members_per_pool is not None:
+            self.sizes = [members_per_pool] if members_per_pool <= widest else []
+        else:
+            self.sizes = list(range(1, widest + 1))
+
+    def offer(self, layouts: Iterable[Layout]) -> None:
+        """Take layouts into account that fit and have the pools that were asked for."""
+        for layout in layouts:
+            if layout in self.known or not self._as_asked(layout):
+                continue
+            step_s = self.cost.step_s(layout)
+            if math.isfinite(step_s) and self.cost.fits(layout):
+                self.known[layout] = step_s
+                self.best_s = min(self.best_s, step_s)
+
+    def _as_asked(self, layout: Layout) -> bool:
+        sizes = {len(pool.members) for pool in layout.pools}
+        return (self.pools is None or len(layout.pools) == self.pools) and (
+            self.members_per_pool is None or sizes == {self.members_per_pool}
+        )
+
+    def in_order(self, order: Sequence[int]) -> None:
+        """Search one order of machines."""
+        self._search(order, self.best_s, self.pools, width_for(self.cost, len(order)))
+
+    def _search(self, order: Sequence[int], ceiling_s: float, pools: int | None, width: int | None) -> None:
+        suffixes = Suffixes(self.cost, self.options, ceiling_s)
+        sizes = self.sizes
+        if width is not None and self.members_per_pool is None:
+            sizes = [size for size in sizes if size in _SIZES_OF_MANY]
+        ids = best_in_order(suffixes, order, sizes=sizes, pools=pools, width=width)
+        self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
+
+    def auto(self, *, any_order: bool) -> None:
+        """Try everything that the number of machines allows."""
+        found = orders(self.cost, self.rates)
+        if len(self.candidates) > MANY:
+            found = found[:4]
+        for order in found[:3]:
+            self.offer(simple_layouts(self.cost, order, self.rates))
+        self.offer(halve(self.cost, self.rates, found[0]))
+        for order in found:
+            self.in_order(order)
+        if any_order and len(self.options.usable) <= MOST_MACHINES:
+            suffixes = Suffixes(self.cost, self.options, self.best_s)
+            ids, self.proved = best_in_any_order(
+                suffixes, self.candidates, sizes=self.sizes, pools=self.pools, budget=_EXACT_BUDGET
+            )
+            self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
+        if not self.proved:
+            self._beam()
+        for start in [] if self.proved else self._starts():
+            self.offer(improve(self.cost, self.options, self.rates, start, self.sizes, self.pools))
+        if self.known:
+            self._vary()
+
+    def _beam(self) -> None:
+        """Search all orders of the machines that look best, with the most promising suffixes alone."""
+        if len(self.candidates) > MANY:
+            return
+        chosen = sorted(self.candidates, key=lambda machine: (-self.rates[machine], machine))
+        suffixes = Suffixes(self.cost, self.options, self.best_s)
+        ids, _ = best_in_any_order(
+            suffixes,
+            sorted(chosen[:MOST_IN_BEAM]),
+            sizes=self.sizes,
+            pools=self.pools,
+            width=_BEAM_WIDTHS[len(self.candidates) > _SOME],
+            budget=_EXACT_BUDGET,
+        )
+        self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
+
+    def _starts(self) -> list[Layout]:
+        """Return good layouts with different orders of machines, for local moves to begin with."""
+        by_order: dict[tuple[int, ...], Layout] = {}
+        for layout in sorted(self.known, key=lambda layout: (self.known[layout], layout)):
+            by_order.setdefault(layout.machines, layout)
+        return list(by_order.values())[: _STARTS if len(self.candidates) <= MANY else 1]
+
+    @property
+    def best(self) -> Layout:
+        """The fastest layout so far."""
+        return min(self.known, key=lambda layout: (self.known[layout], layout))
+
+    def _vary(self) -> None:
+        """Look for good layouts with other numbers of pools, for the simulator to choose from."""
+        if self.pools is not None:
+            return
+        count, used = len(self.best.pools), self.best.machines
+        order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]
+        for pools in range(max(1, count - 2), count + 3):
+            if pools != count and pools <= min(len(order), self.cost.num_layers):
+                self._search(order, 2 * self.best_s, pools, _VARIED_WIDTH)
+
+    def results(self, finalists: int) -> list[Found]:
+        """Return the best, the best of each number of pools, then whatever is fast."""
+        ranked = sorted(self.known, key=lambda layout: (self.known[layout], layout))
+        firsts: dict[int, Layout] = {}
+        for layout in ranked:
+            firsts.setdefault(len(layout.pools), layout)
+        near = [layout for layout in firsts.values() if self.known[layout] <= 2 * self.best_s]
+        chosen = list(dict.fromkeys([*near, *ranked]))[:finalists]
+        chosen.sort(key=lambda layout: (self.known[layout], layout))
+        if chosen and not self.proved:
+            self.proved = self.best_s * BETTER <= lower_bound_s(self.cost)
+        return [
+            Found(layout, self.known[layout], exact=index == 0 and self.proved)
+            for index, layout in enumerate(chosen)
+        ]

@@ -1,0 +1,222 @@
+"""Where a model is served best: the shortest request, or the most tokens a second within limits of latency.
+
+Both objectives come down to a row of machines with the smallest sum of stages and hops. For few machines all orders of
+all subsets are searched, as shortest paths over (machines used, last machine, layers placed); for many, some orders
+are, and then all orders of the few that promise most. Throughput is the smallest time between tokens that some row
+keeps: a row keeps it if no stage and no link takes longer and a token's way round is not longer either, so the same
+search answers for one bound after the other. Each machine alone is always a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.network import Floats
+from share_compute.planning.rows import Sums, best_row, best_row_in_order
+from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
+
+__all__ = ["FoundServing", "ServingCost", "search_serving"]
+
+_ALL_ORDERS = {"latency": 10, "throughput": 8}
+"""Machines up to which all orders are searched."""
+_TOLERANCE = 1e-9
+_HALVINGS = 12
+"""Bounds that are tried, each halfway to what is known not to be kept, before the next is just below the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundServing:
+    """A layout that fits, with what it would do."""
+
+    layout: Layout
+    first_token_s: float
+    """TTFT of a request alone."""
+    next_token_s: float
+    """TPOT: alone for objective latency, with all sequences in flight for throughput."""
+    tokens_per_s: float
+    """With all sequences in flight."""
+    within_limits: bool
+    """Whether it keeps the limits on first and next token."""
+    exact: bool
+    """Whether no layout is better. With a limit on the first token, layouts that the limit forbids hide others."""
+
+
+def search_serving(cost: ServingCost, *, finalists: int = 8) -> list[FoundServing]:
+    """Return the best layouts found, best first; those beyond the limits last; [] when the model fits nowhere.
+
+    Args:
+        cost: tables of the deployment on its machines.
+        finalists: most layouts to return.
+    """
+    objective = cost.workload.objective
+    search = _fastest if objective == "latency" else _widest
+    everyone = [machine for machine in range(cost.num_machines) if math.isfinite(cost.prompt_s[machine, -1])]
+    small = len(everyone) <= _ALL_ORDERS[objective]
+    layouts = {solo(machine, cost.num_layers, 1) for machine in everyone}
+    if small:
+        layouts |= set(search(cost, everyone, None))
+    else:
+        for order in _orders(cost, everyone):
+            layouts |= set(search(cost, everyone, order))
+        found = _ranked(cost, layouts, exact=False)
+        layouts |= set(search(cost, _promising(cost, everyone, found), None))
+    exact = small and (objective == "latency" or cost.workload.first_token_limit_s is None)
+    return _ranked(cost, layouts, exact=exact)[:finalists]
+
+
+def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> list[FoundServing]:
+    found = []
+    for layout in layouts:
+        if not cost.fits(layout) or not math.isfinite(cost.request_s(layout)):
+            continue
+        loaded = cost.workload.objective == "throughput"
+        first_s, next_s = cost.first_token_s(layout), cost.next_token_s(layout, loaded=loaded)
+        limits = (cost.workload.first_token_limit_s, cost.workload.next_token_limit_s)
+        within = not loaded or all(
+            limit is None or time <= limit for time, limit in zip((first_s, next_s), limits, strict=True)
+        )
+        found.append(FoundServing(layout, first_s, next_s, cost.tokens_per_s(layout), within, exact))
+    new = cost.workload.new_tokens
+
+    def rank(one: FoundServing) -> tuple[bool, float, float, Layout]:
+        request_s = one.first_token_s + new * one.next_token_s
+        worth = -one.tokens_per_s if cost.workload.objective == "throughput" else request_s
+        return not one.within_limits, worth, request_s, one.layout
+
+    return sorted(found, key=rank)
+
+
+def _orders(cost: ServingCost, machines: Sequence[int]) -> Iterator[list[int]]:
+    """Orders of machines of which the best row may be a part: neighbours that are near, then the strongest first."""
+    batch = cost.batches(min(len(machines), cost.num_layers))[1]
+    strength = {
+        "turn": cost.token_s(batch)[:, -1],
+        "memory": -cost.memory_bytes,
+    }
+    region = cost.network.region
+    for values in strength.values():
+        yield sorted(machines, key=lambda machine: (values[machine], machine))
+    values = strength["turn"]
+    best_of = {
+        int(place): min(values[one] for one in machines if region[one] == place) for place in region[machines]
+    }
+    yield sorted(machines, key=lambda one: (best_of[int(region[one])], region[one], values[one], one))
+
+
+def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[FoundServing]) -> list[int]:
+    """Return the few machines worth to be tried in all orders: of the best layouts, then the fastest."""
+    limit = _ALL_ORDERS[cost.workload.objective]
+    chosen = dict.fromkeys(machine for one in found for machine in one.layout.machines)
+    speed = cost.token_s(1)[:, -1]
+    chosen |= dict.fromkeys(sorted(machines, key=lambda machine: (speed[machine], machine)))
+    return list(chosen)[:limit]
+
+
+def _fastest(cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None) -> list[Layout]:
+    """Find the row with the shortest request."""
+    new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
+    times = cost.prompt_s + new * cost.token_s(1)
+    latency, rate = cost.network.latency_s, cost.network.bytes_per_s
+    size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
+    sums = Sums(
+        stage=lambda machine: _stage(cost, times, machine),
+        hop=(1 + new) * latency[:, :, None] + _carried(size, rate),
+        back=new * (latency + _carried(np.array([TOKEN_ID_BYTES]), rate)[:, :, 0]),
+        region=cost.network.region,
+    )
+    layout = _best(sums, machines, order, None)
+    return [] if layout is None else [layout]
+
+
+def _widest(cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None) -> Iterator[Layout]:
+    """Find rows with ever shorter time between tokens, for each number of pools."""
+    best_s = min(
+        (_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in machines), default=math.inf
+    )
+    most = min(len(machines), cost.num_layers)
+    # In a fixed order the number of pools is not part of the search: it only says how large batches are.
+    counts = range(2, most + 1) if order is None else [count for count in (2, 4, 8, 16) if count <= most]
+    for pools in counts:
+        while True:
+            reached_s = best_s
+            beyond_s, aim_s = 0.0, best_s * (1 - _TOLERANCE)
+            for _ in range(_HALVINGS):
+                layout = _best(_kept(cost, pools, aim_s), machines, order, pools)
+                time_s = math.inf if layout is None else _time_kept(cost, layout)
+                if layout is not None and time_s < best_s:
+                    yield layout
+                    best_s = time_s
+                elif best_s == reached_s:
+                    break
+                else:
+                    beyond_s = aim_s
+                aim_s = (beyond_s + best_s) / 2
+            if best_s == reached_s or order is not None:
+                break
+    if cost.workload.first_token_limit_s is not None:
+        yield from _fastest(cost, machines, order)
+
+
+def _time_kept(cost: ServingCost, layout: Layout) -> float:
+    """Return the loaded time between tokens; infinite where the layout does not fit or answers too late."""
+    limit = cost.workload.first_token_limit_s
+    late = limit is not None and cost.first_token_s(layout) > limit
+    return math.inf if late or not cost.fits(layout) else cost.next_token_s(layout, loaded=True)
+
+
+def _kept(cost: ServingCost, pools: int, aim_s: float) -> Sums:
+    """Return the way round of a token where no stage and no link takes longer than ``aim_s`` allows.
+
+    With a limit on the first token, that time is added in proportion to what the limit leaves of the aim.
+    """
+    new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
+    limit = cost.workload.first_token_limit_s
+    weight = aim_s / limit if limit and math.isfinite(aim_s) else 0.0
+    count, batch = cost.batches(pools)
+    times, prompts = cost.token_s(batch), cost.prompt_s
+
+    def stage(machine: int) -> Floats:
+        turn = _differences(times[machine]) + batch * _differences(prompts[machine]) / new
+        trip = _stage(cost, times + weight * prompts, machine)
+        return np.where(count * turn <= aim_s, trip, np.inf)
+
+    latency, rate = cost.network.latency_s, cost.network.bytes_per_s
+    carried = _carried(cost.boundary_bytes(batch * (1 + prompt / new)), rate)
+    hop = latency[:, :, None] + _carried(cost.boundary_bytes(batch), rate)
+    if weight:
+        hop = hop + weight * (latency[:, :, None] + _carried(cost.boundary_bytes(prompt), rate))
+    return Sums(
+        stage=stage,
+        hop=np.where(count * carried <= aim_s, hop, np.inf),
+        back=latency + _carried(np.array([batch * TOKEN_ID_BYTES]), rate)[:, :, 0],
+        region=cost.network.region,
+    )
+
+
+def _best(
+    sums: Sums, machines: Sequence[int], order: Sequence[int] | None, pools: int | None
+) -> Layout | None:
+    row = best_row(sums, machines, pools) if order is None else best_row_in_order(sums, order)
+    if row is None:
+        return None
+    return Layout(tuple(PoolLayout(start, stop, (machine,), (1,)) for machine, start, stop in row))
+
+
+def _stage(cost: ServingCost, times: Floats, machine: int) -> Floats:
+    """Return the time of layers [start, stop) on a machine; infinite where they do not fit."""
+    return np.where(cost.needed_bytes <= cost.memory_bytes[machine], _differences(times[machine]), np.inf)
+
+
+def _differences(sums: Floats) -> Floats:
+    return sums[None, :] - sums[:, None]
+
+
+def _carried(size_bytes: Floats, bytes_per_s: Floats) -> Floats:
+    """Return size / bandwidth ``[regions, regions, sizes]``; infinite where nothing gets through."""
+    rate = bytes_per_s[:, :, None]
+    return np.where(rate > 0, size_bytes / np.where(rate > 0, rate, 1.0), np.inf)

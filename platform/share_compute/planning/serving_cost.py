@@ -1,0 +1,239 @@
+"""The cost model of serving: one formula for the time of tokens, and the tables that its search reads.
+
+A request has P prompt tokens and N new ones; pools of one machine each stand in a row. Alone ::
+
+    first token (TTFT) = sum of prompt(p) over all pools + sum of hop(P) over the links between neighbours
+    next token (TPOT)  = round(1)
+
+    round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + the token ids' way back
+    hop(t)     = latency + boundary bytes of t tokens / bandwidth
+    prompt(p)  = sum over layers of max(operations on P tokens / FLOP/s, weight bytes / memory bandwidth)
+    token(p,b) = sum over layers of max(b * operations on one token / FLOP/s,
+                                        (weight bytes + b * cache bytes) / memory bandwidth)
+
+The head sees a prompt's last token only; an embedding is looked up, not read. A token's operations and its cache are
+those half way through the N new tokens. With all c concurrent sequences in flight, n = min(pools, c) batches of
+b = ceil(c / n) sequences go round, and each sequence brings its prompt once in N tokens ::
+
+    turn(p)    = token(p, b) + b * prompt(p) / N             what a pool works for one batch and one token
+    carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from pool p to p + 1
+    next token = max(round(b), n * turn(p), n * carry(p)) over all pools p
+    tokens/s   = c / next token
+
+Memory of a machine: weights, the cache of c sequences of P + N tokens, and the working memory of the widest layer on
+one prompt. Machines that share a pool's sequences would be replicas; whole pipelines are replicated instead, so a
+layout has pools of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.planning.cost import MEMORY_SHARE, Timings
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.network import Floats, Network, transfer_s
+from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile, ModelProfile
+from share_compute.planning.workload import BYTES, ServingWorkload
+from share_compute.topology import Topology
+
+TOKEN_ID_BYTES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ServingCost:
+    """Tables and formula of one deployment on one topology.
+
+    Args:
+        profile: the model.
+        topology: the machines.
+        network: their links.
+        workload: the requests.
+        timings: measured times of layers on one prompt (``forward_s``), which replace estimates; layers of a machine
+            that were not timed are scaled by what its timed ones took against their estimates.
+    """
+
+    profile: ModelProfile
+    topology: Topology
+    network: Network
+    workload: ServingWorkload
+    timings: Timings = field(default_factory=dict)
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.profile.layers)
+
+    @property
+    def num_machines(self) -> int:
+        """Machines of the topology."""
+        return len(self.topology.contributors)
+
+    @cached_property
+    def memory_bytes(self) -> Floats:
+        """What a plan may fill of each machine ``[machines]``."""
+        lent = [machine.memory_bytes for machine in self.topology.contributors]
+        return MEMORY_SHARE * np.array(lent, dtype=np.float64)
+
+    @cached_property
+    def needed_bytes(self) -> Floats:
+        """Memory of a machine with layers [start, stop) ``[layers + 1, layers + 1]``; infinite where it has none."""
+        number, span = BYTES[self.workload.dtype], self.num_layers + 1
+        tokens = self.workload.prompt_tokens + self.workload.new_tokens
+        held = np.array([layer.parameters * number for layer in self.profile.layers], dtype=np.float64)
+        held[0] += self.profile.embedding.parameters * number
+        held[-1] += self.profile.head.parameters * number
+        cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
+        total = _sums(held + cache * number * self.workload.concurrent)
+        needed = total[None, :] - total[:, None]
+        needed[1:, -1] += self.profile.tied * number  # the second copy
+        prompt = self.workload.prompt_tokens
+        working = self._of_layers(lambda layer: layer.activation_bytes.at(prompt) * number / FLOAT_BYTES)
+        for start in range(self.num_layers):
+            needed[start, start + 1 :] += np.maximum.accumulate(working[start:])
+        needed[np.tril_indices(span)] = np.inf
+        return needed
+
+    @cached_property
+    def prompt_s(self) -> Floats:
+        """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without speed."""
+        prompt = self.workload.prompt_tokens
+        operations = self._operations(lambda growth: growth.at(prompt))
+        table = self._roofline(operations, self._weight_bytes)
+        for row, machine in enumerate(self.topology.contributors):
+            timed = {layer: timing.forward_s for layer, timing in self.timings.get(machine.id, {}).items()}
+            if timed:
+                guessed = sum(table[row, layer] for layer in timed)
+                if 0 < guessed < math.inf:
+                    table[row] *= sum(timed.values()) / guessed
+                table[row, list(timed)] = list(timed.values())
+        return _rows_of_sums(table)
+
+    def token_s(self, batch: int) -> Floats:
+        """Return the time of the first l layers for one token of each of ``batch`` sequences, as `prompt_s`."""
+        prompt, new = self.workload.prompt_tokens, self.workload.new_tokens
+        operations = self._operations(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
+        cache = self._of_layers(
+            lambda layer: (layer.cache_numbers.at(prompt) + layer.cache_numbers.at(prompt + new)) / 2
+        )
+        moved = self._weight_bytes + batch * cache * BYTES[self.workload.dtype]
+        return _rows_of_sums(self._roofline(batch * operations, moved))
+
+    def boundary_bytes(self, tokens: float) -> Floats:
+        """Return what so many tokens carry over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        number = BYTES[self.workload.dtype]
+        inner = [tokens * number * layer.boundary_numbers.at(1) for layer in self.profile.layers[:-1]]
+        return np.array([0.0, *inner, 0.0])
+
+    @cached_property
+    def _weight_bytes(self) -> Floats:
+        """What each layer's weights make a pass read ``[layers]``."""
+        read = self._of_layers(lambda layer: layer.parameters)
+        read[-1] += self.profile.head.parameters + self.profile.tied
+        return read * BYTES[self.workload.dtype]
+
+    def _operations(self, of: Callable[[Growth], float]) -> Floats:
+        operations = self._of_layers(lambda layer: of(layer.forward_flops))
+        operations[0] += of(self.profile.embedding.forward_flops)
+        operations[-1] += self.profile.head.forward_flops.at(1)
+        return operations
+
+    def _of_layers(self, of: Callable[[LayerProfile], float]) -> Floats:
+        return np.array([of(layer) for layer in self.profile.layers], dtype=np.float64)
+
+    def _roofline(self, operations: Floats, moved_bytes: Floats) -> Floats:
+        dtype, machines = self.workload.dtype, self.topology.contributors
+        speed = np.array([machine.flops_per_s(dtype) or machine.flops_per_s() for machine in machines])
+        rate = np.array([machine.memory_bytes_per_s or math.inf for machine in machines])
+        usable = np.where(speed > 0, speed, 1.0)[:, None]
+        times = np.maximum(operations[None] / usable, moved_bytes[None] / rate[:, None])
+        return np.where(speed[:, None] > 0, times, np.inf)
+
+    # -- the formula ---------------------------------------------------------------------------------------------
+
+    def batches(self, pools: int) -> tuple[int, int]:
+        """Return (batches in flight, sequences in each) when all concurrent sequences go round so many pools."""
+        count = min(pools, self.workload.concurrent)
+        return count, math.ceil(self.workload.concurrent / count)
+
+    def first_token_s(self, layout: Layout) -> float:
+        """Return the time from a prompt to its first token, alone (TTFT)."""
+        return self._through(layout, self.prompt_s) + self._hops(layout, self.workload.prompt_tokens)
+
+    def next_token_s(self, layout: Layout, *, loaded: bool = False) -> float:
+        """Return the time from token to token (TPOT) of a request.
+
+        Args:
+            layout: pools of one machine.
+            loaded: with all concurrent sequences in flight instead of alone.
+        """
+        count, batch = self.batches(len(layout.pools)) if loaded else (1, 1)
+        times = self.token_s(batch)
+        first, last = layout.pools[0], layout.pools[-1]
+        back = (
+            self.network.transfer_s(last.members[0], first.members[0], batch * TOKEN_ID_BYTES)
+            if len(layout.pools) > 1
+            else 0.0
+        )
+        trip = self._through(layout, times) + self._hops(layout, batch) + back
+        return max(trip, count * self._slowest_turn(layout, times, batch)) if loaded else trip
+
+    def tokens_per_s(self, layout: Layout) -> float:
+        """Return the tokens a second with all concurrent sequences in flight."""
+        each_s = self.next_token_s(layout, loaded=True)
+        return self.workload.concurrent / each_s if each_s > 0 else math.inf
+
+    def request_s(self, layout: Layout) -> float:
+        """Return the time of one request alone, from its prompt to its last token."""
+        return self.first_token_s(layout) + self.workload.new_tokens * self.next_token_s(layout)
+
+    def fits(self, layout: Layout) -> bool:
+        """Return whether no machine needs more memory than a plan may fill of it."""
+        return all(
+            self.needed_bytes[pool.start, pool.stop] <= self.memory_bytes[machine]
+            for pool in layout.pools
+            for machine in pool.members
+        )
+
+    def _slowest_turn(self, layout: Layout, times: Floats, batch: int) -> float:
+        new, prompt = self.workload.new_tokens, self.workload.prompt_tokens
+        turns = [_between(times, pool) + batch * _between(self.prompt_s, pool) / new for pool in layout.pools]
+        size = self.boundary_bytes(batch * (1 + prompt / new))
+        carries = [
+            transfer_s(0.0, self.network.link(before.members[0], after.members[0])[1], size[after.start])
+            for before, after in pairwise(layout.pools)
+        ]
+        return max(*turns, *carries, 0.0)
+
+    def _through(self, layout: Layout, times: Floats) -> float:
+        return sum(_between(times, pool) for pool in layout.pools)
+
+    def _hops(self, layout: Layout, tokens: int) -> float:
+        size = self.boundary_bytes(tokens)
+        return sum(
+            self.network.transfer_s(before.members[0], after.members[0], float(size[after.start]))
+            for before, after in pairwise(layout.pools)
+        )
+
+
+def _between(times: Floats, pool: PoolLayout) -> float:
+    machine = pool.members[0]
+    return float(times[machine, pool.stop] - times[machine, pool.start])
+
+
+def _sums(values: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _rows_of_sums(values: Floats) -> NDArray[np.float64]:
+    sums = np.zeros((values.shape[0], values.shape[1] + 1))
+    sums[:, 1:] = np.cumsum(values, axis=1)
+    return sums

@@ -1,0 +1,154 @@
+"""The strategies that search: placements by predicted time, where the simple ones follow one figure of each machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout
+from share_compute.planning.partitioning import (
+    Candidate,
+    ComputeWeightedPartitioning,
+    MemoryWeightedPartitioning,
+    Partition,
+    PartitioningStrategy,
+    UniformPartitioning,
+    check_counts,
+)
+from share_compute.planning.problem import Problem
+from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.regions import complete
+from share_compute.planning.search import search
+from share_compute.planning.workload import TrainingWorkload
+from share_compute.topology import Contributor, Topology
+
+NOMINAL_FLOPS_PER_S = 1e9
+"""Taken for the speed of every machine where none was measured: then all are alike."""
+_FINALISTS = 16
+_NAMELESS_LAYERS = 64
+_NAMELESS = LayerProfile(
+    parameters=0,
+    forward_flops=Growth(linear=1e8),
+    backward_flops=Growth(linear=2e8),
+    boundary_numbers=Growth(linear=4096),
+)
+"""About a layer of a model of 3 billion parameters; without size, so that memory never binds."""
+
+
+class SearchingStrategy(PartitioningStrategy):
+    """Minimises the predicted time of a step, under what fits into memory."""
+
+    method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
+
+    def place(self, problem: Problem) -> list[Candidate]:
+        """Return the best layouts that the search finds, best by the formula first; none when nothing fits."""
+        cost = problem.cost
+        check_counts(
+            cost.num_machines,
+            cost.num_layers,
+            cost.workload.microbatches,
+            problem.pools or 1,
+            problem.members_per_pool or 1,
+        )
+        found = search(
+            cost,
+            pools=problem.pools,
+            members_per_pool=problem.members_per_pool,
+            method=self.method,
+            finalists=_FINALISTS,
+        )
+        return [Candidate(layout, exact) for layout, _, exact in found]
+
+    def partition(self, topology: Topology) -> list[Partition]:
+        """Return partitions for a nameless model of equal layers, one machine a pool."""
+        if not topology.contributors:
+            return []
+        topology = with_nominal_speeds(topology)
+        profile = ModelProfile(layers=(_NAMELESS,) * _NAMELESS_LAYERS)
+        workload = TrainingWorkload(batch_size=16, microbatches=16, sequence_length=512)
+        cost = TrainingCost(profile, topology, complete(topology), workload)
+        best = search(cost, members_per_pool=1, method=self.method, finalists=1)[0].layout
+        return [
+            Partition(
+                topology.contributors[pool.members[0]].id,
+                pool.start / _NAMELESS_LAYERS,
+                pool.stop / _NAMELESS_LAYERS,
+            )
+            for pool in best.pools
+        ]
+
+
+class DynamicProgrammingPartitioning(SearchingStrategy):
+    """The best cuts for the machines in the order they joined; some may get nothing."""
+
+    method = "dynamic_programming"
+
+
+class RecursivePartitioning(SearchingStrategy):
+    """Halves machines and layers together, again and again."""
+
+    method = "recursive"
+
+
+class AutoPartitioning(SearchingStrategy):
+    """All orders, all numbers of pools and members: exact for few machines, by local search for many.
+
+    What the other strategies propose competes, too: the formula that the search minimises is not the whole truth, and
+    whoever chooses among the candidates by a simulation shall never end with less than a simpler strategy gives.
+    """
+
+    method = "auto"
+
+    def place(self, problem: Problem) -> list[Candidate]:
+        """Return what the search finds and what the other strategies propose, without what is there already."""
+        candidates = super().place(problem)
+        known = {candidate.layout for candidate in candidates}
+        for rival in _RIVALS:
+            for layout in _proposed(rival, problem):
+                if layout not in known:
+                    known.add(layout)
+                    candidates.append(Candidate(layout))
+        return candidates
+
+
+def _proposed(rival: PartitioningStrategy, problem: Problem) -> list[Layout]:
+    """Return what a strategy proposes that fits and that links can serve."""
+    cost = problem.cost
+    try:
+        layouts = [candidate.layout for candidate in rival.place(problem)]
+    except PlanInfeasible:
+        return []  # it needs all machines, where a search may leave some out
+    return [layout for layout in layouts if cost.fits(layout) and math.isfinite(cost.step_s(layout))]
+
+
+_RIVALS: tuple[PartitioningStrategy, ...] = (
+    DynamicProgrammingPartitioning(),
+    RecursivePartitioning(),
+    ComputeWeightedPartitioning(),
+    MemoryWeightedPartitioning(),
+    UniformPartitioning(),
+)
+
+
+def is_measured(machine: Contributor) -> bool:
+    """Whether a usable speed of the machine is known."""
+    return 0 < machine.flops_per_s() < math.inf
+
+
+def with_nominal_speeds(topology: Topology) -> Topology:
+    """Return the topology without machines of unknown speed; with all alike in speed where none is known."""
+    measured = tuple(machine for machine in topology.contributors if is_measured(machine))
+    if measured:
+        return replace(topology, contributors=measured)
+    return replace(topology, contributors=tuple(map(_nominal, topology.contributors)))
+
+
+def _nominal(machine: Contributor) -> Contributor:
+    devices = tuple(
+        replace(device, flops_per_s={"float32": NOMINAL_FLOPS_PER_S}, memory_bytes_per_s=0.0)
+        for device in machine.devices
+    )
+    return replace(machine, devices=devices)

@@ -1,0 +1,62 @@
+"""Quantities as people read them, the same in every sentence of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL = ("", "k", "M", "G", "T", "P")
+
+
+def bytes_text(size_bytes: float) -> str:
+    """Return ``3.1 GiB`` for 3,330,000,000."""
+    return _scaled(size_bytes, 1024, _BINARY)
+
+
+def exact_bytes_text(size_bytes: float) -> str:
+    """Return ``3.1 GiB (3330000000 bytes)``."""
+    return f"{bytes_text(size_bytes)} ({round(size_bytes)} bytes)"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """Return ``3.0 MB/s``: rates of links count in powers of ten."""
+    return _scaled(bytes_per_s, 1000, _DECIMAL) + "B/s"
+
+
+def flops_text(flops_per_s: float) -> str:
+    """Return ``52 GFLOP/s``."""
+    return _scaled(flops_per_s, 1000, _DECIMAL) + "FLOP/s"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return ``1.31 s``, ``12.4 ms`` or ``3.2 min``."""
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def percent_text(share: float) -> str:
+    """Return ``93%``; never 0% for something, nor 100% for less than all."""
+    if 0 < share < 0.01:
+        return "under 1%"
+    return f"{min(share, 0.99) if share < 1 else share:.0%}"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Return ``a, b and c``, or ``a, b, c and 7 more``."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    place = 0
+    while abs(value) >= base and place < len(units) - 1:
+        value /= base
+        place += 1
+    digits = 0 if place == 0 and units is _BINARY else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {units[place]}"

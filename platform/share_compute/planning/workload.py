@@ -1,0 +1,52 @@
+"""What a plan is made for: how a model is used, apart from where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one number, by dtype."""
+GRADIENT_BUCKET_BYTES = 8 * 2**20
+"""Gradients are summed in pieces of this size: most of a sum hides behind the backward pass, latency does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWorkload:
+    """Optimizer steps over batches; the objective is samples a second."""
+
+    batch_size: int
+    """Samples in one step."""
+    microbatches: int
+    """Pieces that a batch is cut into."""
+    sequence_length: int = 1
+    """Tokens in one sample; 1 where samples are no text."""
+    optimizer_tensors: int = 2
+    """Tensors as large as the weights that the optimizer keeps."""
+    dtype: str = "float32"
+    """What it computes in; weights, gradients and optimizer state are float32."""
+
+    @property
+    def microbatch_size(self) -> float:
+        """Samples in one microbatch."""
+        return self.batch_size / self.microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class ServingWorkload:
+    """Requests of a prompt and generated tokens; the objective is latency or throughput."""
+
+    objective: Literal["latency", "throughput"] = "latency"
+    """Shortest time of one request alone, or most tokens a second within the limits."""
+    prompt_tokens: int = 512
+    new_tokens: int = 128
+    concurrent: int = 16
+    """Most sequences that are generated at one time; their cache is reserved."""
+    first_token_limit_s: float | None = None
+    """TTFT limit for objective throughput."""
+    next_token_limit_s: float | None = None
+    """TPOT limit for objective throughput."""
+    dtype: str = "float32"
+
+
+Workload: TypeAlias = TrainingWorkload | ServingWorkload

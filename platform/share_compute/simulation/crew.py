@@ -1,0 +1,190 @@
+"""Who works in a simulated job: plans by the real planner, and spares that take the place of the dead.
+
+The planner is shown at most `MOST_CANDIDATES` machines of a large fleet, so that a search takes a second: half of them
+the fastest of all, the rest the fastest of each region in turn, the best linked regions first. A member that dies is
+replaced in its place, without a search, by a machine of its kind that can hold what it held, if a step takes about as
+long with it; only when there is none, the planner searches again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.islands import part_of
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.partitioning import load_strategy
+from share_compute.planning.planner import microbatch_choices, workload
+from share_compute.planning.problem import Problem
+from share_compute.planning.profile import ModelProfile
+from share_compute.planning.regions import complete
+from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+
+MOST_CANDIDATES = 16
+_SLOWER = 1.1
+"""With a spare, a step takes at most so many times what it took."""
+_MOST_SPARES = 8
+"""Spares that are tried, fastest first: of the dead one's region, and of all."""
+_MOST_CELLS = 20_000
+"""Steps with more cells are taken from the formula: a simulation of each would take seconds."""
+
+Flags = NDArray[np.bool_]
+
+
+class Crew:
+    """Plans one job on whichever machines of a fleet are there.
+
+    Args:
+        spec: the job.
+        topology: the fleet.
+        profile: the job's model.
+    """
+
+    def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
+        self._spec, self._topology, self._profile = spec, topology, profile
+        self._network = complete(topology)
+        self._strategy = load_strategy(spec.parallelism.strategy)
+        choices = microbatch_choices(spec)
+        self._costs = [
+            TrainingCost(profile, topology, self._network, workload(spec, choice)) for choice in choices
+        ]
+        self.cost = self._costs[0]
+        """Of the number of microbatches that the first plan chose."""
+
+    @cached_property
+    def flops_per_s(self) -> NDArray[np.float64]:
+        """Measured speed of each machine."""
+        return np.array([machine.flops_per_s() for machine in self._topology.contributors])
+
+    def first_plan(self, alive: Flags) -> Layout:
+        """Plan with any number of microbatches that the job allows, and keep to that number.
+
+        Raises:
+            PlanInfeasible: the machines cannot hold the job.
+        """
+        found: list[tuple[float, int, Layout]] = []
+        failure: PlanInfeasible | None = None
+        for number, cost in enumerate(self._costs):
+            try:
+                layout = self._search(cost, alive)
+            except PlanInfeasible as refused:
+                failure = refused
+                continue
+            found.append((_step_s(cost, layout), number, layout))
+        if not found:
+            assert failure is not None
+            raise failure
+        _, number, layout = min(found)
+        self.cost = self._costs[number]
+        self._costs = [self.cost]
+        return layout
+
+    def plan(self, alive: Flags) -> Layout | None:
+        """Plan again; None when the machines cannot hold the job."""
+        try:
+            return self._search(self.cost, alive)
+        except PlanInfeasible:
+            return None
+
+    def step_s(self, layout: Layout) -> float:
+        """Return the time of a step."""
+        return _step_s(self.cost, layout)
+
+    def replaced(self, layout: Layout, dead: int, alive: Flags) -> Layout | None:
+        """Return the layout with a spare in the place of the dead; None when no machine is like it."""
+        place, seat = next(
+            (place, pool.members.index(dead))
+            for place, pool in enumerate(layout.pools)
+            if dead in pool.members
+        )
+        pool, cost = layout.pools[place], self.cost
+        kind = np.array(cost.kinds) == cost.kinds[dead]
+        able = alive & kind & (cost.memory_bytes >= cost.member_bytes(layout, place, seat))
+        near = cost.network.region == cost.network.region[dead]
+        if len(pool.members) > 1:
+            able &= near
+        able[list(layout.machines)] = False
+        able[dead] = False
+        cells = self._cells(pool)
+        spares = dict.fromkeys((*_first(able & near, cells), *_first(able, cells)))
+        tried = [
+            Layout(
+                (
+                    *layout.pools[:place],
+                    pool._replace(members=(*pool.members[:seat], spare, *pool.members[seat + 1 :])),
+                    *layout.pools[place + 1 :],
+                )
+            )
+            for spare in spares
+        ]
+        best = min(tried, key=lambda one: (cost.step_s(one), one), default=None)
+        return best if best and self.step_s(best) <= _SLOWER * self.step_s(layout) else None
+
+    def _cells(self, pool: PoolLayout) -> NDArray[np.float64]:
+        """Return the time of one microbatch in a pool on each machine; infinite without speed."""
+        through = self.cost.forward_s + self.cost.backward_s
+        with np.errstate(invalid="ignore"):
+            cells = through[:, pool.stop] - through[:, pool.start]
+        return np.where(np.isnan(cells), np.inf, cells)
+
+    def _search(self, cost: TrainingCost, alive: Flags) -> Layout:
+        machines = self._candidates(alive)
+        part = part_of(cost, machines)
+        asked = self._spec.parallelism
+        problem = Problem(part, pools=asked.pools, members_per_pool=asked.members_per_pool)
+        fitting = [one.layout for one in self._strategy.place(problem) if part.fits(one.layout)]
+        times = [_step_s(part, layout) for layout in fitting]
+        if not fitting or not math.isfinite(min(times)):
+            raise PlanInfeasible(
+                f"{len(machines)} machines of the fleet cannot hold the job",
+                mend="simulate a larger fleet, or a smaller model or batch",
+            )
+        chosen = fitting[times.index(min(times))]
+        return Layout(
+            tuple(
+                pool._replace(members=tuple(machines[member] for member in pool.members))
+                for pool in chosen.pools
+            )
+        )
+
+    def _candidates(self, alive: Flags) -> list[int]:
+        """Return the machines that the planner is shown."""
+        there = np.flatnonzero(alive & (self.flops_per_s > 0))
+        fastest = [int(machine) for machine in there[np.argsort(-self.flops_per_s[there], kind="stable")]]
+        if len(fastest) <= MOST_CANDIDATES:
+            return sorted(fastest)
+        chosen = dict.fromkeys(fastest[: MOST_CANDIDATES // 2])
+        for machine in self._by_region(fastest):
+            if len(chosen) == MOST_CANDIDATES:
+                break
+            chosen[machine] = None
+        return sorted(chosen)
+
+    def _by_region(self, fastest: Sequence[int]) -> Iterator[int]:
+        """Yield the fastest of each region, then the second of each; the best linked regions first."""
+        groups: dict[int, list[int]] = {}
+        for machine in fastest:
+            groups.setdefault(int(self._network.region[machine]), []).append(machine)
+        rates = self._network.bytes_per_s
+        regions = sorted(groups, key=lambda region: (-rates[region, region], region))
+        for turn in range(max(map(len, groups.values()))):
+            yield from (groups[region][turn] for region in regions if turn < len(groups[region]))
+
+
+def _first(able: Flags, cells: NDArray[np.float64]) -> list[int]:
+    """Return the fastest machines of those that are able."""
+    machines = np.flatnonzero(able)
+    return [int(machine) for machine in machines[np.argsort(cells[machines], kind="stable")][:_MOST_SPARES]]
+
+
+def _step_s(cost: TrainingCost, layout: Layout) -> float:
+    cells = 2 * cost.workload.microbatches * len(layout.pools)
+    return simulate_step(cost, layout).step_s if cells <= _MOST_CELLS else cost.step_s(layout)

@@ -1,0 +1,14 @@
+"""Names of the synthetic fleets, without what it takes to make one: the command line starts fast."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class FleetName(StrEnum):
+    """Kinds of fleets."""
+
+    home = "home"
+    campus = "campus"
+    datacentre = "datacentre"
+    mixed = "mixed"

@@ -1,0 +1,287 @@
+"""Topologies as files, YAML or JSON: kept, shared, written by hand, and planned on paper.
+
+The same document is what ``GET /api/v1/topology`` answers and ``POST /api/v1/plans`` takes. Sizes are bytes, speeds
+are FLOP/s and bytes/s, times are seconds; 16e9 is a number. Ray's node ids are left out: they mean nothing tomorrow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from share_compute import __version__
+from share_compute.errors import UserError
+from share_compute.plain_yaml import read_json, read_yaml
+from share_compute.specification import field_errors
+from share_compute.strict import StrictModel
+from share_compute.topology import (
+    HEAD,
+    MOST_BYTES,
+    MOST_LATENCY_S,
+    MOST_PER_S,
+    Contributor,
+    Device,
+    DeviceKind,
+    Link,
+    Topology,
+)
+
+VERSION = 1
+"""Of the format; raised when a field changes its meaning or a new one must not be overlooked."""
+KIND = "topology"
+_EXAMPLE = "start from examples/topologies/lan.yaml"
+
+
+class _Entry(StrictModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class DeviceEntry(_Entry):
+    """One thing that computes, as measured or as a data sheet says."""
+
+    kind: DeviceKind = "cpu"
+    name: str = Field(default="", max_length=200)
+    """What people call it."""
+    memory_bytes: int = Field(gt=0, le=MOST_BYTES)
+    """Memory that its owner lends."""
+    flops_per_s: dict[str, float] = Field(min_length=1)
+    """Dense matrix product, by dtype name: ``{float32: 5.1e10}``."""
+    memory_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
+    """Memory bandwidth of a copy, read plus write; 0 when it was not measured."""
+
+    @model_validator(mode="after")
+    def _speeds_are_possible(self) -> Self:
+        for dtype, speed in self.flops_per_s.items():
+            if not 0 < speed <= MOST_PER_S:
+                raise ValueError(
+                    f"flops_per_s.{dtype} must be more than 0 and at most {MOST_PER_S:g}, not {speed:g}"
+                )
+        return self
+
+
+class ContributorEntry(_Entry):
+    """One machine."""
+
+    name: str = Field(min_length=1, max_length=200)
+    """What people call it; no two have the same."""
+    id: str | None = Field(default=None, min_length=1, max_length=200)
+    """What links call it; default: its name."""
+    address: str = Field(default="", max_length=255)
+    """IP address; machines with the same one are on one host."""
+    cpu_threads: int = Field(default=1, ge=1, le=65536)
+    """Threads that its owner lends."""
+    devices: tuple[DeviceEntry, ...] = Field(min_length=1)
+    """The fastest one counts."""
+
+    @property
+    def key(self) -> str:
+        """What links call it."""
+        return self.name if self.id is None else self.id
+
+
+class LinkEntry(_Entry):
+    """A measured path. Either direction will do; of several measurements the worst counts."""
+
+    source: str
+    """Id of a machine, or ``head``."""
+    target: str
+    """Id of a machine, or ``head``."""
+    latency_s: float = Field(ge=0, le=MOST_LATENCY_S)
+    """One way."""
+    bytes_per_s: float = Field(ge=0, le=MOST_PER_S)
+    """0 says that nothing gets through."""
+
+
+class TopologyDocument(_Entry):
+    """Machines and the links that were measured; what is between the others is worked out."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": KIND,
+                    "version": VERSION,
+                    "contributors": [
+                        {
+                            "name": "desk",
+                            "devices": [{"memory_bytes": 16e9, "flops_per_s": {"float32": 2e11}}],
+                        }
+                    ],
+                    "links": [{"source": "desk", "target": HEAD, "latency_s": 0.001, "bytes_per_s": 1.1e8}],
+                }
+            ]
+        }
+    )
+
+    kind: Literal["topology"] = "topology"
+    version: Literal[1] = 1
+    contributors: tuple[ContributorEntry, ...] = ()
+    links: tuple[LinkEntry, ...] = ()
+    """Few will do: from each machine to the head and to some others."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        for what, given in (
+            ("name", [machine.name for machine in self.contributors]),
+            ("id", [machine.key for machine in self.contributors]),
+        ):
+            twice = [value for value, times in Counter(given).items() if times > 1]
+            if twice:
+                raise ValueError(f"contributors: two machines have the {what} {twice[0]!r}; rename one")
+        if any(machine.key == HEAD for machine in self.contributors):
+            raise ValueError(
+                f"contributors: {HEAD!r} stands for the server in links; name the machine otherwise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _links_lead_somewhere(self) -> Self:
+        known = {machine.key for machine in self.contributors} | {HEAD}
+        for index, link in enumerate(self.links):
+            for end in (link.source, link.target):
+                if end not in known:
+                    raise ValueError(
+                        f"links.{index}: there is no machine {end!r}; give the id of one, "
+                        f"its name where it has no id, or {HEAD!r}"
+                    )
+            if link.source == link.target:
+                raise ValueError(f"links.{index}: {link.source!r} is linked to itself; remove it")
+        return self
+
+    def topology(self) -> Topology:
+        """Return what the planner reads."""
+        return Topology(
+            contributors=tuple(
+                Contributor(
+                    id=machine.key,
+                    name=machine.name,
+                    devices=tuple(Device(**device.model_dump()) for device in machine.devices),
+                    cpu_threads=machine.cpu_threads,
+                    address=machine.address,
+                )
+                for machine in self.contributors
+            ),
+            links=tuple(Link(**link.model_dump()) for link in self.links),
+        )
+
+
+def check_kind(data: Any) -> dict[str, Any]:
+    """Return ``data`` if it says that it is a topology of a version that is read here.
+
+    Raises:
+        UserError: it is something else, or of another version.
+    """
+    if not isinstance(data, dict):
+        raise UserError(f"a topology is a mapping of keys, not {type(data).__name__}", mend=_EXAMPLE)
+    if data.get("kind") != KIND:
+        found = f"is of kind {data['kind']!r}" if "kind" in data else "does not say its kind"
+        raise UserError(
+            f"this {found}; a topology says kind: {KIND}",
+            mend=f"give a topology, e.g. what `share-compute topology` writes; or {_EXAMPLE}",
+        )
+    version = data.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise UserError(
+            f"this topology is of version {version!r}; share-compute {__version__} reads version {VERSION}",
+            mend="write it again with `share-compute topology` of this release, or use the release that wrote it",
+            details={"version": version, "known_version": VERSION},
+        )
+    return data
+
+
+def parse_topology(data: Any) -> Topology:
+    """Read a topology from plain data.
+
+    Raises:
+        UserError: naming each machine and field that is wrong; or it is of another kind or version.
+    """
+    check_kind(data)
+    try:
+        return TopologyDocument.model_validate(data).topology()
+    except ValidationError as failure:
+        problems = field_errors(failure)
+        text = "; ".join(
+            ": ".join(filter(None, (_shown(item["field"], data), item["problem"]))) for item in problems
+        )
+        raise UserError(
+            text, mend="mend these fields of the topology", details={"fields": problems}
+        ) from failure
+
+
+def read_topology(text: str) -> Topology:
+    """Read a topology file, YAML or JSON.
+
+    Raises:
+        UserError: as `parse_topology`, or it is not valid YAML or JSON, saying where.
+    """
+    is_json = text.lstrip().startswith("{")
+    return parse_topology((read_json if is_json else read_yaml)(text, "topology file"))
+
+
+def describe_topology(topology: Topology) -> TopologyDocument:
+    """Return the document of a topology.
+
+    Devices whose speed was not measured, and machines without others, are left out: nothing can be predicted of them.
+    """
+    measured = [
+        machine for machine in topology.contributors if any(device.flops_per_s for device in machine.devices)
+    ]
+    known = {machine.id for machine in measured} | {HEAD}
+    return TopologyDocument(
+        contributors=tuple(
+            ContributorEntry(
+                name=machine.name,
+                id=machine.id if machine.id != machine.name else None,
+                address=machine.address,
+                cpu_threads=machine.cpu_threads,
+                devices=tuple(
+                    DeviceEntry(
+                        kind=device.kind,
+                        name=device.name,
+                        memory_bytes=device.memory_bytes,
+                        flops_per_s=device.flops_per_s,
+                        memory_bytes_per_s=device.memory_bytes_per_s,
+                    )
+                    for device in machine.devices
+                    if device.flops_per_s
+                ),
+            )
+            for machine in measured
+        ),
+        links=tuple(
+            LinkEntry(
+                source=link.source,
+                target=link.target,
+                latency_s=link.latency_s,
+                bytes_per_s=link.bytes_per_s,
+            )
+            for link in topology.links
+            if link.source in known and link.target in known
+        ),
+    )
+
+
+def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", "json"] = "yaml") -> str:
+    """Return the text of a topology file. JSON is read much faster when there are thousands of machines."""
+    document = topology if isinstance(topology, TopologyDocument) else describe_topology(topology)
+    data = {"kind": KIND, "version": VERSION, **document.model_dump(mode="json", exclude_defaults=True)}
+    if form == "json":
+        return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def _shown(field: str, data: dict[str, Any]) -> str:
+    """Return a field with the name of its machine, which people find faster than its number."""
+    parts = field.split(".")
+    if len(parts) < 2 or parts[0] not in ("contributors", "links"):
+        return field
+    try:
+        entry = data[parts[0]][int(parts[1])]
+        name = entry["name"] if parts[0] == "contributors" else f"{entry['source']} - {entry['target']}"
+    except (LookupError, TypeError, ValueError):
+        return field
+    return f"{field} ({name})"

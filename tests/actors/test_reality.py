@@ -1,0 +1,117 @@
+"""Step times beside predictions while a job runs, and better plans where they pay; without Ray."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.platform.planning.models import PROFILE, job, lan, machine
+
+from share_compute.jobs.events import Assignment, AttemptEvent, Measured, ReplanProposed
+from share_compute.planning.cost import LayerTiming
+from share_compute.planning.planner import Solution, solve
+from share_compute_actors.messages import MemberId, StepResult
+from share_compute_actors.reality import Reality
+
+TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
+WAIT_S = 30.0
+
+
+class Run:
+    """One attempt at 1,000 steps, whose steps a test makes."""
+
+    def __init__(self, folder: Path) -> None:
+        spec = job(pools=2, members_per_pool=1, training={"steps": 1000})
+        self.solution: Solution = solve(spec, TOPOLOGY, PROFILE, 0, {})
+        assert self.solution.timeline is not None
+        self.predicted_s = self.solution.timeline.step_s
+        self.told: queue.Queue[AttemptEvent] = queue.Queue()
+        self.now_s = 0.0
+        self.step = 0
+        assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=TOPOLOGY, folder=folder)
+        self.reality = Reality(assignment, self.solution, self.told.put, clock=lambda: self.now_s)
+
+    def steps(
+        self, count: int, seconds: float, timings: dict[int, dict[int, LayerTiming]] | None = None
+    ) -> None:
+        for _ in range(count):
+            self.step += 1
+            self.now_s += seconds
+            results = [
+                StepResult(
+                    me=MemberId(pool, 0),
+                    step=self.step,
+                    loss_sum=1.0,
+                    targets=1,
+                    gradient_norm=None,
+                    seconds=seconds,
+                    waited_s=seconds / 4,
+                    layer_timings=(timings or {}).get(pool),
+                )
+                for pool in range(2)
+            ]
+            self.reality.observe(self.step, seconds, results)
+
+    def slow_layers(self, factor: float) -> dict[int, dict[int, LayerTiming]]:
+        """Timings as if the machine of the first pool were slower than it said."""
+        cost = self.solution.cost
+        return {
+            place: {
+                layer: LayerTiming(
+                    *(
+                        (factor if place == 0 else 1.0)
+                        * float(table[pool.members[0], layer + 1] - table[pool.members[0], layer])
+                        for table in (cost.forward_s, cost.backward_s)
+                    )
+                )
+                for layer in range(pool.start, pool.stop)
+            }
+            for place, pool in enumerate(self.solution.layout.pools)
+        }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    with made.reality:
+        yield made
+
+
+def test_ten_steps_after_the_first_are_measured_beside_the_prediction(run: Run) -> None:
+    run.steps(1, 100.0)  # loads libraries
+    run.steps(9, 2.0)
+    assert run.told.empty()
+    run.steps(1, 2.0)
+    event = run.told.get_nowait()
+    assert isinstance(event, Measured)
+    assert (event.step, event.measured_step_s) == (11, 2.0)
+    assert event.predicted_step_s == run.predicted_s
+    assert [pool.measured_busy_s for pool in event.pools] == [1.5, 1.5]
+    for pool in event.pools:
+        assert pool.predicted_busy_s is not None
+        assert 0 < pool.predicted_busy_s <= run.predicted_s
+
+
+def test_reports_keep_a_distance(run: Run) -> None:
+    run.steps(11, 0.5)
+    run.steps(20, 0.5)
+    assert run.told.qsize() == 2
+
+
+def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
+    run.steps(4, 2.5 * run.predicted_s, run.slow_layers(3.0))
+    run.steps(40, 2.5 * run.predicted_s)
+    while not isinstance(event := run.told.get(timeout=WAIT_S), ReplanProposed):
+        pass
+    held = {pool.members[0].name: pool.stop - pool.start for pool in event.plan.pools}
+    (slow,) = (member.name for member in run.solution.plan.pools[0].members)
+    assert held[slow] < 6
+    assert event.gain_s > event.move_cost_s
+
+
+def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:
+    run.steps(4, run.predicted_s, run.slow_layers(1.0))
+    run.steps(200, 1.1 * run.predicted_s)
+    assert run.reality._planner is None

@@ -1,0 +1,81 @@
+"""What is said of a running job: prediction beside reality, and the reason of each machine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from share_compute.jobs.events import AttemptEvent, Measured, PoolTiming, ReplanProposed
+from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.store.records import EventRecord
+from share_compute_api.cli.describe import event_line, plan_lines, step_times
+
+
+def plan(*, predicted: bool = True) -> Plan:
+    member = MemberPlan(
+        contributor_id="a", name="ada", microbatches=(0, 1), memory_bytes=1, reason="holds layers 0-3: [fast]"
+    )
+    prediction = Prediction(
+        step_s=1.2,
+        formula_s=1.1,
+        lower_bound_s=1.0,
+        samples_per_s=13.3,
+        tokens_per_s=1700.0,
+        bottleneck=Bottleneck(kind="compute", where="ada", sentence="ada computes at 52 GFLOP/s"),
+        exact=False,
+    )
+    return Plan(
+        epoch=0,
+        strategy="auto",
+        num_layers=4,
+        parameters=9,
+        pools=(PoolPlan(start=0, stop=4, parameters=9, members=(member,)),),
+        microbatches=2,
+        idle=(IdleMachine(contributor_id="b", name="bob", reason="its link carries 3.0 MB/s"),),
+        prediction=prediction if predicted else None,
+    )
+
+
+def measured(predicted_step_s: float | None) -> Measured:
+    busy = None if predicted_step_s is None else 1.1
+    return Measured(
+        step=20,
+        predicted_step_s=predicted_step_s,
+        measured_step_s=1.5,
+        pools=(PoolTiming(predicted_busy_s=busy, measured_busy_s=1.4),),
+    )
+
+
+def line(event: AttemptEvent) -> str:
+    data: dict[str, Any] = event.model_dump(mode="json", exclude={"type"})
+    record = EventRecord(
+        seq=1, job_id="j", contributor_id=None, attempt=1, kind=event.type, at=datetime.now(UTC), data=data
+    )
+    return event_line(record)
+
+
+def test_measured_steps_stand_beside_predicted_ones() -> None:
+    assert step_times(measured(1.2)) == "step 1.50 s, predicted 1.20 s (+25%); pools busy 1.40 s of 1.10 s"
+    assert "measured at step 20" in line(measured(1.2))
+
+
+def test_without_a_prediction_nothing_is_compared() -> None:
+    assert step_times(measured(None)) == "step 1.50 s, nothing was predicted"
+
+
+def test_a_proposal_says_what_it_saves_and_where_layers_go() -> None:
+    proposal = ReplanProposed(
+        step=30, plan=plan(), current_step_s=1.5, gain_s=90, move_cost_s=31, sentence="layers [moved] pay"
+    )
+    assert r"layers \[moved] pay" in line(proposal)
+    assert "layers 0-3: ada; idle: bob" in line(proposal)
+
+
+def test_every_machine_of_a_plan_has_its_reason() -> None:
+    assert plan_lines(plan()) == [
+        ("predicted", "step 1.20 s, at most 20% above the best"),
+        ("bottleneck", "ada computes at 52 GFLOP/s"),
+        ("ada", "holds layers 0-3: [fast]"),
+        ("bob", "idle: its link carries 3.0 MB/s"),
+    ]
+    assert [name for name, _ in plan_lines(plan(predicted=False))] == ["ada", "bob"]

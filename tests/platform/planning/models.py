@@ -1,0 +1,60 @@
+"""A small model profile, machines and jobs that the tests of plans share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
+from share_compute.specification import TrainJob, parse_job
+from share_compute.topology import Contributor, Device, DeviceKind, Link, Topology
+
+GIB = 2**30
+LAYER = LayerProfile(
+    parameters=12_000_000,
+    forward_flops=Growth(linear=24e6),
+    backward_flops=Growth(linear=48e6),
+    activation_bytes=Growth(linear=160e3),
+    boundary_numbers=Growth(linear=1024),
+)
+PROFILE = ModelProfile(
+    layers=(LAYER,) * 12,
+    embedding=LayerProfile(parameters=8_000_000),
+    head=LayerProfile(
+        parameters=8_000_000, forward_flops=Growth(linear=16e6), backward_flops=Growth(linear=32e6)
+    ),
+)
+
+
+def machine(
+    name: str,
+    gflops: float = 50.0,
+    *,
+    memory_bytes: int = 8 * GIB,
+    kind: DeviceKind = "cpu",
+    memory_bytes_per_s: float = 2e10,
+) -> Contributor:
+    device = Device(kind, kind, memory_bytes, {"float32": gflops * 1e9}, memory_bytes_per_s)
+    return Contributor(name, name, (device,))
+
+
+def lan(*machines: Contributor, latency_s: float = 5e-4, bytes_per_s: float = 1e8) -> Topology:
+    """Machines that all reach each other alike."""
+    links = [
+        Link(one.id, other.id, latency_s, bytes_per_s)
+        for place, one in enumerate(machines)
+        for other in machines[place + 1 :]
+    ]
+    return Topology(machines, tuple(links))
+
+
+def job(
+    *, microbatches: int | None = 4, training: dict[str, Any] | None = None, **parallelism: Any
+) -> TrainJob:
+    return parse_job(
+        {
+            "model": {"config": {"model_type": "llama"}},
+            "data": {"files": ["a.txt"]},
+            "training": {"microbatches": microbatches, **(training or {})},
+            "parallelism": parallelism,
+        }
+    )

@@ -1,0 +1,106 @@
+"""Reality beside the plan: when it drifts for long enough, a better plan is proposed only if moving pays."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.platform.planning.models import PROFILE, job, lan, machine
+
+from share_compute.planning.cost import LayerTiming, Timings
+from share_compute.planning.drift import DriftLimits, DriftWatch, moving, propose
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.planner import Solution, solve
+from share_compute.topology import Topology
+
+LIMITS = DriftLimits(drift=0.25, steps=3, restart_s=30.0)
+SPEC = job(pools=2, members_per_pool=1)
+TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
+
+
+def solution(topology: Topology = TOPOLOGY) -> Solution:
+    return solve(SPEC, topology, PROFILE, 0, {})
+
+
+def slowed(current: Solution, name: str, factor: float) -> Timings:
+    """What a profiler would see if one machine were slower than the probe said."""
+    timings: dict[str, dict[int, LayerTiming]] = {}
+    for pool in current.layout.pools:
+        (place,) = pool.members
+        contributor = current.cost.topology.contributors[place]
+        slower = factor if contributor.name == name else 1.0
+        timings[contributor.id] = {
+            layer: LayerTiming(
+                forward_s=slower
+                * float(current.cost.forward_s[place, layer + 1] - current.cost.forward_s[place, layer]),
+                backward_s=slower
+                * float(current.cost.backward_s[place, layer + 1] - current.cost.backward_s[place, layer]),
+            )
+            for layer in range(pool.start, pool.stop)
+        }
+    return timings
+
+
+class TestWatch:
+    def test_a_few_slow_steps_are_no_drift(self) -> None:
+        watch = DriftWatch(LIMITS)
+        assert [watch.observe(1.0, seconds) for seconds in (1.3, 1.3, 1.2, 1.3, 1.3)] == [False] * 5
+
+    @pytest.mark.parametrize("seconds", [1.3, 0.7])
+    def test_drift_either_way_is_told_ever_more_rarely(self, seconds: float) -> None:
+        watch = DriftWatch(LIMITS)
+        assert [step for step in range(1, 22) if watch.observe(1.0, seconds)] == [3, 9, 21]
+
+    def test_within_the_limit_nothing_is_told(self) -> None:
+        watch = DriftWatch(LIMITS)
+        assert not any(watch.observe(1.0, seconds) for seconds in (1.24, 0.76) for _ in range(10))
+
+
+class TestProposal:
+    def test_layers_move_away_from_a_machine_that_is_slower_than_it_said(self) -> None:
+        current = solution()
+        replan = propose(SPEC, TOPOLOGY, current, slowed(current, "a", 3.0), 10_000, LIMITS)
+        assert replan is not None
+        assert replan.gain_s > replan.move_cost_s >= LIMITS.restart_s
+        held = {
+            member.name: pool.stop - pool.start
+            for pool in replan.solution.plan.pools
+            for member in pool.members
+        }
+        assert held["a"] < held["b"]
+        assert replan.solution.plan.epoch == current.plan.epoch + 1
+        assert "instead of" in replan.sentence
+
+    def test_it_does_not_pay_when_few_steps_are_left(self) -> None:
+        current = solution()
+        timings = slowed(current, "a", 3.0)
+        much = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS)
+        assert much is not None
+        per_step_s = much.gain_s / 10_000
+        enough = math.ceil(much.move_cost_s / per_step_s) + 1
+        assert propose(SPEC, TOPOLOGY, current, timings, enough, LIMITS) is not None
+        assert propose(SPEC, TOPOLOGY, current, timings, enough - 2, LIMITS) is None
+
+    def test_it_does_not_pay_over_a_narrow_link(self) -> None:
+        narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=2e6)
+        current = solution(narrow)
+        timings = slowed(current, "a", 3.0)
+        replan = propose(SPEC, narrow, current, timings, 100_000, LIMITS)
+        assert replan is not None
+        assert replan.move_cost_s > 5 * LIMITS.restart_s
+
+    def test_nothing_is_proposed_when_the_plan_is_still_the_best(self) -> None:
+        current = solution()
+        timings = slowed(current, "nobody", 1.0)
+        assert propose(SPEC, TOPOLOGY, current, timings, 10**6, LIMITS) is None
+
+
+class TestMoving:
+    def test_only_layers_that_change_machine_count(self) -> None:
+        cost = solution().cost
+        before = Layout((PoolLayout(0, 6, (0,), (4,)), PoolLayout(6, 12, (1,), (4,))))
+        after = Layout((PoolLayout(0, 4, (0,), (4,)), PoolLayout(4, 12, (1,), (4,))))
+        seconds, size = moving(cost, before, after)
+        assert size == 2 * 12_000_000 * 4 * 3
+        assert seconds == pytest.approx(size / 1e9 + 2 * 5e-4)
+        assert moving(cost, before, before) == (0.0, 0)

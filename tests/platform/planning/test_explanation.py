@@ -1,0 +1,140 @@
+"""Why a plan is as it is, in sentences that name the right machine, link and cause."""
+
+from __future__ import annotations
+
+import pytest
+from tests.platform.planning.models import GIB, PROFILE, job, lan, machine
+
+from share_compute.planning.causes import causes
+from share_compute.planning.plan import Bottleneck, Plan, make_plan
+from share_compute.planning.planner import solve
+from share_compute.planning.words import (
+    bytes_text,
+    flops_text,
+    listed,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
+from share_compute.topology import Link, Topology
+
+ALONE = {"pools": 2, "members_per_pool": 1}
+
+
+def bottleneck(plan: Plan) -> Bottleneck:
+    assert plan.prediction is not None
+    return plan.prediction.bottleneck
+
+
+def reason(plan: Plan, name: str) -> str:
+    return next(idle.reason for idle in plan.idle if idle.name == name)
+
+
+class TestBottleneck:
+    def test_arithmetic(self) -> None:
+        plan = make_plan(job(strategy="uniform"), lan(machine("slow", 5), machine("fast", 50)), PROFILE)
+        assert (bottleneck(plan).kind, bottleneck(plan).where) == ("compute", "slow")
+        assert "5.0 GFLOP/s" in bottleneck(plan).sentence
+
+    def test_memory_bandwidth(self) -> None:
+        starved = machine("starved", 5000, memory_bytes_per_s=1e7)
+        plan = make_plan(job(strategy="uniform"), lan(starved, machine("well", 5000)), PROFILE)
+        assert (bottleneck(plan).kind, bottleneck(plan).where) == ("memory", "starved")
+
+    def test_a_narrow_link(self) -> None:
+        plan = make_plan(job(**ALONE), lan(machine("a", 500), machine("b", 500), bytes_per_s=3e5), PROFILE)
+        assert bottleneck(plan).kind == "link"
+        assert bottleneck(plan).where in ("a and b", "b and a")
+        assert "300.0 kB/s" in bottleneck(plan).sentence or "300 kB/s" in bottleneck(plan).sentence
+
+    def test_a_long_way(self) -> None:
+        far = lan(machine("a", 5000), machine("b", 5000), latency_s=2.0, bytes_per_s=1e9)
+        plan = make_plan(job(**ALONE), far, PROFILE)
+        assert bottleneck(plan).kind == "latency"
+        assert "2.00 s" in bottleneck(plan).sentence
+
+    def test_the_sum_of_gradients(self) -> None:
+        topology = lan(machine("a", 5000), machine("b", 5000), bytes_per_s=1e7)
+        plan = make_plan(job(pools=1, members_per_pool=2), topology, PROFILE)
+        assert bottleneck(plan).kind == "synchronisation"
+        assert "sum their gradients" in bottleneck(plan).sentence
+
+    def test_what_is_saved_is_never_less_than_nothing(self) -> None:
+        solution = solve(job(**ALONE), lan(machine("a", 50), machine("b", 20)), PROFILE, 0, {})
+        assert solution.timeline is not None
+        found = causes(solution.cost, solution.layout, solution.timeline.step_s)
+        assert found == sorted(found, key=lambda cause: -cause.saved_s)
+        assert all(-1e-9 <= cause.saved_s <= solution.timeline.step_s for cause in found)
+
+
+class TestMachines:
+    def test_what_a_member_holds_and_how_much_it_has_to_do(self) -> None:
+        plan = make_plan(job(), lan(machine("a", 60)), PROFILE)
+        sentence = plan.pools[0].members[0].reason
+        assert sentence.startswith("holds layers 0-11: 60.0 GFLOP/s")
+        assert "busy" in sentence
+        assert "of 8.0 GiB used" in sentence
+
+    def test_members_know_whom_they_share_with(self) -> None:
+        topology = lan(machine("a", 60), machine("b", 50))
+        plan = make_plan(job(pools=1, members_per_pool=2), topology, PROFILE)
+        reasons = {member.name: member.reason for member in plan.pools[0].members}
+        assert "the fastest machine here" in reasons["a"]
+        assert "2 of 4 microbatches, the rest with b" in reasons["a"]
+        assert "2nd fastest here" in reasons["b"]
+
+    def test_a_slow_machine_is_told_what_a_step_would_take_with_it(self) -> None:
+        topology = lan(machine("a", 60), machine("b", 60), machine("snail", 1))
+        plan = make_plan(job(), topology, PROFILE)
+        assert "with it a step would take" in reason(plan, "snail")
+        assert "because it computes at 1.0 GFLOP/s" in reason(plan, "snail")
+
+    def test_a_far_machine_is_told_which_link_is_at_fault(self) -> None:
+        near = [machine("a", 60), machine("b", 60)]
+        links = (
+            Link("a", "b", 1e-4, 1e9),
+            Link("a", "far", 1e-3, 3e4),
+            Link("b", "far", 1e-3, 3e4),
+        )
+        plan = make_plan(job(), Topology((*near, machine("far", 60)), links), PROFILE)
+        assert "because its link to" in reason(plan, "far")
+        assert "30.0 kB/s" in reason(plan, "far")
+
+    def test_a_machine_that_nobody_reaches(self) -> None:
+        links = (Link("a", "b", 1e-4, 1e9), Link("a", "island", 1e-3, 0.0), Link("b", "island", 1e-3, 0.0))
+        machines = (machine("a", 60), machine("b", 60), machine("island", 60))
+        plan = make_plan(job(), Topology(machines, links), PROFILE)
+        assert reason(plan, "island") == "no usable link joins it to the machines of the plan"
+
+    def test_a_machine_without_memory_for_one_layer(self) -> None:
+        tiny = machine("tiny", 60, memory_bytes=GIB // 64)
+        plan = make_plan(job(), lan(machine("a", 60), tiny), PROFILE)
+        assert "do not hold a single layer" in reason(plan, "tiny")
+
+    def test_many_idle_machines_all_have_a_reason(self) -> None:
+        crowd = [machine(f"m{index}", 0.5) for index in range(20)]
+        plan = make_plan(job(), lan(machine("a", 60), *crowd), PROFILE)
+        assert len(plan.idle) == 20
+        assert all(idle.reason for idle in plan.idle)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (bytes_text(512), "512 bytes"),
+        (bytes_text(3.1 * GIB), "3.1 GiB"),
+        (rate_text(3e6), "3.0 MB/s"),
+        (flops_text(5.2e10), "52.0 GFLOP/s"),
+        (seconds_text(1.314), "1.31 s"),
+        (seconds_text(0.0124), "12.4 ms"),
+        (seconds_text(190), "3.2 min"),
+        (percent_text(0.931), "93%"),
+        (percent_text(0.0001), "under 1%"),
+        (percent_text(0.9999), "99%"),
+        (listed(["a"]), "a"),
+        (listed(["a", "b", "c"]), "a, b and c"),
+        (listed(list("abcdefghij")), "a, b, c and 7 more"),
+    ],
+)
+def test_quantities_read_well(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,260 @@
+"""Plans: who holds what, what it will take, and what is missing when nobody can."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine
+
+from share_compute.errors import PlanInfeasible, UserError
+from share_compute.planning.plan import Plan, make_plan
+from share_compute.planning.planner import microbatch_choices, solve
+from share_compute.planning.profile import LayerProfile, ModelProfile
+from share_compute.topology import Contributor, Device, Link, Topology
+
+SIMPLE = ["uniform", "memory_weighted", "compute_weighted"]
+SEARCHING = ["auto", "dynamic_programming", "recursive"]
+
+
+def layers(plan: Plan) -> list[int]:
+    return [pool.stop - pool.start for pool in plan.pools]
+
+
+def names(plan: Plan) -> list[list[str]]:
+    return [[member.name for member in pool.members] for pool in plan.pools]
+
+
+class TestSimpleStrategies:
+    def test_layers_follow_measured_speed(self) -> None:
+        plan = make_plan(
+            job(strategy="compute_weighted"),
+            lan(machine("slow", 20), machine("fast", 60), machine("middle", 40)),
+            PROFILE,
+        )
+        assert names(plan) == [["slow"], ["fast"], ["middle"]]
+        assert layers(plan) == [2, 6, 4]
+
+    def test_the_slowest_are_idle_when_fewer_pools_are_asked_for(self) -> None:
+        topology = lan(machine("a", 1), machine("b", 9), machine("c", 5))
+        plan = make_plan(job(strategy="uniform", pools=2), topology, PROFILE)
+        assert [idle.name for idle in plan.idle] == ["a"]
+        assert "asks for 2 pools of 1 machine" in plan.idle[0].reason
+
+    def test_members_of_a_pool_share_its_microbatches(self) -> None:
+        topology = lan(*(machine(name) for name in "abcd"))
+        plan = make_plan(job(strategy="uniform", pools=2, members_per_pool=2), topology, PROFILE)
+        assert plan.pool_sizes == [2, 2]
+        for pool in plan.pools:
+            assert [member.microbatches for member in pool.members] == [(0, 1), (2, 3)]
+
+    def test_a_faster_member_gets_more_microbatches(self) -> None:
+        topology = lan(machine("fast", 60), machine("slow", 20))
+        plan = make_plan(job(strategy="uniform", pools=1, members_per_pool=2), topology, PROFILE)
+        assert {member.name: member.microbatches for member in plan.pools[0].members} == {
+            "fast": (0, 1, 2),
+            "slow": (3,),
+        }
+        assert plan.shares == ((3, 1),)
+
+    @settings(max_examples=40)
+    @given(st.lists(st.floats(0.1, 1000), min_size=1, max_size=9), st.sampled_from(SIMPLE))
+    def test_every_layer_is_held_exactly_once(self, speeds: list[float], strategy: str) -> None:
+        topology = lan(*(machine(f"m{index}", speed) for index, speed in enumerate(speeds)))
+        plan = make_plan(job(strategy=strategy), topology, PROFILE)
+        assert [layer for pool in plan.pools for layer in range(pool.start, pool.stop)] == list(range(12))
+        assert sum(pool.parameters for pool in plan.pools) == PROFILE.parameters
+
+    def test_a_pool_does_not_mix_kinds_of_devices(self) -> None:
+        topology = lan(machine("a", 99, kind="cuda"), machine("b"), machine("c"))
+        with pytest.raises(PlanInfeasible, match="mix machines with and without GPU"):
+            make_plan(job(strategy="uniform", pools=1, members_per_pool=2), topology, PROFILE)
+
+    def test_a_dead_link_between_neighbours_is_named(self) -> None:
+        topology = Topology((machine("a"), machine("b")), (Link("a", "b", 1e-3, 0.0),))
+        with pytest.raises(PlanInfeasible, match="a to b") as caught:
+            make_plan(job(strategy="uniform"), topology, PROFILE)
+        assert "auto" in str(caught.value.mend)
+        assert len(make_plan(job(), topology, PROFILE).pools) == 1
+
+
+class TestSearchingStrategies:
+    @pytest.mark.parametrize("strategy", SEARCHING)
+    def test_all_of_the_model_is_placed_within_memory(self, strategy: str) -> None:
+        topology = lan(
+            machine("a", 60, memory_bytes=2 * GIB), machine("b", 50, memory_bytes=2 * GIB), machine("c")
+        )
+        plan = make_plan(job(strategy=strategy), topology, PROFILE)
+        assert [layer for pool in plan.pools for layer in range(pool.start, pool.stop)] == list(range(12))
+        for pool in plan.pools:
+            assert sum(len(member.microbatches) for member in pool.members) == plan.microbatches
+            for member in pool.members:
+                assert member.memory_bytes <= topology[member.contributor_id].memory_bytes
+
+    def test_one_machine_alone_wins_where_links_are_slow(self) -> None:
+        topology = lan(machine("fast", 60), machine("slow", 50), bytes_per_s=1e4)
+        plan = make_plan(job(), topology, PROFILE)
+        assert names(plan) == [["fast"]]
+        assert [idle.name for idle in plan.idle] == ["slow"]
+
+    def test_auto_is_at_least_as_fast_as_every_other_strategy(self) -> None:
+        rng = random.Random(7)
+        for _ in range(12):
+            count, rate = rng.randint(2, 5), rng.choice([1e6, 1e7, 1e8])
+            topology = lan(*(machine(f"m{n}", rng.uniform(5, 90)) for n in range(count)), bytes_per_s=rate)
+            steps = {
+                strategy: make_plan(job(strategy=strategy), topology, PROFILE).prediction.step_s  # type: ignore[union-attr]
+                for strategy in [*SEARCHING, *SIMPLE]
+            }
+            assert min(steps.values()) == steps["auto"]
+
+    def test_as_many_pools_and_members_as_asked_for(self) -> None:
+        topology = lan(*(machine(name, 40 + index) for index, name in enumerate("abcd")))
+        assert make_plan(job(pools=3, members_per_pool=1), topology, PROFILE).pool_sizes == [1, 1, 1]
+        assert make_plan(job(pools=2, members_per_pool=2), topology, PROFILE).pool_sizes == [2, 2]
+
+    def test_a_prediction_stands_between_its_bound_and_the_simulation(self) -> None:
+        plan = make_plan(job(), lan(machine("a", 60), machine("b", 30)), PROFILE)
+        assert plan.prediction is not None
+        assert (
+            0
+            < plan.prediction.lower_bound_s
+            <= plan.prediction.formula_s
+            <= plan.prediction.step_s * (1 + 1e-9)
+        )
+        assert plan.prediction.samples_per_s == pytest.approx(16 / plan.prediction.step_s)
+        assert plan.prediction.tokens_per_s == pytest.approx(128 * plan.prediction.samples_per_s)
+        assert not plan.prediction.links_assumed
+
+    def test_the_same_input_gives_the_same_plan(self) -> None:
+        topology = lan(machine("a", 60), machine("b", 60), machine("c", 60))
+        assert make_plan(job(), topology, PROFILE) == make_plan(job(), topology, PROFILE)
+
+
+class TestMicrobatches:
+    def test_the_planner_chooses_a_divisor_of_the_batch(self) -> None:
+        plan = make_plan(job(microbatches=None), lan(machine("a", 60), machine("b", 50)), PROFILE)
+        assert 16 % plan.microbatches == 0
+        fixed = [
+            make_plan(job(microbatches=count), lan(machine("a", 60), machine("b", 50)), PROFILE).prediction
+            for count in (1, 2, 4, 8, 16)
+        ]
+        assert plan.prediction is not None
+        assert plan.prediction.step_s == min(each.step_s for each in fixed if each is not None)
+
+    def test_a_machine_alone_takes_the_largest_pieces_that_fit(self) -> None:
+        assert make_plan(job(microbatches=None), lan(machine("a")), PROFILE).microbatches == 1
+        tight = make_plan(job(microbatches=None), lan(machine("a", memory_bytes=3 * GIB)), PROFILE)
+        assert tight.microbatches > 1
+
+    @given(st.integers(1, 5000), st.integers(1, 4))
+    def test_few_numbers_are_tried_from_end_to_end(self, batch: int, members: int) -> None:
+        spec = job(microbatches=None, training={"batch_size": batch}, members_per_pool=members)
+        choices = microbatch_choices(spec)
+        assert 1 <= len(choices) <= 6
+        assert choices == sorted(set(choices))
+        assert choices[-1] == batch
+        assert all(batch % choice == 0 and choice >= min(members, batch) for choice in choices)
+
+
+class TestUnmeasured:
+    def test_all_machines_count_as_alike_when_none_was_measured(self) -> None:
+        plan = make_plan(job(members_per_pool=1), lan(*(machine(name, 0) for name in "abc")), PROFILE)
+        assert len(plan.pools) == 3
+        assert max(layers(plan)) - min(layers(plan)) <= 3
+        assert plan.prediction is None
+
+    @pytest.mark.parametrize("strategy", ["auto", "uniform"])
+    def test_some_without_speed_are_left_out_with_a_reason(self, strategy: str) -> None:
+        plan = make_plan(job(strategy=strategy), lan(machine("a"), machine("b", 0)), PROFILE)
+        assert names(plan) == [["a"]]
+        assert plan.idle[0].name == "b"
+        assert "not measured" in plan.idle[0].reason
+
+    def test_links_that_nobody_measured_are_said_to_be_assumed(self) -> None:
+        plan = make_plan(job(pools=2, members_per_pool=1), Topology((machine("a"), machine("b"))), PROFILE)
+        assert plan.prediction is not None
+        assert plan.prediction.links_assumed
+
+
+class TestInfeasible:
+    def test_missing_memory_is_said_in_bytes_with_what_would_fit(self) -> None:
+        topology = lan(machine("a", memory_bytes=GIB), machine("b", memory_bytes=GIB))
+        with pytest.raises(PlanInfeasible, match=r"GiB \(\d+ bytes\) are missing") as caught:
+            make_plan(job(), topology, PROFILE)
+        details = caught.value.details
+        assert details["missing_bytes"] == details["needed_bytes"] - details["lent_bytes"] > 0
+        assert details["would_fit"]
+        assert caught.value.mend == details["would_fit"][0]
+
+    def test_remedies_that_are_named_do_help(self) -> None:
+        size = int(2.2 * GIB)
+        with pytest.raises(PlanInfeasible) as caught:
+            make_plan(job(microbatches=16), lan(machine("a", memory_bytes=size)), PROFILE)
+        remedies = " / ".join(caught.value.details["would_fit"])
+        assert "training.optimizer.name: sgd" in remedies
+        sgd = {"optimizer": {"name": "sgd"}}
+        make_plan(job(microbatches=16, training=sgd), lan(machine("a", memory_bytes=size)), PROFILE)
+        assert "one more machine like a" in remedies
+        twins = lan(machine("a", memory_bytes=size), machine("b", memory_bytes=size))
+        make_plan(job(microbatches=16), twins, PROFILE)
+
+    def test_a_machine_that_is_too_small_for_its_share_is_named(self) -> None:
+        topology = lan(machine("large"), machine("small", memory_bytes=GIB))
+        with pytest.raises(PlanInfeasible, match="small lacks") as caught:
+            make_plan(job(strategy="uniform"), topology, PROFILE)
+        assert set(caught.value.details["missing_by_machine"]) == {"small"}
+        assert make_plan(job(), topology, PROFILE).pools[0].members[0].name == "large"
+
+    @pytest.mark.parametrize("strategy", ["auto", "uniform"])
+    def test_too_few_machines_layers_and_microbatches(self, strategy: str) -> None:
+        topology = lan(machine("a"), machine("b"))
+        with pytest.raises(PlanInfeasible, match="3 pools of 1 need 3 machines; 2 are ready"):
+            make_plan(job(strategy=strategy, pools=3), topology, PROFILE)
+        with pytest.raises(PlanInfeasible, match="cannot share 12 layers"):
+            make_plan(job(strategy=strategy, pools=13), topology, PROFILE)
+        with pytest.raises(PlanInfeasible, match="no machine is ready"):
+            make_plan(job(strategy=strategy), Topology(()), PROFILE)
+
+    def test_machines_without_links_that_need_each_other(self) -> None:
+        pair = (machine("a", memory_bytes=2 * GIB), machine("b", memory_bytes=2 * GIB))
+        topology = Topology(pair, (Link("a", "b", 1e-3, 0.0),))
+        with pytest.raises(PlanInfeasible, match="no usable links") as caught:
+            make_plan(job(microbatches=16), topology, PROFILE)
+        assert caught.value.mend
+
+    def test_a_model_without_parameters_is_refused(self) -> None:
+        empty = ModelProfile(layers=(LayerProfile(parameters=0),))
+        with pytest.raises(UserError, match="no parameters"):
+            make_plan(job(), lan(machine("a")), empty)
+
+
+def test_a_model_of_one_layer_stays_on_one_machine() -> None:
+    plan = make_plan(
+        job(members_per_pool=1), lan(machine("a", 40), machine("b", 60)), ModelProfile(layers=(LAYER,))
+    )
+    assert names(plan) == [["b"]]
+    assert plan.idle[0].name == "a"
+
+
+def test_a_gpu_counts_alone() -> None:
+    both = Contributor(
+        "a",
+        "a",
+        (
+            Device("cpu", "cpu", 64 * GIB, {"float32": 1e11}),
+            Device("cuda", "gpu", 8 * GIB, {"float32": 1e13}),
+        ),
+    )
+    assert both.memory_bytes == 8 * GIB
+    assert both.flops_per_s() == 1e13
+
+
+def test_a_solution_knows_its_layout_and_its_timeline() -> None:
+    solution = solve(job(pools=2, members_per_pool=1), lan(machine("a"), machine("b")), PROFILE, 3, {})
+    assert solution.plan.epoch == 3
+    assert [pool.start for pool in solution.layout.pools] == [pool.start for pool in solution.plan.pools]
+    assert solution.timeline is not None
+    assert len(solution.timeline.cells) == 2 * 2 * 4

@@ -1,0 +1,93 @@
+"""Dry runs: the plan with its timeline, other strategies, islands and serving."""
+
+from __future__ import annotations
+
+import pytest
+from tests.platform.planning.models import GIB, PROFILE, job, lan, machine
+
+from share_compute.errors import PlanInfeasible, UserError
+from share_compute.planning.partitioning import strategy_names
+from share_compute.planning.plan import make_plan
+from share_compute.planning.report import PlanReport, dry_run
+from share_compute.planning.workload import ServingWorkload
+from share_compute.topology import Link, Topology
+
+TOPOLOGY = lan(machine("a", 60), machine("b", 40), machine("c", 10))
+
+
+def test_it_is_the_plan_that_a_job_would_get() -> None:
+    report = dry_run(job(), TOPOLOGY, PROFILE)
+    assert report.plan == make_plan(job(), TOPOLOGY, PROFILE)
+    assert report.alternatives == ()
+    assert (report.islands, report.serving) == (None, None)
+    assert PlanReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_the_timeline_has_every_cell_once_and_ends_within_the_step() -> None:
+    report = dry_run(job(pools=2, members_per_pool=1, microbatches=8), TOPOLOGY, PROFILE)
+    cells = {(cell.pool, cell.microbatch, cell.kind) for cell in report.timeline}
+    assert len(cells) == len(report.timeline) == 2 * 8 * 2
+    assert report.plan.prediction is not None
+    assert max(cell.stop_s for cell in report.timeline) <= report.plan.prediction.step_s
+
+
+def test_a_timeline_with_too_many_cells_is_left_out() -> None:
+    many = job(microbatches=1100, training={"batch_size": 1100}, pools=2, members_per_pool=1)
+    assert dry_run(many, TOPOLOGY, PROFILE).timeline == ()
+
+
+def test_a_strategy_can_be_tried_in_place_of_the_jobs_own() -> None:
+    report = dry_run(job(), TOPOLOGY, PROFILE, strategy="uniform")
+    assert report.plan.strategy == "uniform"
+    with pytest.raises(UserError, match="unknown partitioning strategy"):
+        dry_run(job(), TOPOLOGY, PROFILE, strategy="unifrom")
+
+
+def test_all_strategies_stand_side_by_side_the_fastest_first() -> None:
+    report = dry_run(job(), TOPOLOGY, PROFILE, compare=True)
+    assert {one.strategy for one in report.alternatives} == set(strategy_names())
+    steps = [one.step_s for one in report.alternatives if one.step_s is not None]
+    assert steps == sorted(steps)
+    assert report.alternatives[0].step_s == report.plan.prediction.step_s  # type: ignore[union-attr]
+
+
+def test_a_strategy_that_finds_nothing_says_why() -> None:
+    topology = lan(machine("large"), machine("small", memory_bytes=GIB // 4))
+    report = dry_run(job(), topology, PROFILE, compare=True)
+    problems = {one.strategy: one.problem for one in report.alternatives}
+    assert "small lacks" in str(problems["uniform"])
+    assert problems["auto"] is None
+    assert report.alternatives[-1].problem is not None
+
+
+def test_regions_that_are_far_apart_may_train_as_islands() -> None:
+    names = "abcdef"
+    links = [
+        Link(one, other, *((5e-4, 1e8) if (one < "d") == (other < "d") else (0.05, 1e6)))
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
+    ]
+    topology = Topology(tuple(machine(name, 50) for name in names), tuple(links))
+    report = dry_run(job(microbatches=16), topology, PROFILE)
+    assert report.islands is not None
+    assert sorted(name for island in report.islands.islands for name in island.machines) == list(names)
+    assert all(
+        set(island.machines) <= set("abc") or set(island.machines) <= set("def")
+        for island in report.islands.islands
+    )
+    assert report.plan.prediction is not None
+    assert report.islands.samples_per_s > report.plan.prediction.samples_per_s
+
+
+def test_serving_is_told_too_and_alone_where_training_does_not_fit() -> None:
+    serving = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
+    both = dry_run(job(), TOPOLOGY, PROFILE, serving=serving)
+    assert both.serving is not None
+    assert both.plan != both.serving.plan
+    assert both.serving.first_token_s > both.serving.next_token_s > 0
+    small = lan(machine("a", memory_bytes=GIB))
+    only = dry_run(job(), small, PROFILE, serving=serving)
+    assert only.serving is not None
+    assert only.plan == only.serving.plan
+    with pytest.raises(PlanInfeasible):
+        dry_run(job(), lan(machine("a", memory_bytes=GIB // 64)), PROFILE, serving=serving)

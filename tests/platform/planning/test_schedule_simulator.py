@@ -1,0 +1,241 @@
+"""The event simulator of a step: by hand, by the textbook, and against the formula that bounds it."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.network import Network
+from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
+from share_compute.planning.workload import TrainingWorkload
+from share_compute.topology import Contributor, Device, Topology
+from share_compute.training.schedule import one_forward_one_backward
+
+
+def machine(index: int, speed: float, memory_rate: float = 0.0) -> Contributor:
+    device = Device("cpu", "cpu", 10**15, {"float32": speed}, memory_rate)
+    return Contributor(id=f"c{index}", name=f"c{index}", devices=(device,))
+
+
+def one_region(count: int, latency_s: float, bytes_per_s: float) -> Network:
+    return Network(np.zeros(count, dtype=np.int64), np.array([[latency_s]]), np.array([[bytes_per_s]]))
+
+
+def plain_cost(
+    layers: Sequence[tuple[float, float]],
+    *,
+    machines: int,
+    microbatches: int,
+    latency_s: float = 0.0,
+    carry_s: float = 0.0,
+    parameters: int = 0,
+    tied: int = 0,
+    memory_rate: float = 0.0,
+) -> TrainingCost:
+    """Machines of 1 FLOP/s, layers of (forward, backward) seconds, links that a microbatch keeps busy so long."""
+    profile = ModelProfile(
+        layers=tuple(
+            LayerProfile(
+                parameters=parameters,
+                forward_flops=Growth(forward),
+                backward_flops=Growth(backward),
+                boundary_numbers=Growth(250.0),
+            )
+            for forward, backward in layers
+        ),
+        tied=tied,
+    )
+    return TrainingCost(
+        profile=profile,
+        topology=Topology(tuple(machine(index, 1.0, memory_rate) for index in range(machines))),
+        network=one_region(machines, latency_s, 1000 / carry_s if carry_s else math.inf),
+        workload=TrainingWorkload(batch_size=microbatches, microbatches=microbatches),
+    )
+
+
+def row(cost: TrainingCost) -> Layout:
+    """One layer for each machine."""
+    count = cost.workload.microbatches
+    return Layout(
+        tuple(PoolLayout(index, index + 1, (index,), (count,)) for index in range(cost.num_machines))
+    )
+
+
+def spans(timeline: StepTimeline, pool: int, member: int = 0) -> list[tuple[str, float, float]]:
+    return [
+        (f"{cell.microbatch}{cell.kind}", cell.start_s, cell.stop_s)
+        for cell in timeline.cells
+        if (cell.pool, cell.member) == (pool, member)
+    ]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 8])
+@pytest.mark.parametrize("microbatches", [1, 2, 7, 32])
+def test_equal_stages_and_free_links_take_what_the_textbook_says(stages: int, microbatches: int) -> None:
+    cost = plain_cost([(1.0, 2.0)] * stages, machines=stages, microbatches=microbatches)
+    timeline = simulate_step(cost, row(cost))
+    assert timeline.step_s == (microbatches + stages - 1) * 3.0
+    assert cost.step_s(row(cost)) == timeline.step_s
+    assert timeline.busy_fractions == pytest.approx(
+        dict.fromkeys(range(stages), microbatches / (microbatches + stages - 1))
+    )
+
+
+def test_two_stages_over_a_link_by_hand() -> None:
+    cost = plain_cost([(1.0, 2.0)] * 2, machines=2, microbatches=2, latency_s=0.5, carry_s=1.0)
+    timeline = simulate_step(cost, row(cost))
+    assert spans(timeline, 0) == [("0F", 0, 1), ("1F", 1, 2), ("0B", 7, 9), ("1B", 10, 12)]
+    assert spans(timeline, 1) == [("0F", 2.5, 3.5), ("0B", 3.5, 5.5), ("1F", 5.5, 6.5), ("1B", 6.5, 8.5)]
+    # The second machine updates when word of the first has reached it.
+    assert timeline.step_s == 12.5
+    assert timeline.busy_fractions == {0: 6 / 12.5, 1: 6 / 12.5}
+
+
+def test_a_link_carries_one_tensor_after_the_other() -> None:
+    cost = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=3, carry_s=3.0)
+    arrivals = [start for name, start, _ in spans(simulate_step(cost, row(cost)), 1) if name.endswith("F")]
+    # Sent at 1, at 2, and when the first gradient is back: 4 -> 6 (backward) -> 9 (link) -> 10 -> 11.
+    assert arrivals == [4.0, 7.0, 14.0]
+
+
+def test_a_slow_first_stage_hides_the_trip_through_the_others() -> None:
+    cost = plain_cost([(5.0, 5.0), (1.0, 1.0)], machines=2, microbatches=4)
+    assert simulate_step(cost, row(cost)).step_s == 40.0
+    assert cost.step_s(row(cost)) == 40.0
+
+
+def test_members_share_microbatches_and_sum_their_gradients() -> None:
+    # 4 Mi parameters: 16 MiB of gradients in 2 buckets; the ring moves 2 * 1/2 * 16 MiB.
+    parameters, rate = 4 * 2**20, 2.0**20
+    cost = plain_cost([(1.0, 2.0)], machines=2, microbatches=4, parameters=parameters, carry_s=1000 / rate)
+    pools = Layout((PoolLayout(0, 1, (0, 1), (2, 2)),))
+    timeline = simulate_step(cost, pools)
+    assert cost.ring_s(pools.pools[0]) == 16.0
+    # Both start their last backward at 4 and end it at 6: 4 + 16 is later than 6 + 16 / 2.
+    assert timeline.step_s == 20.0
+    assert cost.step_s(pools) == 20.0
+
+
+def test_a_tied_weight_is_exchanged_between_first_and_last_pool() -> None:
+    without = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25)
+    tied = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25, tied=10**6)
+    # 4 MB over 1 MB/s and one latency; then the other hears of it, as it did without.
+    assert simulate_step(tied, row(tied)).step_s == pytest.approx(
+        simulate_step(without, row(without)).step_s + 4.25
+    )
+    alone = solo(0, 2, 1)
+    assert simulate_step(tied, alone).step_s == simulate_step(without, alone).step_s
+
+
+def test_the_update_is_part_of_the_step() -> None:
+    cost = plain_cost([(1.0, 2.0)], machines=1, microbatches=2, parameters=1000, memory_rate=28_000.0)
+    timeline = simulate_step(cost, solo(0, 1, 2))
+    assert (
+        timeline.step_s == 7.0
+    )  # 7 passes over 4000 bytes at 28 kB/s; reading weights takes less than computing
+    assert timeline.busy_fractions == {0: 1.0}
+
+
+def test_what_never_arrives_takes_forever() -> None:
+    cost = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=2)
+    cut = TrainingCost(cost.profile, cost.topology, one_region(2, 0.001, 0.0), cost.workload)
+    timeline = simulate_step(cut, row(cut))
+    assert timeline.step_s == math.inf
+    assert timeline.busy_fractions == {0: 0.0, 1: 0.0}
+
+
+def random_cost(draw: random.Random) -> TrainingCost:
+    machines, microbatches = draw.randrange(1, 7), draw.randrange(1, 17)
+    regions = draw.randrange(1, machines + 1)
+    latency = np.array([[draw.uniform(0, 0.1) for _ in range(regions)] for _ in range(regions)])
+    rate = np.array([[10 ** draw.uniform(3.5, 7) for _ in range(regions)] for _ in range(regions)])
+    layers = tuple(
+        LayerProfile(
+            parameters=draw.randrange(1000, 10_000_000),
+            forward_flops=Growth(draw.uniform(1, 2)),
+            backward_flops=Growth(draw.uniform(1, 4)),
+            boundary_numbers=Growth(draw.uniform(1, 1e4)),
+        )
+        for _ in range(draw.randrange(1, 9))
+    )
+    return TrainingCost(
+        ModelProfile(layers=layers, tied=draw.choice([0, 1000])),
+        Topology(tuple(machine(index, draw.uniform(1, 10), 1e9) for index in range(machines))),
+        Network(
+            np.array([draw.randrange(regions) for _ in range(machines)]),
+            (latency + latency.T) / 2,
+            (rate + rate.T) / 2,
+        ),
+        TrainingWorkload(microbatches, microbatches),
+    )
+
+
+def random_layout(draw: random.Random, cost: TrainingCost) -> Layout:
+    """Pools of any sizes; members behind the first pool stand alone, as the formula says where it is no bound."""
+    layers, machines = cost.num_layers, list(range(cost.num_machines))
+    draw.shuffle(machines)
+    pools = draw.randrange(1, min(layers, len(machines)) + 1)
+    cuts = [0, *sorted(draw.sample(range(1, layers), pools - 1)), layers]
+    widest = min(len(machines) - pools + 1, cost.workload.microbatches)
+    size = draw.randrange(1, widest + 1)
+    groups = [tuple(machines[:size]), *((machines[size + index],) for index in range(pools - 1))]
+    built = []
+    for group, (start, stop) in zip(groups, pairwise(cuts), strict=True):
+        members = group
+        shares = cost.shares(members, start, stop)
+        # A member that is too slow for a share stays out.
+        while shares is None:
+            slowest = max(members, key=lambda member: cost.cell_s(member, start, stop))
+            members = tuple(member for member in members if member != slowest)
+            shares = cost.shares(members, start, stop)
+        built.append(PoolLayout(start, stop, members, shares))
+    return Layout(tuple(built))
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32))
+def test_no_schedule_is_faster_than_the_formula(seed: int) -> None:
+    draw = random.Random(seed)
+    cost = random_cost(draw)
+    layout = random_layout(draw, cost)
+    timeline = simulate_step(cost, layout)
+    assert timeline.step_s >= cost.step_s(layout) * (1 - 1e-9)
+    assert all(0 < share <= 1 + 1e-9 for share in timeline.busy_fractions.values())
+    assert set(timeline.busy_fractions) == set(layout.machines)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32))
+def test_members_keep_the_order_of_the_real_schedule(seed: int) -> None:
+    draw = random.Random(seed)
+    cost = random_cost(draw)
+    layout = random_layout(draw, cost)
+    timeline = simulate_step(cost, layout)
+    shares = [pool.shares for pool in layout.pools]
+    for index, pool in enumerate(layout.pools):
+        for member in range(len(pool.members)):
+            ran = spans(timeline, index, member)
+            assert [name for name, _, _ in ran] == [
+                str(action) for action in one_forward_one_backward(shares, index, member)
+            ]
+            assert all(stop <= start for (_, _, stop), (_, start, _) in pairwise(ran))
+
+
+def test_a_thousand_pools_are_laid_out_in_seconds() -> None:
+    cost = plain_cost([(1.0, 2.0)] * 1000, machines=1000, microbatches=64)
+    begun = time.process_time()
+    timeline = simulate_step(cost, row(cost))
+    assert time.process_time() - begun < 10
+    assert len(timeline.cells) == 2 * 64 * 1000
+    assert timeline.step_s == (64 + 1000 - 1) * 3.0

@@ -1,0 +1,248 @@
+"""The search: equal to brute force where that can be listed, never worse than simple layouts, and well behaved."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pytest
+from tests.platform.planning.brute_force import best, groups_in_order, ordered_groups
+from tests.platform.planning.instances import instance
+
+from share_compute.planning.bound import lower_bound_s
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.network import Network
+from share_compute.planning.orders import orders, simple_layouts
+from share_compute.planning.search import Found, search
+from share_compute.planning.workload import TrainingWorkload
+from share_compute.topology import Contributor, Device, Topology
+
+METHODS: tuple[Literal["auto", "dynamic_programming", "recursive"], ...] = (
+    "auto",
+    "dynamic_programming",
+    "recursive",
+)
+
+
+def small(seed: int) -> TrainingCost:
+    """Return an instance that brute force can list: most of up to 4 machines x 7 layers, some of 6 machines."""
+    draw = random.Random(seed)
+    machines = draw.choices((1, 2, 3, 4, 5, 6), (2, 5, 8, 8, 2, 0.4))[0]
+    return instance(seed, machines=machines, layers=draw.randrange(1, {5: 6, 6: 5}.get(machines, 8)))
+
+
+def check(cost: TrainingCost, found: list[Found]) -> None:
+    """Assert what holds of every result."""
+    assert [each.step_s for each in found] == sorted(each.step_s for each in found)
+    assert len({each.layout for each in found}) == len(found)
+    for each in found:
+        pools = each.layout.pools
+        assert math.isfinite(each.step_s)
+        assert each.step_s == cost.step_s(each.layout)
+        assert cost.fits(each.layout)
+        assert pools[0].start == 0
+        assert pools[-1].stop == cost.num_layers
+        assert all(left.stop == right.start for left, right in pairwise(pools))
+        assert all(pool.start < pool.stop for pool in pools)
+        assert len(set(each.layout.machines)) == len(each.layout.machines)
+        for pool in pools:
+            assert cost.may_pool(pool.members)
+            assert sum(pool.shares) == cost.workload.microbatches
+            assert min(pool.shares) >= 1
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_equal_to_brute_force_over_all_layouts_and_over_one_order(block: int) -> None:
+    for seed in range(block * 55, block * 55 + 55):
+        cost = small(seed)
+        found = search(cost)
+        check(cost, found)
+        machines = range(cost.num_machines)
+        smallest, _ = best(cost, ordered_groups(frozenset(machines)))
+        assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-9), seed
+        assert all(each.exact == (index == 0) for index, each in enumerate(found)), seed
+        able = [machine for machine in machines if math.isfinite(cost.cell_s(machine, 0, cost.num_layers))]
+        in_order, _ = best(cost, groups_in_order(able))
+        row = search(cost, method="dynamic_programming")
+        check(cost, row)
+        assert (row[0].step_s if row else math.inf) == pytest.approx(in_order, rel=1e-9), seed
+        assert lower_bound_s(cost) <= smallest * (1 + 1e-9), seed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_many_pools_and_members_as_asked_for(seed: int) -> None:
+    cost = small(seed)
+    every = list(ordered_groups(frozenset(range(cost.num_machines))))
+    for pools, members in ((2, None), (None, 1), (2, 1), (None, 2), (3, None), (1, 2)):
+        found = search(cost, pools=pools, members_per_pool=members)
+        check(cost, found)
+        asked = (
+            groups
+            for groups in every
+            if (pools is None or len(groups) == pools)
+            and (members is None or all(len(group) == members for group in groups))
+        )
+        smallest, _ = best(cost, asked)
+        assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-9)
+        for each in found:
+            assert pools is None or len(each.layout.pools) == pools
+            assert members is None or {len(pool.members) for pool in each.layout.pools} == {members}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_deterministic(seed: int, method: Literal["auto", "dynamic_programming", "recursive"]) -> None:
+    first = search(instance(seed, machines=14, layers=10), method=method)
+    check(instance(seed, machines=14, layers=10), first)
+    assert search(instance(seed, machines=14, layers=10), method=method) == first
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_another_machine_never_makes_the_plan_slower(seed: int) -> None:
+    cost = instance(seed, machines=7, layers=10)
+    times = []
+    for count in range(1, 8):
+        fewer = dataclasses.replace(
+            cost,
+            topology=Topology(cost.topology.contributors[:count]),
+            network=dataclasses.replace(cost.network, region=cost.network.region[:count]),
+        )
+        found = search(fewer)
+        assert not found or found[0].exact
+        times.append(found[0].step_s if found else math.inf)
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_twice_the_speed_of_everything_is_half_the_time(seed: int) -> None:
+    cost = dataclasses.replace(instance(seed, machines=6, layers=8), timings={})
+
+    def doubled(machine: Contributor) -> Contributor:
+        device = machine.devices[0]
+        rates = {dtype: 2 * rate for dtype, rate in device.flops_per_s.items()}
+        faster = dataclasses.replace(
+            device, flops_per_s=rates, memory_bytes_per_s=2 * device.memory_bytes_per_s
+        )
+        return dataclasses.replace(machine, devices=(faster,))
+
+    twice = dataclasses.replace(
+        cost,
+        topology=Topology(tuple(doubled(machine) for machine in cost.topology.contributors)),
+        network=Network(cost.network.region, cost.network.latency_s / 2, cost.network.bytes_per_s * 2),
+    )
+    before, after = search(cost), search(twice)
+    assert len(before) == len(after)
+    assert [each.step_s / 2 for each in before[:1]] == pytest.approx([each.step_s for each in after[:1]])
+    assert lower_bound_s(twice) == pytest.approx(lower_bound_s(cost) / 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_slower_than_any_simple_layout_on_more_machines(seed: int) -> None:
+    cost = instance(seed, machines=18, layers=20)
+    found = search(cost)
+    check(cost, found)
+    rates = dict.fromkeys(range(18), 1.0)
+    usable = {machine: 1.0 for machine in rates if np.isfinite(cost.forward_s[machine, -1])}
+    simple = [
+        cost.step_s(layout)
+        for order in orders(cost, usable)
+        for layout in simple_layouts(cost, order, usable)
+        if cost.fits(layout)
+    ]
+    assert min(simple, default=math.inf) >= (found[0].step_s if found else math.inf)
+    assert not found or found[0].step_s >= lower_bound_s(cost) * (1 - 1e-9)
+
+
+def test_finalists_differ_in_the_number_of_pools() -> None:
+    cost = instance(12, machines=8, layers=12, microbatches=8)
+    found = search(cost, finalists=6)
+    assert 1 < len(found) <= 6
+    assert len({len(each.layout.pools) for each in found}) > 1
+
+
+def fleet(
+    *speeds: float, memory_bytes: int = 10**15, region: tuple[int, ...] = (), rate: float = 1e9
+) -> TrainingCost:
+    """Return 4 equal layers on machines of these speeds; regions are joined by links of ``rate`` bytes/s."""
+    base = instance(3, machines=1, layers=4, microbatches=4)
+    layers = (base.profile.layers[0],) * 4
+    count = max(region, default=0) + 1
+    return TrainingCost(
+        base.profile.model_copy(update={"layers": layers}),
+        Topology(
+            tuple(
+                Contributor(str(at), str(at), (Device("cpu", "cpu", memory_bytes, {"float32": speed}),))
+                for at, speed in enumerate(speeds)
+            )
+        ),
+        Network(
+            np.array(region or [0] * len(speeds), dtype=np.int64),
+            np.zeros((count, count)),
+            np.where(np.eye(count) > 0, 1e9, rate),
+        ),
+        TrainingWorkload(4, 4),
+    )
+
+
+def test_zero_machines() -> None:
+    cost = fleet()
+    assert search(cost) == []
+    assert lower_bound_s(cost) == math.inf
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_machines_without_speed_or_memory_hold_nothing(
+    method: Literal["auto", "dynamic_programming", "recursive"],
+) -> None:
+    assert search(fleet(0.0, 0.0), method=method) == []
+    assert search(fleet(math.nan, math.inf, -1.0), method=method) == []
+    assert search(fleet(1.0, 1.0, memory_bytes=0), method=method) == []
+    found = search(fleet(0.0, 2.0, math.nan), method=method)
+    assert found[0].layout == Layout((PoolLayout(0, 4, (1,), (4,)),))
+
+
+def test_what_fits_nowhere_is_not_found() -> None:
+    assert search(fleet(1.0, 1.0, memory_bytes=1000)) == []
+
+
+def test_regions_that_nothing_joins_are_planned_apart() -> None:
+    cost = fleet(1.0, 4.0, 4.0, 1.0, region=(0, 1, 1, 0), rate=0.0)
+    found = search(cost)
+    check(cost, found)
+    assert set(found[0].layout.machines) == {1, 2}
+    assert found[0].exact
+
+
+def test_one_machine_alone_wins_over_a_slow_link() -> None:
+    found = search(fleet(2.0, 2.0, region=(0, 1), rate=1e-3))
+    assert [pool.members for pool in found[0].layout.pools] == [(0,)]
+
+
+def test_one_layer_is_shared_by_members_of_one_pool() -> None:
+    cost = fleet(1.0, 1.0)
+    single = dataclasses.replace(
+        cost, profile=cost.profile.model_copy(update={"layers": cost.profile.layers[:1]})
+    )
+    found = search(single)
+    check(single, found)
+    assert found[0].layout.pools == (PoolLayout(0, 1, (0, 1), (2, 2)),)
+
+
+def test_more_pools_than_layers_or_members_than_microbatches_are_not_found() -> None:
+    cost = fleet(*[1.0] * 6)
+    assert search(cost, pools=5) == []
+    assert search(cost, members_per_pool=5) == []
+    assert search(cost, pools=4, members_per_pool=2) == []
+
+
+def test_ten_thousand_machines_do_not_explode() -> None:
+    draw = random.Random(0)
+    cost = fleet(*[draw.uniform(1, 8) for _ in range(10_000)], region=tuple(range(20)) * 500)
+    found = search(cost)
+    check(cost, found)
+    assert found[0].step_s >= lower_bound_s(cost) * (1 - 1e-9)
