@@ -159,7 +159,7 @@ def probe(node_ids: list[str]) -> Topology:
         text = ray.get(actor.probe.remote(memory_bytes=MEMORY_BYTES, cpu_threads=1, device="cpu"))
         ray.kill(actor)
         machines.append(
-            Contributor(f"c{place}", f"machine-{place}", read_devices(text), 1, node, "127.0.0.1")
+            Contributor(f"c{place}", f"machine-{place}", read_devices(text), 1, node, f"127.0.0.{place + 1}")
         )
     return Topology(tuple(machines), tuple(measure_links([machine.id for machine in machines])))
 

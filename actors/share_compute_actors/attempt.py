@@ -77,8 +77,9 @@ class TrainingAttempt:
                 loop = TrainingLoop(spec, plan, facts, crew, self._tell, reality.observe)
                 loop.run(lambda step: self._checkpoint(library, crew, facts, step))
             for me, share in loop.busy_fractions().items():
+                rest = "other machines and for the server" if len(crew.names) > 1 else "the server"
                 self._note(
-                    f"{crew.names[me]} computed {share:.0%} of the time, and waited for others the rest"
+                    f"{crew.names[me]} computed {share:.0%} of the time; the rest went into waiting for {rest}"
                 )
             self._save_result(library, crew, facts, total)
             return AttemptEnded(outcome="succeeded", reason=f"{total} steps done")

@@ -47,7 +47,7 @@ _SILENCE_S = 30.0
 """A stream sends a sign of life every 10 s; after this much silence the connection is taken for lost."""
 _LONGEST_PAUSE_S = 5.0
 _PLAN_TIMEOUT_S = 300.0
-"""The server gives a plan up before this."""
+"""The server gives a plan up before this, the wait for its turn included."""
 
 
 class Client:

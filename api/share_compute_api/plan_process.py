@@ -18,8 +18,12 @@ from share_compute_api.schemas import PlanRequest
 from share_compute_api.transport import error_of
 
 _AT_ONCE = 2
+_MOST_UNDER_WAY = 16
 _TIMEOUT_S = 240.0
+_MEMORY_BYTES = 4 * 2**30
+"""Torch and its libraries take about half a GiB of it."""
 _SHOWN_CHARACTERS = 4000
+_ALONE = "plan on your own: share-compute plan --topology FILE"
 _log = logging.getLogger(__name__)
 
 
@@ -28,12 +32,22 @@ class PlanProcesses:
 
     Args:
         at_once: processes that may run at one time.
-        timeout_s: longest time that a plan may take, without the wait for its turn.
+        most_under_way: plans that may be made or wait for their turn; more are refused.
+        timeout_s: longest time that a plan may take, with the wait for its turn.
+        memory_bytes: most memory that a process may take (Linux).
     """
 
-    def __init__(self, at_once: int = _AT_ONCE, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        at_once: int = _AT_ONCE,
+        most_under_way: int = _MOST_UNDER_WAY,
+        timeout_s: float = _TIMEOUT_S,
+        memory_bytes: int = _MEMORY_BYTES,
+    ) -> None:
         self._turns = asyncio.Semaphore(at_once)
+        self._most_under_way = most_under_way
         self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
         self.under_way = 0
         """Requests whose plan is being made, or waits for its turn."""
 
@@ -46,7 +60,7 @@ class PlanProcesses:
 
         Raises:
             ShareComputeError: what the planner raised.
-            Unavailable: it took too long, or its process died.
+            Unavailable: too many wait already, it took too long or too much memory, or its process died.
         """
         self.under_way += 1
         work = asyncio.ensure_future(self._in_turn(request))
@@ -62,21 +76,34 @@ class PlanProcesses:
                     await task
 
     async def _in_turn(self, request: PlanRequest) -> PlanReport:
-        async with self._turns:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    status, answer, complaints = await _run(request.model_dump_json().encode())
-            except TimeoutError:
+        if self.under_way > self._most_under_way:
+            raise Unavailable(
+                f"{self.under_way - 1} plans are being made or wait for their turn",
+                mend=f"ask again in a minute, or {_ALONE}",
+            )
+        has_begun = False
+        try:
+            async with asyncio.timeout(self._timeout_s), self._turns:
+                has_begun = True
+                status, answer, complaints = await _run(
+                    request.model_dump_json().encode(), self._memory_bytes
+                )
+        except TimeoutError:
+            if not has_begun:
                 raise Unavailable(
-                    f"no plan was found within {self._timeout_s:g} s",
-                    mend="ask for fewer machines or pools, or plan on your own: share-compute plan --topology FILE",
+                    f"the plans of others took all of {self._timeout_s:g} s",
+                    mend=f"ask again in a minute, or {_ALONE}",
                 ) from None
+            raise Unavailable(
+                f"no plan was found within {self._timeout_s:g} s",
+                mend=f"ask for fewer machines or pools, or {_ALONE}",
+            ) from None
         if status != 0:
             _log.error("a plan failed with status %d: %s", status, complaints[-_SHOWN_CHARACTERS:])
             if status < 0:
                 raise Unavailable(
                     f"the planner was ended by signal {-status}; it may have run out of memory",
-                    mend="try again, or plan on your own: share-compute plan --topology FILE",
+                    mend=f"try again, or {_ALONE}",
                 )
             raise ShareComputeError(
                 "the planner made a mistake", mend="look into the server's log, and report it"
@@ -87,11 +114,12 @@ class PlanProcesses:
         return PlanReport.model_validate(document["report"])
 
 
-async def _run(request: bytes) -> tuple[int, bytes, str]:
+async def _run(request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
     """Return the planner's exit status, its answer and what it complained about."""
-    command = tied([sys.executable, "-m", "share_compute_api.planning"])
-    # Nothing is looked up in the network: what a job names lies on this machine.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = tied([sys.executable, "-m", "share_compute_api.planning", str(memory_bytes)])
+    # Nothing is looked up in the network: what a job names lies on this machine. One thread each is enough for tables,
+    # and their stacks would count as memory on machines with many processors.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment
     )

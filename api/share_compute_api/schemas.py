@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from share_compute.jobs.states import ContributorState, JobState
+from share_compute.plain_text import PlainText
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store.records import (
@@ -79,7 +80,7 @@ class KeyRequest(StrictModel):
 
     model_config = _example(name="Ada's scripts")
 
-    name: str = Field(min_length=1, max_length=200)
+    name: PlainText = Field(min_length=1, max_length=200)
     """For whom or what it is."""
 
 
@@ -105,7 +106,7 @@ class InviteRequest(StrictModel):
 
     model_config = _example(label="laptop of Ada", expires_in_s=3600)
 
-    label: str | None = Field(default=None, max_length=200)
+    label: PlainText | None = Field(default=None, max_length=200)
     """For whom or what it is."""
     expires_in_s: float = Field(default=3600, gt=0, le=366 * 24 * 3600)
     """Seconds that it works for."""
@@ -162,7 +163,7 @@ class JoinRequest(StrictModel):
     clock: AwareDatetime
     """What its clock says; may differ by 30 s."""
     limits: Limits
-    host: str = Field(max_length=255)
+    host: PlainText = Field(max_length=255)
     """Its host name."""
 
 
@@ -194,7 +195,7 @@ class OnlineRequest(StrictModel):
     model_config = _example(node_id="f" * 56, address="192.0.2.7")
 
     node_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
-    address: str = Field(min_length=1, max_length=45)
+    address: PlainText = Field(min_length=1, max_length=45)
     """IP address that other members reach it at."""
 
 

@@ -31,12 +31,22 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _PlainDumper(yaml.SafeDumper):
+    """Puts in quotes what the reader would take for a number."""
+
+
 # YAML 1.1 takes 1e-5 for text, since it has no dot; everybody else takes it for a number.
-_PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+for _form in (_PlainLoader, _PlainDumper):
+    _form.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def write_yaml(data: Any) -> str:
+    """Return YAML text that `read_yaml` reads as the same data."""
+    return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(text: str, what: str) -> Any:

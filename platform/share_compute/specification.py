@@ -234,9 +234,9 @@ class TrainingSpec(SpecModel):
 
     steps: int = Field(default=100, ge=1, le=2**31 - 1)
     """Optimizer updates."""
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: int = Field(default=16, ge=1, le=2**20)
     """Samples in one step, over all machines."""
-    microbatches: int | None = Field(default=None, ge=1)
+    microbatches: int | None = Field(default=None, ge=1, le=2**20)
     """Pieces that a batch is cut into; each travels alone. Default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
     """Tokens in one sample of text."""

@@ -10,6 +10,10 @@ from typing import Literal
 
 DeviceKind = Literal["cpu", "cuda"]
 
+BASE_DTYPE = "float32"
+"""What members train in, and what every plan counts with."""
+DTYPES = (BASE_DTYPE, "bfloat16", "float16")
+"""Those whose speed a probe measures."""
 HEAD = "head"
 """Stands for the head in links; no contributor has this id."""
 MOST_LATENCY_S = 60.0
@@ -78,7 +82,7 @@ class Contributor:
         """Measured memory bandwidth of the device that a member works on, 0.0 where none was measured."""
         return self.device.memory_bytes_per_s if self.devices else 0.0
 
-    def flops_per_s(self, dtype: str = "float32") -> float:
+    def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
         """Measured speed of the device that a member works on, 0.0 where none was measured."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from share_compute import __version__
 from share_compute.errors import UserError
-from share_compute.plain_yaml import read_json, read_yaml
+from share_compute.plain_text import PlainText, plain
+from share_compute.plain_yaml import read_json, read_yaml, write_yaml
 from share_compute.specification import field_errors
-from share_compute.strict import StrictModel
+from share_compute.strict import StrictModel, nearest
 from share_compute.topology import (
+    BASE_DTYPE,
+    DTYPES,
     HEAD,
     MOST_BYTES,
     MOST_LATENCY_S,
@@ -36,6 +38,18 @@ KIND = "topology"
 _EXAMPLE = "start from examples/topologies/lan.yaml"
 
 
+def _bytes(value: Any) -> Any:
+    """Return a number of bytes as an integer: 16e9 is one."""
+    hint = "give the number of bytes, e.g. 8589934592 (8 GiB) or 8e9"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{hint}, not {value!r}")  # noqa: TRY004  # pydantic lets a TypeError through
+    if not 0 < value <= MOST_BYTES:
+        raise ValueError(f"{value:g} bytes is not more than 0 and at most 2^60; {hint}")
+    if value != int(value):
+        raise ValueError(f"{value!r} is not a whole number; {hint}")
+    return int(value)
+
+
 class _Entry(StrictModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -44,38 +58,53 @@ class DeviceEntry(_Entry):
     """One thing that computes, as measured or as a data sheet says."""
 
     kind: DeviceKind = "cpu"
-    name: str = Field(default="", max_length=200)
+    name: PlainText = Field(default="", max_length=200)
     """What people call it."""
-    memory_bytes: int = Field(gt=0, le=MOST_BYTES)
+    memory_bytes: Annotated[int, BeforeValidator(_bytes)] = Field(gt=0, le=MOST_BYTES)
     """Memory that its owner lends."""
-    flops_per_s: dict[str, float] = Field(min_length=1)
+    flops_per_s: dict[str, float] = Field(json_schema_extra={"minProperties": 1})
     """Dense matrix product, by dtype name: ``{float32: 5.1e10}``."""
     memory_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
     """Memory bandwidth of a copy, read plus write; 0 when it was not measured."""
 
-    @model_validator(mode="after")
-    def _speeds_are_possible(self) -> Self:
-        for dtype, speed in self.flops_per_s.items():
+    @field_validator("flops_per_s")
+    @classmethod
+    def _speeds_are_possible(cls, value: dict[str, float]) -> dict[str, float]:
+        for dtype, speed in value.items():
+            if dtype not in DTYPES:
+                guess = nearest(dtype, DTYPES)
+                hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(DTYPES)}"
+                raise ValueError(f"unknown dtype {dtype!r}; {hint}")
             if not 0 < speed <= MOST_PER_S:
-                raise ValueError(
-                    f"flops_per_s.{dtype} must be more than 0 and at most {MOST_PER_S:g}, not {speed:g}"
-                )
-        return self
+                raise ValueError(f"{dtype} must be more than 0 and at most {MOST_PER_S:g}, not {speed:g}")
+        if BASE_DTYPE not in value:
+            raise ValueError(f"the speed in {BASE_DTYPE} is missing, which plans are made from; add it")
+        return value
 
 
 class ContributorEntry(_Entry):
     """One machine."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: PlainText = Field(min_length=1, max_length=200)
     """What people call it; no two have the same."""
-    id: str | None = Field(default=None, min_length=1, max_length=200)
+    id: PlainText | None = Field(default=None, min_length=1, max_length=200)
     """What links call it; default: its name."""
-    address: str = Field(default="", max_length=255)
-    """IP address; machines with the same one are on one host."""
+    address: PlainText = Field(default="", max_length=255)
+    """Of its host, as an IP address or any other label; machines with the same one are on one host."""
     cpu_threads: int = Field(default=1, ge=1, le=65536)
     """Threads that its owner lends."""
-    devices: tuple[DeviceEntry, ...] = Field(min_length=1)
+    # pydantic's own least length counts a device that is wrong as missing, too.
+    devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
     """The fastest one counts."""
+
+    @field_validator("devices")
+    @classmethod
+    def _has_a_device(cls, value: tuple[DeviceEntry, ...]) -> tuple[DeviceEntry, ...]:
+        if not value:
+            raise ValueError(
+                "the machine has no device; give one, e.g. {memory_bytes: 16e9, flops_per_s: {float32: 2e11}}"
+            )
+        return value
 
     @property
     def key(self) -> str:
@@ -175,6 +204,8 @@ def check_kind(data: Any) -> dict[str, Any]:
     Raises:
         UserError: it is something else, or of another version.
     """
+    if data is None:
+        raise UserError("the topology is empty", mend=_EXAMPLE)
     if not isinstance(data, dict):
         raise UserError(f"a topology is a mapping of keys, not {type(data).__name__}", mend=_EXAMPLE)
     if data.get("kind") != KIND:
@@ -184,7 +215,13 @@ def check_kind(data: Any) -> dict[str, Any]:
             mend=f"give a topology, e.g. what `share-compute topology` writes; or {_EXAMPLE}",
         )
     version = data.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version is None:
+        raise UserError("the topology's version is missing", mend=f"add version: {VERSION}")
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise UserError(
+            f"a topology's version is a whole number, not {version!r}", mend=f"write version: {VERSION}"
+        )
+    if version != VERSION:
         raise UserError(
             f"this topology is of version {version!r}; share-compute {__version__} reads version {VERSION}",
             mend="write it again with `share-compute topology` of this release, or use the release that wrote it",
@@ -227,9 +264,7 @@ def describe_topology(topology: Topology) -> TopologyDocument:
 
     Devices whose speed was not measured, and machines without others, are left out: nothing can be predicted of them.
     """
-    measured = [
-        machine for machine in topology.contributors if any(device.flops_per_s for device in machine.devices)
-    ]
+    measured = [machine for machine in topology.contributors if any(map(_is_measured, machine.devices))]
     known = {machine.id for machine in measured} | {HEAD}
     return TopologyDocument(
         contributors=tuple(
@@ -241,13 +276,13 @@ def describe_topology(topology: Topology) -> TopologyDocument:
                 devices=tuple(
                     DeviceEntry(
                         kind=device.kind,
-                        name=device.name,
+                        name=plain(device.name),
                         memory_bytes=device.memory_bytes,
                         flops_per_s=device.flops_per_s,
                         memory_bytes_per_s=device.memory_bytes_per_s,
                     )
                     for device in machine.devices
-                    if device.flops_per_s
+                    if _is_measured(device)
                 ),
             )
             for machine in measured
@@ -265,13 +300,17 @@ def describe_topology(topology: Topology) -> TopologyDocument:
     )
 
 
+def _is_measured(device: Device) -> bool:
+    return BASE_DTYPE in device.flops_per_s
+
+
 def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", "json"] = "yaml") -> str:
     """Return the text of a topology file. JSON is read much faster when there are thousands of machines."""
     document = topology if isinstance(topology, TopologyDocument) else describe_topology(topology)
     data = {"kind": KIND, "version": VERSION, **document.model_dump(mode="json", exclude_defaults=True)}
     if form == "json":
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return write_yaml(data)
 
 
 def _shown(field: str, data: dict[str, Any]) -> str:
@@ -284,4 +323,4 @@ def _shown(field: str, data: dict[str, Any]) -> str:
         name = entry["name"] if parts[0] == "contributors" else f"{entry['source']} - {entry['target']}"
     except (LookupError, TypeError, ValueError):
         return field
-    return f"{field} ({name})"
+    return f"{field} ({plain(str(name))})"

@@ -55,7 +55,9 @@ def line(event: AttemptEvent) -> str:
 
 
 def test_measured_steps_stand_beside_predicted_ones() -> None:
-    assert step_times(measured(1.2)) == "step 1.50 s, predicted 1.20 s (+25%); pools busy 1.40 s of 1.10 s"
+    assert step_times(measured(1.2)) == (
+        "step 1.50 s, predicted 1.20 s (+25%); pools busy 93% (predicted 92%) of it"
+    )
     assert "measured at step 20" in line(measured(1.2))
 
 
@@ -73,7 +75,10 @@ def test_a_proposal_says_what_it_saves_and_where_layers_go() -> None:
 
 def test_every_machine_of_a_plan_has_its_reason() -> None:
     assert plan_lines(plan()) == [
-        ("predicted", "step 1.20 s, at most 20% above the best"),
+        (
+            "predicted",
+            "step 1.20 s; no plan takes less than 1.00 s; this one is 20.0% above, the best that was found",
+        ),
         ("bottleneck", "ada computes at 52 GFLOP/s"),
         ("ada", "holds layers 0-3: [fast]"),
         ("bob", "idle: its link carries 3.0 MB/s"),

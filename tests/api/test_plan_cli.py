@@ -25,6 +25,7 @@ from share_compute.topology import Device, Link
 from share_compute.topology_file import read_topology
 from share_compute_api.cli import report as reports
 from share_compute_api.cli.completion import complete_strategy
+from share_compute_api.cli.describe import idle_lines
 from share_compute_api.cli.picture import layers_over_machines, timeline
 from share_compute_api.cli.plan import _print_missing
 
@@ -61,16 +62,40 @@ def test_the_report_for_scripts(run: Run) -> None:
         "--topology",
         str(LAN),
         "--json",
-        "--strategy",
-        "uniform",
         "--objective",
         "latency",
         **NOWHERE,
     )
     assert done.returncode == 0, done.stderr
     found = PlanReport.model_validate_json(done.stdout)
-    assert found.plan.strategy == "uniform"
+    assert found.plan.prediction is not None
+    assert json.loads(done.stdout)["plan"]["prediction"]["gap"] == found.plan.prediction.gap
     assert found.serving is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--objective", "latency", "--compare"), "--compare means nothing for objective latency"),
+        (("--objective", "latency", "--strategy", "auto"), "--strategy means nothing"),
+        (("--concurrent", "4"), "--concurrent means nothing for objective training"),
+        (("--objective", "latency", "--next-token-limit", "1"), "--next-token-limit means nothing"),
+        (("--objective", "throughput", "--first-token-limit", "-1"), "--first-token-limit: "),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(run: Run, options: tuple[str, ...], message: str) -> None:
+    refused = run("plan", str(TINY), "--topology", str(LAN), "--json", *options, **NOWHERE)
+    assert message in error(refused)["detail"]
+    assert refused.returncode == 2
+
+
+def test_serving_that_does_not_fit_is_no_training_plan(run: Run) -> None:
+    options = ("--objective", "latency", "--concurrent", "1000000")
+    done = run("plan", str(TINY), "--topology", str(LAN), *options, **NOWHERE)
+    assert done.returncode == 6
+    assert done.stdout == ""
+    assert "serving 1000000 at a time" in done.stderr
+    assert "serve at most" in done.stderr
 
 
 def test_a_job_that_does_not_fit(run: Run, tmp_path: Path) -> None:
@@ -162,6 +187,7 @@ def plan(pools: int, members: int = 1, *, names: str = "machine") -> Plan:
                         name=f"{names}-{pool}-{member}",
                         microbatches=(member,),
                         memory_bytes=2**30,
+                        lent_bytes=2**31,
                         busy_fraction=0.5,
                         reason="it [is] fast",
                     )
@@ -214,6 +240,37 @@ class TestPictures:
         assert first.index("░") < second.index("░") < first.index("▓") < second.index("▓")
         assert "·" in first
 
+    def test_what_follows_the_last_cell_is_drawn_too(self) -> None:
+        made = plan(2)
+        assert made.prediction is not None
+        longer = made.model_copy(update={"prediction": made.prediction.model_copy(update={"step_s": 12.0})})
+        picture = timeline(longer, cells(2), Console(width=80)).plain.splitlines()
+        ends_at = max(cell.stop_s for cell in cells(2)) / 12.0
+        for row in picture[:2]:
+            assert row.count("+") == pytest.approx((1 - ends_at) * (80 - len("machine-0-0  ")), abs=1)
+            assert row.endswith("+")
+        assert picture[2].endswith("12.00 s")
+        assert "+ sums, update" in picture[3]
+
+    def test_reasons_stand_below_in_a_narrow_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        console = Console(width=50)
+        monkeypatch.setattr(reports, "console", console)
+        with console.capture() as capture:
+            reports.print_report(PlanReport(plan=plan(2)))
+        assert "machine-0-0: it [is] fast" in capture.get().splitlines()
+        assert max(map(len, capture.get().splitlines())) <= 50
+
+    def test_machines_with_one_reason_stand_together(self) -> None:
+        idle = [IdleMachine(contributor_id=f"{n}", name=f"m{n}", reason="it is slow") for n in range(9)]
+        other = IdleMachine(contributor_id="x", name="far", reason="its link is dead")
+        assert idle_lines([*idle, other]) == [
+            ("m0, m1, m2, m3, m4 and 4 more, each of them", "it is slow"),
+            ("far", "its link is dead"),
+        ]
+        many = [IdleMachine(contributor_id=f"{n}", name=f"m{n}", reason=f"reason {n}") for n in range(50)]
+        assert len(idle_lines(many)) == 41
+        assert idle_lines(many)[-1] == ("", "10 more reasons; --json has them all")
+
     def test_plain_letters_where_the_terminal_has_no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         console = Console(width=80)
         monkeypatch.setattr(Console, "encoding", "ascii")
@@ -230,9 +287,7 @@ class TestPictures:
             Alternative(strategy="memory_weighted", problem="laptop [x] lacks 3 bytes"),
         )
         with console.capture() as capture:
-            reports.print_report(
-                PlanReport(plan=plan(2), timeline=cells(2), alternatives=rows), {"0-0": 2**31}
-            )
+            reports.print_report(PlanReport(plan=plan(2), timeline=cells(2), alternatives=rows))
         text = capture.get()
         for expected in (
             "500.0 ms a step",
@@ -252,7 +307,7 @@ class TestPictures:
         console = Console(width=100)
         monkeypatch.setattr(reports, "console", console)
         with console.capture() as capture:
-            reports.print_report(PlanReport(plan=plan(500)), {})
+            reports.print_report(PlanReport(plan=plan(500)))
         assert "and 460 more; --json has them all" in capture.get()
         assert len(capture.get().splitlines()) < 100
 

@@ -18,7 +18,7 @@ import pytest
 
 from share_compute import __version__
 from share_compute.errors import NotAuthorized, PlanInfeasible, Unavailable, UserError, VerificationFailed
-from share_compute.planning.plan import Plan
+from share_compute.planning.plan import NOT_MEASURED, Plan
 from share_compute.planning.report import PlanReport
 from share_compute.specification import parse_job
 from share_compute.topology import HEAD, Device, Link
@@ -116,6 +116,19 @@ def test_a_dry_run_on_the_live_machines(plane: Any, client: Client) -> None:
     names = {member.name for pool in report.plan.pools for member in pool.members}
     assert names == {"ada", "grace"}
     assert report.plan.strategy == "uniform"
+
+
+def test_machines_that_were_not_measured_are_named_and_not_denied(plane: Any, http: httpx.Client) -> None:
+    unmeasured = Device("cpu", "unmeasured", 2**33)
+    arrive(plane, "grace", unmeasured)
+    document = problem(http.post("/plans", json={"job": llama()}), 422, "plan-infeasible")
+    assert "(grace), the speed of none was measured" in document["detail"]
+    assert document["details"] == {"machines_ready": 1}
+    arrive(plane, "ada")
+    report = PlanReport.model_validate(http.post("/plans", json={"job": llama(), "serving": {}}).json())
+    assert report.serving is not None
+    for made in (report.plan, report.serving.plan):
+        assert [(machine.name, machine.reason) for machine in made.idle] == [("grace", NOT_MEASURED)]
 
 
 def test_too_little_memory_tells_how_much_is_missing(http: httpx.Client) -> None:
@@ -289,6 +302,20 @@ class TestProcesses:
     def test_what_takes_too_long_is_ended(self) -> None:
         with pytest.raises(Unavailable, match=r"within 0\.05 s"):
             self.plan(PlanProcesses(timeout_s=0.05))
+
+    def test_the_wait_for_a_turn_counts(self) -> None:
+        with pytest.raises(Unavailable, match=r"the plans of others took all of 0\.05 s"):
+            self.plan(PlanProcesses(at_once=0, timeout_s=0.05))
+
+    def test_more_than_can_be_made_in_time_are_refused(self) -> None:
+        with pytest.raises(Unavailable, match="0 plans are being made") as error:
+            self.plan(PlanProcesses(most_under_way=0))
+        assert error.value.mend
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process to this limit")
+    def test_what_takes_too_much_memory_is_refused(self) -> None:
+        with pytest.raises(Unavailable, match="takes more than the 200 MiB of memory"):
+            self.plan(PlanProcesses(memory_bytes=200 * 2**20))
 
     def test_a_process_that_breaks_is_no_fault_of_the_submitter(
         self, monkeypatch: pytest.MonkeyPatch

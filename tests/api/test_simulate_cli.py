@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +14,20 @@ from share_compute.errors import UserError
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import make_fleet
 from share_compute.topology_file import write_topology
-from share_compute_api.cli.simulate import chart, parse_time
+from share_compute_api.cli.simulate import average, chart, parse_time
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
+COMMAND = (sys.executable, "-c", "from share_compute_api.cli import main; main()", "simulate")
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "COLUMNS": "120", "HOME": "/nonexistent"}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from share_compute_api.cli import main; main()", "simulate", *arguments],
+        [*COMMAND, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "120", "HOME": "/nonexistent"},
+        env={**ENVIRONMENT, **environment},
     )
 
 
@@ -33,7 +36,8 @@ def test_it_prints_throughput_losses_and_a_chart() -> None:
         str(EXAMPLE), "--fleet", "home", "--machines", "8", "--mtbf", "1h", "--hours", "6", "--seed", "2"
     )
     assert done.returncode == 0, done.stderr
-    assert "digits on 8 machines (home), 6 h 0 min" in done.stdout
+    assert "digits on 8 machines (home), 6 h 0 min: 17,258 parameters in 8 layers" in done.stdout
+    assert "by rule" in done.stdout
     for word in ("samples/s", "steps committed", "steps lost", "use of all lent FLOP/s", "moving state", "█"):
         assert word in done.stdout
 
@@ -69,6 +73,9 @@ def test_json_is_the_whole_report_and_the_same_each_time(tmp_path: Path) -> None
         (("--mtbf", "0h"), "more than 0"),
         (("--hours", "0"), "more than 0"),
         (("--fleet", "home", "--topology", "a.yaml"), "exclude each other"),
+        (("--machines", "7", "--topology", "a.yaml"), "exclude each other"),
+        (("--back-after", "1h"), "--back-after without --mtbf"),
+        (("--back-after", "xx", "--mtbf", "1h"), "is not a time"),
         (("--topology", "nowhere.yaml"), "cannot be read"),
     ],
 )
@@ -93,6 +100,39 @@ def test_other_times_are_refused(text: str) -> None:
 
 
 def test_a_chart_shows_nothing_where_there_is_nothing() -> None:
-    assert chart((0.0, 1.0, 4.0, 8.0)) == " ▂▅█"
-    assert chart((0.0, 0.0)) == "  "
-    assert chart(()) == ""
+    bars = "▁▂▃▄▅▆▇█"
+    assert chart((0.0, 1.0, 4.0, 8.0), bars) == " ▂▅█"
+    assert chart((0.0, 0.0), bars) == "  "
+    assert chart((), bars) == ""
+
+
+def test_a_terminal_without_utf_8_gets_plain_letters() -> None:
+    done = run(str(EXAMPLE), "--machines", "3", "--hours", "1", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "####" in done.stdout
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_it_ends_quietly_when_nobody_reads_on(form: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [*COMMAND, str(EXAMPLE), "--machines", "4", "--hours", "1", *form],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=ENVIRONMENT,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0.0, "0.0"), (0.00208, "0.0021"), (0.4, "0.4"), (1234.5, "1,234.5")]
+)
+def test_small_averages_keep_their_digits(count: float, shown: str) -> None:
+    assert average(count) == shown

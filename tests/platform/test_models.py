@@ -109,7 +109,14 @@ def test_an_architecture_without_plan_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hidden_size": "a"}, {"num_attention_heads": 3}, {"rms_norm_eps": "small"}]
+    "wrong",
+    [
+        {"hidden_size": "a"},
+        {"hidden_size": -64},
+        {"hidden_size": 0},
+        {"num_attention_heads": 3},
+        {"rms_norm_eps": "small"},
+    ],
 )
 def test_a_wrong_configuration_is_the_users_to_mend(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:

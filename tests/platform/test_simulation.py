@@ -11,6 +11,7 @@ import pytest
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.planner import solve
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.regions import complete
 from share_compute.planning.workload import TrainingWorkload
@@ -100,9 +101,9 @@ def test_impossible_fleets_are_refused(machines: int) -> None:
 
 def test_churn_keeps_its_means() -> None:
     churn = Churn(mean_up_s=4 * HOUR_S, mean_down_s=HOUR_S)
-    trace = churn.trace(500, 200 * HOUR_S, seed=1)
-    assert trace == churn.trace(500, 200 * HOUR_S, seed=1)
-    assert trace != churn.trace(500, 200 * HOUR_S, seed=2)
+    trace = list(churn.trace(500, 200 * HOUR_S, seed=1))
+    assert trace == list(churn.trace(500, 200 * HOUR_S, seed=1))
+    assert trace != list(churn.trace(500, 200 * HOUR_S, seed=2))
     assert trace == sorted(trace)
     # A cycle takes 5 hours: 40 deaths of each machine, give or take; 20,000 in all, so 2 % is far off.
     deaths = sum(not event.is_up for event in trace)
@@ -121,6 +122,17 @@ def test_churn_keeps_its_means() -> None:
 def test_impossible_churn_is_refused(times: tuple[float, float]) -> None:
     with pytest.raises(UserError):
         Churn(*times)
+
+
+def test_more_churn_than_anybody_waits_for_is_refused_at_once() -> None:
+    with pytest.raises(UserError, match="times") as refusal:
+        Churn(1e-6, 1e-6).trace(1000, 1e9)
+    assert refusal.value.mend
+
+
+def test_a_trace_is_drawn_while_it_is_read() -> None:
+    trace = Churn(1.0, 1.0).trace(100, 4e4)  # some four million changes
+    assert next(trace).time_s < 1.0
 
 
 # -- books and rules -----------------------------------------------------------------------------------------------
@@ -235,12 +247,29 @@ def test_a_job_waits_until_machines_that_can_hold_it_are_back() -> None:
 
 def test_what_no_fleet_holds_is_refused() -> None:
     huge = ModelProfile(layers=(LAYER.model_copy(update={"parameters": 10**12}),) * 2)
-    with pytest.raises(PlanInfeasible):
+    with pytest.raises(PlanInfeasible) as refusal:
         simulate(job(), make_fleet(FleetName.home, 5), huge, Scenario(HOUR_S))
+    assert refusal.value.details["missing_bytes"] > 0
     with pytest.raises(UserError):
         simulate(job(), Topology(()), model(), Scenario(HOUR_S))
     with pytest.raises(UserError):
         simulate(job(), make_fleet(FleetName.home, 5), model(), Scenario(0.0))
+
+
+def test_a_job_may_need_more_machines_than_a_later_search_is_shown() -> None:
+    fleet, spec = make_fleet(FleetName.home, 300), job(strategy="dynamic_programming")
+    wide = LAYER.model_copy(update={"parameters": 30 * LAYER.parameters})
+    profile = ModelProfile(layers=(wide,) * 40)
+    solution = solve(spec, fleet, profile, 0, {})
+    assert solution.plan.prediction is not None
+    assert len(solution.layout.machines) > 16
+    report = simulate(spec, fleet, profile, Scenario(HOUR_S))
+    assert report.first_step_s == pytest.approx(solution.plan.prediction.step_s)
+    assert report.mean_members == len(solution.layout.machines)
+    rough = simulate(spec, fleet, profile, Scenario(12 * HOUR_S, Churn(6 * HOUR_S, HOUR_S)))
+    assert rough.member_deaths > 0
+    assert rough.searches > 1
+    assert rough.committed_steps > 0
 
 
 def test_ten_thousand_machines_over_a_day() -> None:

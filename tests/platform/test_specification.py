@@ -121,6 +121,8 @@ class TestRefused:
                 "training.batchsize: unknown key 'batchsize'; did you mean 'batch_size'?",
             ),
             ("training.zzz", 4, "known keys: steps, batch_size"),
+            ("training.batch_size", 2**20 + 1, "training.batch_size"),
+            ("training.microbatches", 10**18, "training.microbatches"),
             ("training.optimizer.name", "adamm", "unknown optimizer 'adamm'; did you mean 'adam'?"),
             ("training.optimizer.name", "zzz", "known: sgd, momentum, adagrad, rmsprop, adam, adamw"),
             ("training.schedule.name", "cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),

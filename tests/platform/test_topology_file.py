@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from share_compute import __version__
 from share_compute.errors import UserError
+from share_compute.plain_text import is_plain, plain
 from share_compute.planning.regions import complete
 from share_compute.topology import HEAD, MOST_BYTES, Contributor, Device, Link, Topology, absurdities
-from share_compute.topology_file import parse_topology, read_topology, write_topology
+from share_compute.topology_file import describe_topology, parse_topology, read_topology, write_topology
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 GOOD: dict[str, Any] = {
@@ -36,7 +37,9 @@ devices = st.builds(
     kind=st.sampled_from(["cpu", "cuda"]),
     name=words,
     memory_bytes=st.integers(1, MOST_BYTES),
-    flops_per_s=st.dictionaries(st.sampled_from(["float32", "bfloat16"]), speeds, min_size=1),
+    flops_per_s=st.dictionaries(st.sampled_from(["bfloat16", "float16"]), speeds).map(
+        lambda others: {"float32": 1e11, **others}
+    ),
     memory_bytes_per_s=st.floats(0, 1e18),
 )
 
@@ -152,7 +155,13 @@ def test_absurd_links_are_refused_with_both_ends(field: str, value: float) -> No
         ("contributors.1.devices", [], "devices"),
         ("contributors.1.adress", "192.0.2.1", "did you mean 'address'?"),
         (f"{DEVICE}.memory", 5, "did you mean 'memory_bytes'?"),
-        (f"{DEVICE}.flops_per_s", {}, "flops_per_s"),
+        (f"{DEVICE}.flops_per_s", {}, "float32 is missing"),
+        (f"{DEVICE}.flops_per_s", {"bfloat16": 1e12}, "float32 is missing"),
+        (f"{DEVICE}.flops_per_s", {"flaot32": 1e12}, "did you mean 'float32'?"),
+        (f"{DEVICE}.memory_bytes", "8GiB", "8589934592 (8 GiB)"),
+        (f"{DEVICE}.memory_bytes", 1e30, "2^60"),
+        (f"{DEVICE}.memory_bytes", 1.5, "not a whole number"),
+        (f"{DEVICE}.memory_bytes", True, "number of bytes"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(path: str, value: Any, message: str) -> None:
@@ -161,12 +170,42 @@ def test_what_does_not_fit_together_is_refused(path: str, value: Any, message: s
     assert message in error.value.message
 
 
+@pytest.mark.parametrize("name", ["0e0", "1e5", "12", "null", "yes", "2024-01-02"])
+def test_names_that_look_like_numbers_stay_names(name: str) -> None:
+    machine = Contributor(name, name, (Device("cpu", name, 2**30, {"float32": 1e10}),))
+    assert read_topology(write_topology(Topology((machine,)))) == Topology((machine,))
+
+
+def test_one_mistake_is_told_once() -> None:
+    with pytest.raises(UserError) as error:
+        parse_topology(broken(f"{DEVICE}.memory_bytes", "much"))
+    (field,) = error.value.details["fields"]
+    assert field["field"] == f"{DEVICE}.memory_bytes"
+
+
+@pytest.mark.parametrize("path", ["name", "id", "address", "devices.0.name"])
+@pytest.mark.parametrize("text", ["a\x1b[31mb", "a\nb", "a\x9bb", "a\u2028b"])
+def test_names_cannot_command_a_terminal(path: str, text: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_topology(broken(f"contributors.1.{path}", text))
+    assert "no control characters" in error.value.message
+    assert is_plain(error.value.message)
+    assert plain(text) in error.value.message or path != "name"
+
+
+def test_what_was_measured_is_written_whatever_a_device_calls_itself() -> None:
+    device = Device("cpu", "x\x1b[2J", 2**30, {"float32": 1e10})
+    half = Device("cuda", "y", 2**30, {"bfloat16": 1e10})
+    document = describe_topology(Topology((Contributor("c", "desk", (device, half)),)))
+    assert [each.name for each in document.contributors[0].devices] == ["x\\x1b[2J"]
+
+
 def test_a_dead_link_is_kept() -> None:
     topology = parse_topology(broken("links.0.bytes_per_s", 0))
     assert complete(topology).link(0, 1)[1] == 0
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+@pytest.mark.parametrize("version", [0, 2, -1])
 def test_another_version_is_refused_with_both_versions(version: Any) -> None:
     with pytest.raises(UserError) as error:
         parse_topology({**GOOD, "version": version})
@@ -181,7 +220,11 @@ def test_another_version_is_refused_with_both_versions(version: Any) -> None:
         ("name: tiny\nmodel: {path: x}\n", "does not say its kind"),
         ("kind: train\n", "is of kind 'train'"),
         ("- 1\n", "not list"),
-        ("", "not NoneType"),
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
+        ("kind: topology\n", "version is missing"),
+        ("kind: topology\nversion: true\n", "whole number, not True"),
+        ("kind: topology\nversion: '1'\n", "whole number, not '1'"),
         ("kind: [\n", "line 2"),
         ('{"kind": "topology",}', "line 1"),
         ('{"kind": "topology", "kind": "topology"}', "given twice"),

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { ago, bytes, duration, latency, si } from "./format";
+import { ago, bytes, duration, latency, si, stepTime } from "./format";
 
 test("bytes are in binary units", () => {
   expect(bytes(0)).toBe("0 B");
@@ -19,6 +19,18 @@ test("durations show the two largest units", () => {
   expect(duration(59.7)).toBe("1 min 0 s");
   expect(duration(3600 + 240)).toBe("1 h 4 min");
   expect(duration(90_000)).toBe("1 d 1 h");
+});
+
+test("times of steps have no exponents", () => {
+  expect(stepTime(0.9996)).toBe("999.6 ms");
+  expect(stepTime(0.99996)).toBe("1.00 s");
+  expect(stepTime(18e-6)).toBe("18 us");
+  expect(stepTime(0.0009999)).toBe("1.0 ms");
+  expect(stepTime(1.314)).toBe("1.31 s");
+  expect(stepTime(119.9)).toBe("119.90 s");
+  expect(stepTime(156)).toBe("2.6 min");
+  expect(stepTime(5 * 3600)).toBe("5.0 h");
+  expect(stepTime(1e12)).toBe("31,688.1 years");
 });
 
 test("latencies share one unit", () => {

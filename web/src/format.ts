@@ -37,9 +37,27 @@ export function duration(seconds: number): string {
   return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
 }
 
-/** The time of one step: three figures, in ms below a second. */
+/** Seconds, unit, and the least number of it. */
+const LONG = [
+  [365.25 * 86_400, "years", 2],
+  [86_400, "days", 2],
+  [3600, "h", 2],
+  [60, "min", 2],
+] as const;
+
+/** The time of one step, as `share_compute.planning.words.seconds_text` writes it: "12.4 ms", "1.31 s", "3.2 min". */
 export function stepTime(seconds: number): string {
-  return seconds < 1 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`;
+  for (const [unitSeconds, unit, least] of LONG) {
+    if (seconds >= least * unitSeconds) return `${oneDecimal(seconds / unitSeconds)} ${unit}`;
+  }
+  // Compared as it will be written, so that 0.99996 s is no "1000.0 ms".
+  if (Math.round(seconds * 1e4) >= 1e4) return `${seconds.toFixed(2)} s`;
+  if (Math.round(seconds * 1e6) >= 1e3) return `${oneDecimal(seconds * 1e3)} ms`;
+  return `${Math.round(seconds * 1e6)} us`;
+}
+
+function oneDecimal(value: number): string {
+  return value.toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 }
 
 /** By how much one time is above another: "+25%". */

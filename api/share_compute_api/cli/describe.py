@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.markup import escape
 
 from share_compute.jobs.events import Measured
-from share_compute.planning.plan import Plan, layer_span
-from share_compute.planning.words import seconds_text
+from share_compute.planning.plan import IdleMachine, Plan, Prediction, layer_span
+from share_compute.planning.words import listed, percent_text, seconds_text
 from share_compute.store.records import EventRecord
 from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.output import number, rate, state_text
+
+_MOST_LINES = 40
+"""Machines or reasons, one below the other."""
+_MOST_NAMES = 6
+"""Machines, one beside the other."""
 
 
 def event_line(event: EventRecord) -> str:
@@ -71,7 +76,7 @@ def placement(plan: Plan) -> str:
     for pool in plan.pools:
         names = " + ".join(member.name for member in pool.members)
         pools.append(f"{layer_span(pool.start, pool.stop)}: {names}")
-    idle = f"; idle: {', '.join(machine.name for machine in plan.idle)}" if plan.idle else ""
+    idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
     return "; ".join(pools) + idle
 
 
@@ -80,13 +85,15 @@ def step_times(measured: Measured) -> str:
     if measured.predicted_step_s is None:
         return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
     drift = measured.measured_step_s / measured.predicted_step_s - 1
-    pools = ", ".join(
-        f"{seconds_text(pool.measured_busy_s)} of {seconds_text(pool.predicted_busy_s or 0.0)}"
+    step_s, predicted_s = measured.measured_step_s, measured.predicted_step_s
+    busy = ", ".join(
+        f"{percent_text(pool.measured_busy_s / step_s)} "
+        f"(predicted {percent_text((pool.predicted_busy_s or 0.0) / predicted_s)})"
         for pool in measured.pools
     )
     return (
-        f"step {seconds_text(measured.measured_step_s)}, predicted {seconds_text(measured.predicted_step_s)} "
-        f"({drift:+.0%}); pools busy {pools}"
+        f"step {seconds_text(step_s)}, predicted {seconds_text(predicted_s)} ({drift:+.0%}); "
+        f"pools busy {busy} of it"
     )
 
 
@@ -94,9 +101,33 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """Return what there is to say of a plan beside its placement, as names and values."""
     lines = []
     if plan.prediction is not None:
-        kept = "proved best" if plan.prediction.exact else f"at most {plan.prediction.gap:.0%} above the best"
-        lines.append(("predicted", f"step {seconds_text(plan.prediction.step_s)}, {kept}"))
+        step = f"step {seconds_text(plan.prediction.step_s)}; {bound_text(plan.prediction)}"
+        lines.append(("predicted", step))
         lines.append(("bottleneck", plan.prediction.bottleneck.sentence))
     members = [member for pool in plan.pools for member in pool.members]
-    lines += [(member.name, member.reason) for member in members]
-    return lines + [(machine.name, f"idle: {machine.reason}") for machine in plan.idle]
+    lines += [(member.name, member.reason) for member in members[:_MOST_LINES]]
+    if len(members) > _MOST_LINES:
+        lines.append(("...", f"and {len(members) - _MOST_LINES} more machines; --json has them all"))
+    return lines + [(names or "...", f"idle: {reason}") for names, reason in idle_lines(plan.idle)]
+
+
+def bound_text(prediction: Prediction) -> str:
+    """Return how good a plan is known to be: what no plan can beat, how far it is from that, and what was proven."""
+    proof = "proven best by the formula" if prediction.exact else "the best that was found"
+    if prediction.gap is None:
+        return proof
+    above = f"this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "this one takes no more"
+    return f"no plan takes less than {seconds_text(prediction.lower_bound_s)}; {above}, {proof}"
+
+
+def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
+    """Return names and reason of machines without work, those with the same reason together; no name for the rest."""
+    by_reason: dict[str, list[str]] = {}
+    for machine in idle:
+        by_reason.setdefault(machine.reason, []).append(machine.name)
+    lines = [
+        (listed(names, _MOST_NAMES) + (", each of them" if len(names) > 1 else ""), reason)
+        for reason, names in by_reason.items()
+    ]
+    more = [("", f"{len(lines) - _MOST_LINES} more reasons; --json has them all")]
+    return lines[:_MOST_LINES] + (more if len(lines) > _MOST_LINES else [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import typer
@@ -13,7 +12,7 @@ from rich.markup import escape
 
 from share_compute_actors.sizes import format_bytes
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import print_json, print_table, since, state_text
+from share_compute_api.cli.output import print_json, print_table, print_text, since, state_text
 
 
 def contributors(as_json: Json = False) -> None:
@@ -72,7 +71,7 @@ def schema() -> None:
     """Print the JSON schema of a job, for editors."""
     from share_compute.specification import job_schema
 
-    sys.stdout.write(json.dumps(job_schema(), indent=2) + "\n")
+    print_text(json.dumps(job_schema(), indent=2) + "\n")
 
 
 def print_version(wanted: bool) -> None:
@@ -80,7 +79,7 @@ def print_version(wanted: bool) -> None:
     if wanted:
         from share_compute import __version__
 
-        sys.stdout.write(f"share-compute {__version__}\n")
+        print_text(f"share-compute {__version__}\n")
         raise typer.Exit
 
 

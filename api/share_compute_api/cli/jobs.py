@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,16 @@ from rich.markup import escape
 
 from share_compute.jobs.states import JobState
 from share_compute_api.cli.options import Job, Json
-from share_compute_api.cli.output import console, number, print_json, print_table, rate, since, state_text
+from share_compute_api.cli.output import (
+    console,
+    number,
+    print_json,
+    print_table,
+    print_text,
+    rate,
+    since,
+    state_text,
+)
 
 if TYPE_CHECKING:
     from share_compute.store.records import JobRecord
@@ -164,7 +172,7 @@ def metrics(
 
     with Client() as client:
         if csv:
-            sys.stdout.write(client.metrics_csv(job))
+            print_text(client.metrics_csv(job))
             return
         records = client.metrics(job)
     if as_json:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.control import Control
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 from share_compute.errors import ShareComputeError
+from share_compute.plain_text import plain
 
 STATE_STYLES = {
     "queued": "yellow",
@@ -34,15 +38,58 @@ STATE_STYLES = {
     "revoked": "magenta",
 }
 _PROSE = ("reason", "meaning", "value", "label")
-console = Console(highlight=False)
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+_CLOSED_PIPE = 141
+"""What a shell tells of a program that was ended by SIGPIPE."""
+
+
+class _Harmless:
+    """What another renderable shows, with control characters in its text written out."""
+
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._inner, options):
+            # Colours are styles and not text, so whatever commands in the text came from somebody else.
+            yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
+
+
+class _HarmlessHook(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [one if isinstance(one, Control) else _Harmless(one) for one in renderables]
+
+
+class Terminal(Console):
+    """A console on which names of strangers cannot command the terminal, and that ends when nobody reads on."""
+
+    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
+        self.push_render_hook(_HarmlessHook())
+
+    def on_broken_pipe(self) -> None:
+        """End as if by the signal, e.g. in `share-compute plan job.yaml | head -3`."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        raise SystemExit(_CLOSED_PIPE)
+
+
+console = Terminal()
+_errors = Terminal(stderr=True, soft_wrap=True)
 
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], *, compact: bool = False) -> None:
     """Print a value as JSON, in one line if ``compact``."""
     data = TypeAdapter(Any).dump_python(value, mode="json")
-    sys.stdout.write(json.dumps(data, indent=None if compact else 2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    print_text(json.dumps(data, indent=None if compact else 2, ensure_ascii=False) + "\n")
+
+
+def print_text(text: str) -> None:
+    """Print text as it is, for scripts."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        console.on_broken_pipe()  # left to itself, click would end with 1
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:

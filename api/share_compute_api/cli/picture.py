@@ -29,15 +29,19 @@ class Ink:
     block: str
     forward: str
     backward: str
+    ending: str
+    """Sums of gradients and the update of the weights, after the last cell."""
     idle: str
     more: str
+    bars: str
+    """From low to high."""
 
     @classmethod
     def of(cls, console: Console) -> Ink:
         """Return what this console can show."""
         if console.encoding.lower().startswith("utf"):
-            return cls("█", "░", "▓", "·", "…")
-        return cls("#", "-", "=", ".", "~")
+            return cls("█", "░", "▓", "+", "·", "…", "▁▂▃▄▅▆▇█")
+        return cls("#", "-", "=", "+", ".", "~", "_.:-=+*#")
 
 
 def layers_over_machines(plan: Plan, console: Console) -> Text:
@@ -69,7 +73,10 @@ def layers_over_machines(plan: Plan, console: Console) -> Text:
 
 
 def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Text:
-    """Draw one step: a row for each member, time from left to right; where nothing is drawn, it waits."""
+    """Draw one step: a row for each member, time from left to right; where nothing is drawn, it waits.
+
+    What follows everybody's last cell, sums of gradients and the update, is drawn in one piece.
+    """
     ink = Ink.of(console)
     rows: dict[tuple[int, int], list[TimelineCell]] = defaultdict(list)
     for cell in cells:
@@ -78,16 +85,20 @@ def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Tex
     labels = [cut(plan.pools[pool].members[member].name, _NAME_COLUMNS, ink) for pool, member in keys]
     before = max(map(len, labels), default=0) + 2
     width = max(_LEAST_COLUMNS, console.width - before)
-    end_s = max((cell.stop_s for cell in cells), default=0.0) or 1.0
+    cells_s = max((cell.stop_s for cell in cells), default=0.0)
+    end_s = max(cells_s, plan.prediction.step_s if plan.prediction is not None else 0.0) or 1.0
+    ending = width - max(1, round(width * cells_s / end_s))
     picture = Text()
     for key, label in zip(keys, labels, strict=True):
-        picture.append(label.ljust(before)).append_text(
-            _row(rows[key], end_s, width, colour_of(key[0]), ink)
-        ).append("\n")
+        row = _row(rows[key], end_s, width, colour_of(key[0]), ink)
+        row.truncate(width - ending)
+        row.append(ink.ending * ending, style="dim")
+        picture.append(label.ljust(before)).append_text(row).append("\n")
     if len(rows) > len(keys):
         picture.append(f"{ink.more} and {len(rows) - len(keys)} more machines\n", style="dim")
     axis = f"0 s{seconds_text(end_s).rjust(width - 3)}"
-    legend = f"{ink.forward} forward  {ink.backward} backward  {ink.idle} waits  numbers: microbatches"
+    after = f"  {ink.ending} sums, update" if ending else ""
+    legend = f"{ink.forward} forward  {ink.backward} backward{after}  {ink.idle} waits  numbers: microbatches"
     picture.append(" " * before + axis + "\n" + legend, style="dim")
     return picture
 

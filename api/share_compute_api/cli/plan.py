@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
@@ -32,7 +33,21 @@ class Objective(StrEnum):
     throughput = "throughput"
 
 
+_SERVING = (Objective.latency, Objective.throughput)
+_ABOUT = {
+    "strategy": (Objective.training,),
+    "compare": (Objective.training,),
+    "prompt_tokens": _SERVING,
+    "new_tokens": _SERVING,
+    "concurrent": _SERVING,
+    "first_token_limit": (Objective.throughput,),
+    "next_token_limit": (Objective.throughput,),
+}
+"""Objectives that look at an option; all look at the others."""
+
+
 def plan(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
     *,
     topology: Annotated[
@@ -65,11 +80,11 @@ def plan(
     from share_compute.errors import PlanInfeasible
     from share_compute_api.cli.output import print_failure, print_json
     from share_compute_api.cli.report import print_report
-    from share_compute_api.schemas import ServingRequest
 
+    _require_meaning(context, objective)
     serving = (
-        ServingRequest(
-            objective="latency" if objective is Objective.latency else "throughput",
+        _serving(
+            objective=objective.value,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             concurrent=concurrent,
@@ -80,7 +95,7 @@ def plan(
         else None
     )
     try:
-        report, lent_bytes = _report(file, topology, strategy, compare, serving)
+        report = _report(file, topology, strategy, compare, serving)
     except PlanInfeasible as failure:
         print_failure(failure, as_json=as_json)
         if not as_json:
@@ -89,7 +104,36 @@ def plan(
     if as_json:
         print_json(report)
     else:
-        print_report(report, lent_bytes)
+        print_report(report)
+
+
+def _require_meaning(context: typer.Context, objective: Objective) -> None:
+    """Refuse options that this objective would not look at."""
+    from share_compute.errors import UserError
+
+    for name, objectives in _ABOUT.items():
+        source = context.get_parameter_source(name)
+        # By name: typer may bring a click of its own, whose enumeration is another one.
+        if source is not None and source.name == "COMMANDLINE" and objective not in objectives:
+            raise UserError(
+                f"--{name.replace('_', '-')} means nothing for objective {objective}",
+                mend=f"leave it out, or plan with --objective {' or '.join(objectives)}",
+            )
+
+
+def _serving(**options: object) -> ServingRequest:
+    from share_compute.errors import UserError
+    from share_compute.specification import field_errors
+    from share_compute_api.schemas import ServingRequest
+
+    try:
+        return ServingRequest.model_validate(options)
+    except ValidationError as failure:
+        wrong = [
+            f"--{item['field'].removesuffix('_s').replace('_', '-')}: {item['problem']}"
+            for item in field_errors(failure)
+        ]
+        raise UserError("; ".join(wrong), mend="see share-compute plan --help") from failure
 
 
 def _report(
@@ -98,8 +142,7 @@ def _report(
     strategy: str | None,
     compare: bool,
     serving: ServingRequest | None,
-) -> tuple[PlanReport, Mapping[str, int]]:
-    """Return the report, and what each machine lends, by contributor id."""
+) -> PlanReport:
     from share_compute.planning.partitioning import load_strategy
     from share_compute_api.jobfile import read_job
 
@@ -109,9 +152,7 @@ def _report(
         from share_compute_api.client import Client
 
         with Client() as client, _busy("the server plans"):
-            found = client.topology()
-            report = client.plan(spec, strategy=strategy, compare=compare, serving=serving)
-            return report, _lent(found.topology())
+            return client.plan(spec, strategy=strategy, compare=compare, serving=serving)
     from share_compute.topology_file import read_topology
     from share_compute_api.jobfile import read_text
 
@@ -121,12 +162,7 @@ def _report(
         from share_compute_api.planning import plan_on_paper
 
         workload = serving.workload() if serving is not None else None
-        report = plan_on_paper(spec, topology, strategy=strategy, compare=compare, serving=workload)
-    return report, _lent(topology)
-
-
-def _lent(topology: Topology) -> Mapping[str, int]:
-    return {machine.id: machine.memory_bytes for machine in topology.contributors}
+        return plan_on_paper(spec, topology, strategy=strategy, compare=compare, serving=workload)
 
 
 def _require_machines(topology: Topology, file: Path) -> None:

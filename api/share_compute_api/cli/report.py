@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from share_compute.planning.plan import IdleMachine, Plan, Prediction
+from share_compute.planning.plan import IdleMachine, Plan
 from share_compute.planning.report import Alternative, IslandProposal, PlanReport, ServingPrediction
 from share_compute.planning.words import seconds_text
 from share_compute_actors.sizes import format_bytes
+from share_compute_api.cli.describe import bound_text, idle_lines
 from share_compute_api.cli.output import console, number, rate
 from share_compute_api.cli.picture import (
     Ink,
@@ -25,20 +24,17 @@ from share_compute_api.cli.picture import (
 _MOST_MACHINES = 40
 _MOST_NAMES = 5
 _NAME_COLUMNS = 20
+_WIDE_COLUMNS = 60
+"""From here on reasons stand beside the machines."""
 
 
-def print_report(report: PlanReport, lent_bytes: Mapping[str, int]) -> None:
-    """Print all that a dry run tells; when serving was asked for, what it tells of serving.
-
-    Args:
-        report: the dry run.
-        lent_bytes: memory that machines lend, by contributor id; their use is shown where it is known.
-    """
+def print_report(report: PlanReport) -> None:
+    """Print all that a dry run tells; when serving was asked for, what it tells of serving."""
     serving = report.serving
     plan = report.plan if serving is None else serving.plan
     console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
     _section("Layers", layers_over_machines(plan, console))
-    _section("Machines", _machines(plan, lent_bytes))
+    _section("Machines", _machines(plan))
     if plan.idle:
         _section("Left out", _idle(plan.idle))
     if serving is not None:
@@ -54,6 +50,10 @@ def print_report(report: PlanReport, lent_bytes: Mapping[str, int]) -> None:
 def _section(title: str, content: Text | Table | Group) -> None:
     console.print(f"\n[bold]{title}[/bold]")
     console.print(content)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _size(plan: Plan) -> Text:
@@ -73,7 +73,7 @@ def _training(plan: Plan) -> Text:
         (f"{seconds_text(prediction.step_s)} a step", "bold green"),
         f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
         f"   {_per_s(prediction.samples_per_s)} samples/s   {_per_s(prediction.tokens_per_s)} tokens/s\n",
-        f"{_bound(prediction)}\n{prediction.bottleneck.sentence}",
+        f"{_capital(bound_text(prediction))}.\n{prediction.bottleneck.sentence}",
     )
     if prediction.links_assumed:
         text.append(
@@ -93,52 +93,42 @@ def _serving(found: ServingPrediction) -> Text:
     return text
 
 
-def _bound(prediction: Prediction) -> str:
-    bound = f"No plan takes less than {seconds_text(prediction.lower_bound_s)}"
-    above = (
-        f"; this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "; this one takes no more"
-    )
-    proof = "proven best by the formula" if prediction.exact else "the best that was found"
-    return f"{bound}{above}, {proof}."
-
-
-def _machines(plan: Plan, lent_bytes: Mapping[str, int]) -> Table:
+def _machines(plan: Plan) -> Group:
+    """Return a row for each machine, with why it is there; in a narrow terminal the reasons follow below."""
+    is_wide = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
         table.add_column(column, no_wrap=True, justify="right" if justify == "right" else "left")
-    table.add_column("why", overflow="fold")
-    ink, rows = Ink.of(console), 0
+    if is_wide:
+        table.add_column("why", overflow="fold")
+    ink, rows, reasons = Ink.of(console), 0, Text()
     for index, pool in enumerate(plan.pools):
         for member in pool.members:
             rows += 1
             if rows > _MOST_MACHINES:
                 continue
-            lent = lent_bytes.get(member.contributor_id)
-            used = f" {_percent(member.memory_bytes / lent):>4}" if lent else ""
+            used = f" {_percent(member.memory_bytes / member.lent_bytes):>4}" if member.lent_bytes else ""
+            why = member.standing or member.reason
+            if not is_wide:
+                reasons.append(member.name, style=colour_of(index)).append(f": {why}\n")
             table.add_row(
                 Text(cut(member.name, _NAME_COLUMNS, ink), style=colour_of(index)),
                 f"{pool.start}" if pool.stop == pool.start + 1 else f"{pool.start}-{pool.stop - 1}",
                 f"{format_bytes(member.memory_bytes)}{used}",
                 "-" if member.busy_fraction is None else _percent(member.busy_fraction),
-                escape(member.reason),
+                *([escape(why)] if is_wide else []),
             )
     if rows > _MOST_MACHINES:
-        table.add_row(ink.more, "", "", "", f"and {rows - _MOST_MACHINES} more; --json has them all")
-    return table
+        reasons.append(f"and {rows - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    reasons.rstrip()
+    return Group(table, reasons) if reasons else Group(table)
 
 
 def _idle(idle: tuple[IdleMachine, ...]) -> Text:
     """Name machines that are left out for the same reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for machine in idle:
-        by_reason.setdefault(machine.reason, []).append(machine.name)
     text = Text()
-    for place, (reason, names) in enumerate(by_reason.items()):
-        if place == _MOST_MACHINES:
-            text.append(f"and {len(by_reason) - place} more reasons; --json has them all\n", style="dim")
-            break
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        text.append(", ".join(names[:_MOST_NAMES]) + more, style="bold").append(f": {reason}\n")
+    for names, reason in idle_lines(idle):
+        text.append(f"{names}: " if names else "and ", style="bold").append(f"{reason}\n")
     text.rstrip()
     return text
 

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from share_compute.topology import Topology
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _HOUR_S = 3600.0
+_MACHINES = 100
+_BACK_AFTER = "30m"
+_BY_RULE = (
+    "What a death costs is by rule (docs/simulation.md), not by the protocol of a running job; averages are over the "
+    "whole time, also that in which no machine was there."
+)
 
 
 def simulate(
@@ -34,19 +39,24 @@ def simulate(
         FleetName | None, typer.Option(help="Kind of machines and links; default: mixed.")
     ] = None,
     topology: Annotated[Path | None, typer.Option(help="The machines of this file instead.")] = None,
-    machines: Annotated[int, typer.Option(min=1, max=10_000, help="Machines in the fleet.")] = 100,
+    machines: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Machines in the fleet; default: 100.")
+    ] = None,
     mtbf: Annotated[
         str | None,
         typer.Option(help="Mean time between failures of a machine: 30m, 4h, 2d; default: they never fail."),
     ] = None,
-    back_after: Annotated[str, typer.Option(help="Mean time until a failed machine returns.")] = "30m",
+    back_after: Annotated[
+        str | None, typer.Option(help="Mean time until a failed machine returns; default: 30m.")
+    ] = None,
     hours: Annotated[float, typer.Option(help="Hours to simulate.")] = 24.0,
     seed: Annotated[int, typer.Option(min=0, help="Draws the fleet and the failures.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Run a job on a synthetic fleet, on a simulated clock: its throughput, its use, and what failures cost.
 
-    The planner and the rules of steps and epochs are the real ones; only clock, network and machines are not.
+    The planner and its times of steps are the real ones. Machines, links and failures are drawn, and what a failure
+    costs is by rule.
     """
     from share_compute.errors import UserError
     from share_compute.simulation.churn import Churn
@@ -57,14 +67,26 @@ def simulate(
 
     if topology is not None and fleet is not None:
         raise UserError("--fleet and --topology exclude each other", mend="give one of them")
+    if topology is not None and machines is not None:
+        raise UserError(
+            "--machines and --topology exclude each other", mend="the file says which machines there are"
+        )
+    if back_after is not None and mtbf is None:
+        raise UserError(
+            "--back-after without --mtbf: no machine ever fails", mend="add --mtbf, or leave it out"
+        )
     spec = read_job(file)
     name = str(topology) if topology else (fleet or FleetName.mixed).value
     there = (
         read_topology(read_text(topology))
         if topology
-        else make_fleet(fleet or FleetName.mixed, machines, seed)
+        else make_fleet(fleet or FleetName.mixed, machines or _MACHINES, seed)
     )
-    churn = Churn(parse_time(mtbf, "--mtbf"), parse_time(back_after, "--back-after")) if mtbf else None
+    churn = (
+        Churn(parse_time(mtbf, "--mtbf"), parse_time(back_after or _BACK_AFTER, "--back-after"))
+        if mtbf
+        else None
+    )
     report = _run(spec, there, Scenario(hours * _HOUR_S, churn, seed), quiet=as_json)
     if as_json:
         print_json(report)
@@ -104,10 +126,15 @@ def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) ->
 
 
 def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
+    from share_compute.planning.words import seconds_text
+    from share_compute_api.cli.picture import Ink
+
     hours, total_s = report.hours, report.simulated_s
+    machines = "1 machine" if report.machines == 1 else f"{report.machines:,} machines"
+    layers = "1 layer" if report.layers == 1 else f"{report.layers} layers"
     console.print(
-        f"[bold]{escape(spec.name)}[/bold] on {report.machines:,} machines ({escape(name)}), {duration(total_s)}: "
-        f"{report.parameters / 1e6:,.1f} million parameters in {report.layers} layers"
+        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(total_s)}: "
+        f"{report.parameters:,} parameters in {layers}"
     )
     samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
     words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
@@ -115,11 +142,11 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
         ("what", "value"),
         (
             ("throughput", f"{samples} samples/s{words}"),
-            ("step of the first plan", f"{report.first_step_s:.3g} s"),
+            ("step of the first plan", seconds_text(report.first_step_s)),
             ("steps committed", f"{report.committed_steps:,}"),
             ("steps lost and done again", f"{report.lost_steps:,}"),
-            ("machines there, on average", f"{report.mean_machines:,.1f}"),
-            ("of them in the job", f"{report.mean_members:,.1f}"),
+            ("machines there, on average", average(report.mean_machines)),
+            ("of them in the job", average(report.mean_members)),
             ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),
             ("use of the job's machines", f"{report.member_utilisation:.1%}"),
             ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
@@ -146,15 +173,25 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
     console.print()
     most = max(report.curve_samples_per_s)
     console.print(f"samples/s over time, 0 to {rate(most)}:")
-    console.print(chart(report.curve_samples_per_s), style="cyan")
+    console.print(chart(report.curve_samples_per_s, Ink.of(console).bars), style="cyan")
     end = duration(total_s)
     console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
+    console.print(f"\n[dim]{_BY_RULE}[/dim]")
 
 
-def chart(values: Sequence[float]) -> str:
-    """Return values as one line of bars; a space where there is nothing."""
+def average(count: float) -> str:
+    """Return a number of machines with at least two digits of what there is: ``0.0021``, ``0.45``, ``12.3``."""
+    return f"{count:,.1f}" if count >= 1 or count == 0 else f"{count:.2g}"
+
+
+def chart(values: Sequence[float], bars: str) -> str:
+    """Return values as one line of bars; a space where there is nothing.
+
+    Args:
+        values: from left to right.
+        bars: letters from low to high.
+    """
     most = max(values, default=0.0)
     return "".join(
-        " " if value <= 0 else _BLOCKS[min(len(_BLOCKS) - 1, int(value / most * len(_BLOCKS)))]
-        for value in values
+        " " if value <= 0 else bars[min(len(bars) - 1, int(value / most * len(bars)))] for value in values
     )

@@ -12,9 +12,12 @@ from starlette.exceptions import HTTPException
 from share_compute.errors import PlanInfeasible, Unavailable, UserError
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.partitioning import load_strategy
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine, Plan
 from share_compute.planning.report import PlanReport
+from share_compute.planning.words import listed
 from share_compute.specification import field_errors
-from share_compute.topology_file import describe_topology
+from share_compute.topology import Topology
+from share_compute.topology_file import TopologyDocument, describe_topology
 from share_compute_api.bell import Bell
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
@@ -51,13 +54,13 @@ _BODY = {
 )
 async def plan(request: Request, context: InContext) -> PlanReport:
     """Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued."""
-    wanted = await run_in_threadpool(
+    wanted, left_out = await run_in_threadpool(
         _complete, context, request.headers.get("content-type", ""), await request.body()
     )
     report = await context.plans.plan(wanted, _unwanted(request, context.bell))
     if report is None:
         raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
-    return report
+    return _with_idle(report, left_out) if left_out else report
 
 
 async def _unwanted(request: Request, bell: Bell) -> None:
@@ -79,8 +82,28 @@ async def _unwanted(request: Request, bell: Bell) -> None:
             watch.cancel()
 
 
-def _complete(context: Context, content_type: str, body: bytes) -> PlanRequest:
-    """Return the request with its topology, once all is checked that can be checked without torch."""
+def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanReport:
+    """Return the report with these machines named in all of its plans, as a job's own plan names them."""
+
+    def named(plan: Plan) -> Plan:
+        return plan.model_copy(update={"idle": (*plan.idle, *left_out)})
+
+    served = report.serving
+    return report.model_copy(
+        update={
+            "plan": named(report.plan),
+            "serving": served and served.model_copy(update={"plan": named(served.plan)}),
+        }
+    )
+
+
+def _complete(
+    context: Context, content_type: str, body: bytes
+) -> tuple[PlanRequest, tuple[IdleMachine, ...]]:
+    """Return the request with its topology, once all is checked that can be checked without torch.
+
+    Machines that are ready but were not measured come with it: a topology's document has no place for them.
+    """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send the request as application/json")
     try:
@@ -94,13 +117,31 @@ def _complete(context: Context, content_type: str, body: bytes) -> PlanRequest:
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
     check_model(wanted.job)
     topology = wanted.topology
+    left_out: tuple[IdleMachine, ...] = ()
     if topology is None:
-        ready = context.store.contributors.list([ContributorState.ready])
-        topology = describe_topology(live_topology(ready))
+        live = live_topology(context.store.contributors.list([ContributorState.ready]))
+        topology = describe_topology(live)
+        left_out = _unmeasured(live, topology)
+    if not topology.contributors and left_out:
+        names = listed([machine.name for machine in left_out])
+        raise PlanInfeasible(
+            f"nothing can be predicted: of the machines that are ready ({names}), the speed of none was measured",
+            mend="run share-compute doctor there and let them join again, or give a topology",
+            details={"machines_ready": len(left_out)},
+        )
     if not topology.contributors:
         raise PlanInfeasible(
             "there is no machine to plan on",
             mend="let machines join (share-compute invite), or give a topology with some",
             details={"machines_ready": 0},
         )
-    return wanted.model_copy(update={"topology": topology})
+    return wanted.model_copy(update={"topology": topology}), left_out
+
+
+def _unmeasured(live: Topology, described: TopologyDocument) -> tuple[IdleMachine, ...]:
+    known = {machine.id or machine.name for machine in described.contributors}
+    return tuple(
+        IdleMachine(contributor_id=machine.id, name=machine.name, reason=NOT_MEASURED)
+        for machine in live.contributors
+        if machine.id not in known
+    )

@@ -98,7 +98,7 @@ class Measured(StrictModel):
 
 
 class ReplanProposed(StrictModel):
-    """Another plan would pay for moving to it; a resumed job takes it up."""
+    """Another plan would pay for moving to it. Carrying it out belongs to elastic training; until then it is advice."""
 
     type: Literal["replan-proposed"] = "replan-proposed"
     step: int

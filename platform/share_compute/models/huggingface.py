@@ -83,7 +83,7 @@ class Outline:
 def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
     try:
-        return AutoConfig.for_model(**options)
+        made: PretrainedConfig = AutoConfig.for_model(**options)
     except (StrictDataclassError, TypeError) as failure:
         raise UserError(
             f"model.config is wrong: {_told(failure)}",
@@ -94,6 +94,14 @@ def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
             f"unknown model_type {config.get('model_type')!r}",
             mend="use a model_type that transformers knows, e.g. llama",
         ) from failure
+    text = made.get_text_config()
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value < 1:
+            raise UserError(
+                f"model.config is wrong: {name} is {value}", mend=f"set {name} to 1 or more in model.config"
+            )
+    return made
 
 
 class _HugeOnMeta(TorchFunctionMode):
@@ -161,7 +169,14 @@ def sketch(config: Mapping[str, Any]) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 _configuration(config), dtype=torch.float32, trust_remote_code=False
             )
-    except (ValueError, TypeError, AttributeError, StrictDataclassError) as failure:
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ZeroDivisionError,
+        StrictDataclassError,
+    ) as failure:
         raise UserError(
             f"this configuration does not make a causal language model: {_told(failure)}",
             mend="check model.config against the architecture's documentation in transformers",

@@ -92,7 +92,8 @@ class _Relaxation:
         network = self._cost.network
         if self._may_share(machines):
             regions = sorted(group.regions)
-            carried = self._held_s * network.bytes_per_s[regions, regions].max()
+            rate = float(network.bytes_per_s[regions, regions].max())
+            carried = self._held_s * rate if rate > 0 else 0.0
             speed = np.cumsum(np.maximum(fastest, carried))
             needed_s = np.maximum(needed_s, self._count * self._pass_s / speed)
         else:

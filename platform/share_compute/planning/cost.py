@@ -74,7 +74,7 @@ class TrainingCost:
         network: their links.
         workload: the job's batches.
         timings: measured times, which replace estimates. Layers of a machine that were not timed are scaled by what
-            its timed ones took against their estimates.
+            its timed ones took against their estimates, and machines that were not timed by the median of the others.
     """
 
     profile: ModelProfile
@@ -155,19 +155,39 @@ class TrainingCost:
         )
         grown = [getattr(piece, f"{way}_flops").at(tokens) * size for piece in self._pieces]
         weights = [piece.parameters * BYTES[dtype] * (1 if way == "forward" else 2) for piece in self._pieces]
-        table = np.zeros((self.num_machines, self.num_layers + 1))
-        for row, machine in enumerate(self.topology.contributors):
-            times = _roofline(np.array(grown), np.array(weights, dtype=np.float64), machine, dtype)
-            timed = {
-                layer: getattr(timing, f"{way}_s")
-                for layer, timing in self.timings.get(machine.id, {}).items()
-            }
-            if timed:
-                guessed = sum(times[layer] for layer in timed)
-                times = times * (sum(timed.values()) / guessed if 0 < guessed < math.inf else 1.0)
-                times[list(timed)] = list(timed.values())
-            table[row, 1:] = np.cumsum(times)
-        return table
+        times = np.array(
+            [
+                _roofline(np.array(grown), np.array(weights, dtype=np.float64), machine, dtype)
+                for machine in self.topology.contributors
+            ]
+        ).reshape(self.num_machines, self.num_layers)
+        timed = [
+            {layer: getattr(timing, f"{way}_s") for layer, timing in self.timings.get(machine.id, {}).items()}
+            for machine in self.topology.contributors
+        ]
+        for row, factor in enumerate(self._corrections(times, timed)):
+            times[row] *= factor
+            times[row, list(timed[row])] = list(timed[row].values())
+        return np.concatenate([np.zeros((self.num_machines, 1)), np.cumsum(times, axis=1)], axis=1)
+
+    def _corrections(self, times: Floats, timed: Sequence[Mapping[int, float]]) -> list[float]:
+        """Return by what to multiply each machine's estimates: what its timed layers took against theirs.
+
+        A machine without timed layers is taken to be as wrong as the median of those of its kind, or of all: what was
+        measured must not make it look fast only because nobody looked.
+        """
+        own = [1.0] * self.num_machines
+        known: dict[str, list[float]] = {}
+        for row, layers in enumerate(timed):
+            guessed = float(times[row, list(layers)].sum()) if layers else 0.0
+            if 0 < guessed < math.inf:
+                own[row] = sum(layers.values()) / guessed
+                known.setdefault(self.kinds[row], []).append(own[row])
+        every = [factor for factors in known.values() for factor in factors]
+        for row, layers in enumerate(timed):
+            if not layers and every:
+                own[row] = float(np.median(known.get(self.kinds[row], every)))
+        return own
 
     # -- the formula ---------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.cost import Timings, TrainingCost
@@ -82,9 +82,11 @@ def propose(
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
 
+    None, too, when a machine of the plan in use is gone: then its job is not moved, but starts again.
+
     Args:
         spec: the job.
-        topology: the machines that the job may use.
+        topology: the machines that the job may use; in any order, and not only those of the plan in use.
         current: the plan in use.
         timings: what was measured of the layers on its machines.
         steps_left: steps that would run on the new plan.
@@ -95,12 +97,12 @@ def propose(
         better = solve(fixed, topology, current.cost.profile, current.plan.epoch + 1, timings)
     except PlanInfeasible:
         return None
-    corrected = replace(current.cost, timings=timings)
-    now_s = simulate_step(corrected, current.layout).step_s
-    if better.plan.prediction is None or seats(better.plan) == seats(current.plan):
+    present = _numbered_as_in(current, better)
+    if present is None or better.plan.prediction is None or seats(better.plan) == seats(current.plan):
         return None
+    now_s = simulate_step(better.cost, present).step_s
     gain_s = (now_s - better.plan.prediction.step_s) * steps_left
-    carried_s, moved_bytes = moving(corrected, current.layout, better.layout)
+    carried_s, moved_bytes = moving(better.cost, present, better.layout)
     move_cost_s = carried_s + limits.restart_s
     if not gain_s > move_cost_s:
         return None
@@ -116,6 +118,20 @@ def propose(
     if taken_in:
         sentence += f"; it takes in {listed(taken_in)}, if no other job has taken them"
     return Replan(better, now_s, gain_s, move_cost_s, moved_bytes, sentence)
+
+
+def _numbered_as_in(current: Solution, better: Solution) -> Layout | None:
+    """Return the present layout in the other topology's numbers; None when a member of it is not there."""
+    place = {machine.id: index for index, machine in enumerate(better.cost.topology.contributors)}
+    ids = [machine.id for machine in current.cost.topology.contributors]
+    if any(ids[machine] not in place for machine in current.layout.machines):
+        return None
+    return Layout(
+        tuple(
+            pool._replace(members=tuple(place[ids[machine]] for machine in pool.members))
+            for pool in current.layout.pools
+        )
+    )
 
 
 def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, int]:

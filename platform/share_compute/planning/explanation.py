@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from share_compute.planning.additions import best_with, worth_trying
 from share_compute.planning.causes import Cause, causes
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.plan import Bottleneck, layer_span
+from share_compute.planning.problem import Problem
 from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
 from share_compute.planning.words import (
     bytes_text,
@@ -24,8 +26,6 @@ _SIMPLE = {
     "memory_weighted": "shares follow the memory that machines lend",
     "compute_weighted": "shares follow the speed that machines measured",
 }
-_MOST_TRIED = 12
-"""Idle machines of which it is worked out what a step with them would take."""
 _NOTICEABLE = 1.001
 
 
@@ -38,6 +38,7 @@ class Explanation:
         timeline: one step of it; None where no machine's speed was measured.
         asked: pools and members per pool that the job insists on.
         strategy: its name.
+        exact: whether no layout has a smaller formula, proved.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Explanation:
         *,
         asked: tuple[int | None, int | None],
         strategy: str,
+        exact: bool = False,
     ) -> None:
         self._cost = cost
         self._layout = layout
         self._timeline = timeline
         self._pools, self._members = asked
         self._strategy = strategy
+        self._exact = exact
 
     # -- the plan ------------------------------------------------------------------------------------------------
 
@@ -111,11 +114,20 @@ class Explanation:
             facts.append(f"{percent_text(self._timeline.busy_fractions[machine])} busy")
         need = self._cost.member_bytes(self._layout, place, seat)
         facts.append(f"{bytes_text(need)} of {bytes_text(contributor.memory_bytes)} used")
-        if len(pool.members) > 1:
-            count = f"{pool.shares[seat]} of {sum(pool.shares)} microbatches"
-            others = [self._name(member) for member in pool.members if member != machine]
-            facts.append(f"{count}, the rest with {listed(others)}")
+        facts += self._sharing(pool, seat)
         return f"holds {layer_span(pool.start, pool.stop)}: {', '.join(facts)}"
+
+    def standing(self, place: int, seat: int) -> str:
+        """Return the part of `why_in` that no figure says: why this machine, and with whom it shares."""
+        pool = self._layout.pools[place]
+        return ", ".join([self._standing(pool.members[seat]), *self._sharing(pool, seat)])
+
+    def _sharing(self, pool: PoolLayout, seat: int) -> list[str]:
+        if len(pool.members) == 1:
+            return []
+        count = f"{pool.shares[seat]} of {sum(pool.shares)} microbatches"
+        others = [self._name(member) for place, member in enumerate(pool.members) if place != seat]
+        return [f"{count}, the rest with {listed(others)}"]
 
     def _standing(self, machine: int) -> str:
         if self._strategy in _SIMPLE:
@@ -123,12 +135,7 @@ class Explanation:
         if self._timeline is None:
             return "no machine's speed was measured, so all count as alike"
         if len(self._layout.machines) == 1:
-            alone = self._cost.num_machines > 1 and self._pools is None
-            return (
-                f"{self._speed(machine)}; alone it is faster than any split"
-                if alone
-                else self._speed(machine)
-            )
+            return self._speed(machine) + self._alone(machine)
         speeds = [self._flops(other) for other in range(self._cost.num_machines)]
         speed, faster = self._flops(machine), sum(other > self._flops(machine) for other in speeds)
         alike = speeds.count(speed) > 1
@@ -140,6 +147,20 @@ class Explanation:
             )
         return f"{self._speed(machine)}, {self._ordinal(faster + 1)} fastest here"
 
+    def _alone(self, machine: int) -> str:
+        """Return what is known of one machine against several."""
+        others = [other for other in range(self._cost.num_machines) if other != machine]
+        if not others or self._pools is not None:
+            return ""
+        if not any(self._reached(machine, other) for other in others):
+            return "; no usable link joins it to another machine"
+        if self._exact:
+            return "; alone it is faster than any split"
+        return "; alone it is faster than every split that was tried" if self._strategy == "auto" else ""
+
+    def _reached(self, one: int, other: int) -> bool:
+        return math.isfinite(self._cost.network.transfer_s(one, other, 1.0))
+
     @staticmethod
     def _ordinal(number: int) -> str:
         ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
@@ -149,16 +170,30 @@ class Explanation:
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
         """Return for each machine without work why it has none."""
-        order = sorted(machines, key=lambda machine: (-self._flops(machine), machine))
-        reasons = {machine: self._why_out(machine) for machine in order[:_MOST_TRIED]}
-        least = min(map(self._flops, self._layout.machines))
-        for machine in order[_MOST_TRIED:]:
-            slower = ", and it is slower than each of them" if self._flops(machine) < least else ""
-            count = len(self._layout.machines)
-            reasons[machine] = (
-                f"{count} machines make the shortest step that was found{slower} ({self._speed(machine)})"
-            )
-        return reasons
+        tried = worth_trying(self._cost, self._layout)
+        reasons = {machine: self._why_out(machine) for machine in tried if machine in machines}
+        return reasons | {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
+
+    def _not_tried(self, machine: int) -> str:
+        """Return a reason without figures of the machine's own: those of one cause are told together."""
+        used = self._layout.machines
+        if float(self._cost.memory_bytes[machine]) < self._smallest_part():
+            return "the memory that it lends does not hold a single layer"
+        if not any(self._reached(machine, other) for other in used):
+            return "no usable link joins it to the machines of the plan"
+        causes_ = []
+        if self._flops(machine) < min(map(self._flops, used)):
+            causes_.append("it is slower than each of them")
+        if len(used) > 1 and self._nearest_s(machine) > max(self._nearest_s(other) for other in used):
+            causes_.append("its links to them are slower than theirs")
+        count = "1 machine makes" if len(used) == 1 else f"{len(used)} machines make"
+        return ", and ".join([f"{count} the shortest step that was found", *causes_])
+
+    def _nearest_s(self, machine: int) -> float:
+        """Return the time of one microbatch to the machine of the plan that is nearest."""
+        size = float(self._cost.boundary_bytes.max())
+        others = [other for other in self._layout.machines if other != machine]
+        return min(self._cost.network.transfer_s(machine, other, size) for other in others)
 
     def _why_out(self, machine: int) -> str:
         if self._timeline is None:
@@ -167,7 +202,7 @@ class Explanation:
             return f"there is no work for more than {len(self._layout.machines)} machines, and the others are faster"
         if self._strategy in _SIMPLE:
             return f"the job asks for {self._asked()}, and the others are faster"
-        with_it = self._best_with(machine)
+        with_it = best_with(Problem(self._cost, self._pools, self._members), self._layout, machine)
         return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
 
     def _no_room(self, machine: int) -> str:
@@ -183,6 +218,11 @@ class Explanation:
         step_s, now_s = simulate_step(self._cost, with_it).step_s, self._timeline.step_s
         if math.isinf(step_s):
             return "no usable link joins it to the machines of the plan"
+        if step_s * _NOTICEABLE < now_s:
+            return (
+                "this strategy found no place for it; "
+                f"with it a step would take {seconds_text(step_s)} instead of {seconds_text(now_s)}"
+            )
         if step_s < now_s * _NOTICEABLE:
             return f"with it a step would be no shorter than {seconds_text(now_s)}, so it stays free for other jobs"
         cause = causes(self._cost, with_it, step_s, of=machine)[0]
@@ -209,36 +249,6 @@ class Explanation:
             case "synchronisation":
                 return f"it would have to sum gradients with {names} in each step"
 
-    def _best_with(self, machine: int) -> Layout | None:
-        """Return the layout with the machine worked in that the formula likes best; None where it fits nowhere."""
-        layouts = [layout for layout in self._with(machine) if self._cost.fits(layout)]
-        return min(layouts, key=self._cost.step_s, default=None)
-
-    def _with(self, machine: int) -> Iterator[Layout]:
-        """Give layouts that differ from the plan only by having the machine in them."""
-        pools = self._layout.pools
-        for place, pool in enumerate(pools):
-            members = (*pool.members, machine)
-            shares = (
-                self._cost.shares(members, pool.start, pool.stop) if self._cost.may_pool(members) else None
-            )
-            if shares is not None and self._members is None:
-                yield _replaced(pools, place, PoolLayout(pool.start, pool.stop, members, shares))
-        if self._pools is not None or self._members not in (None, 1):
-            return
-        shares = (self._cost.workload.microbatches,)
-        for place, pool in enumerate(pools):
-            for part in sorted({1, self._fair_part(machine, pool)}):
-                if part < pool.stop - pool.start:
-                    head = PoolLayout(pool.start, pool.start + part, (machine,), shares)
-                    yield _replaced(pools, place, head, pool._replace(start=head.stop))
-                    tail = PoolLayout(pool.stop - part, pool.stop, (machine,), shares)
-                    yield _replaced(pools, place, pool._replace(stop=tail.start), tail)
-
-    def _fair_part(self, machine: int, pool: PoolLayout) -> int:
-        own, theirs = self._flops(machine), sum(map(self._flops, pool.members))
-        return max(1, round((pool.stop - pool.start) * own / (own + theirs)))
-
     def _smallest_part(self) -> float:
         return min(self._cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(self._cost.num_layers))
 
@@ -259,7 +269,3 @@ class Explanation:
 
     def _speed(self, machine: int) -> str:
         return flops_text(self._flops(machine))
-
-
-def _replaced(pools: Sequence[PoolLayout], place: int, *new: PoolLayout) -> Layout:
-    return Layout((*pools[:place], *new, *pools[place + 1 :]))

@@ -202,12 +202,7 @@ def _changed(problem: Problem, **changes: object) -> Problem:
 
 def _with_links(problem: Problem) -> Problem:
     """Return the problem with all machines on one fast network."""
-    network = Network(
-        region=np.zeros(problem.cost.num_machines, dtype=np.int64),
-        latency_s=np.full((1, 1), 1e-3),
-        bytes_per_s=np.full((1, 1), 1e9),
-    )
-    return _changed(problem, network=network)
+    return _changed(problem, network=Network.alike(problem.cost.num_machines))
 
 
 def _with_memory(problem: Problem, factor: float) -> Problem:

@@ -121,7 +121,7 @@ class Suffixes:
         members = tuple(sorted(members))
         if members not in self._numbers:
             self._numbers[members] = len(self._used)
-            self._used.append(self.options.of(members, self._most_layers(members)))
+            self._used.append(self.options.of(members, self._most_layers(members), self.ceiling_s))
             self._sizes = np.append(self._sizes, len(members))
             self._regions = np.append(self._regions, self._used[-1].region)
         return self._numbers[members]
@@ -259,6 +259,8 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
     """Return the rows that no other row of the same key beats in both times, ordered by key and step."""
     if not len(key):
         return np.zeros(0, dtype=np.int64)
+    rows = _unbeaten(key, step_s, trip_s)
+    key, step_s, trip_s = key[rows], step_s[rows], trip_s[rows]
     order = np.lexsort((trip_s, step_s, key))
     key, trip = key[order], np.unique(trip_s[order], return_inverse=True)[1].astype(np.int64)
     group = np.cumsum(np.concatenate([[0], key[1:] != key[:-1]]))
@@ -266,5 +268,25 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
     height = trip - group * (len(trip) + 1)
     lowest = np.minimum.accumulate(height)
     fresh = np.concatenate([[True], height[1:] < lowest[:-1]])
-    kept: Ints = order[fresh]
+    kept: Ints = rows[order[fresh]]
     return kept
+
+
+def _unbeaten(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
+    """Return the rows that the one with the least sum of both times, of the same key, does not beat in both.
+
+    Most rows fall here, without being sorted.
+    """
+    keys = int(key.max()) + 1
+    if keys > _CHUNK:
+        return np.arange(len(key))
+    both = step_s + trip_s
+    least = np.full(keys, np.inf)
+    np.minimum.at(least, key, both)
+    first = np.flatnonzero(both == least[key])
+    step, trip = np.full(keys, np.inf), np.full(keys, np.inf)
+    step[key[first]], trip[key[first]] = step_s[first], trip_s[first]
+    step, trip = step[key], trip[key]
+    beaten = (step_s >= step) & (trip_s >= trip) & ((step_s > step) | (trip_s > trip))
+    rows: Ints = np.flatnonzero(~beaten)
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,33 +52,47 @@ class Options:
 
     def __init__(self, cost: TrainingCost) -> None:
         self._cost = cost
-        self._known: dict[tuple[int, ...], Option] = {}
+        self._known: dict[tuple[int, ...], tuple[Option, int, float]] = {}
         self._bytes = 0
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """Machines whose speed is known and that lend memory."""
-        times = self._cost.forward_s[:, -1] + self._cost.backward_s[:, -1]
-        able = np.isfinite(times) & (self._cost.memory_bytes > 0)
+        """Machines whose speed is known and that have memory for one layer at least."""
+        cost = self._cost
+        times = cost.forward_s[:, -1] + cost.backward_s[:, -1]
+        smallest = min(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers))
+        able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= smallest)
         return tuple(int(machine) for machine in np.flatnonzero(able))
 
-    def of(self, machines: Sequence[int], most_layers: int) -> Option:
-        """Return the option of usable machines that may pool, for so many layers and less."""
+    def of(self, machines: Sequence[int], most_layers: int, ceiling_s: float = math.inf) -> Option:
+        """Return the option of usable machines that may pool.
+
+        Args:
+            machines: its members.
+            most_layers: ranges of so many layers and less.
+            ceiling_s: longer ranges may be left out that no step below it has time for.
+        """
         members = tuple(sorted(machines))
-        known = self._known.get(members)
         if self._bytes > _MOST_BYTES:
             self._known.clear()
             self._bytes = 0
-        if known is None or known.own_s.shape[1] < most_layers:
-            known = self._known[members] = self._build(members, most_layers)
-            self._bytes += 3 * known.own_s.nbytes
-        return known
+        option, layers, until_s = self._known.get(members, (None, 0, 0.0))
+        if option is None or layers < most_layers or until_s < ceiling_s:
+            option = self._build(members, most_layers, ceiling_s)
+            self._known[members] = option, most_layers, ceiling_s
+            self._bytes += 3 * option.own_s.nbytes
+        return option
 
-    def _build(self, members: tuple[int, ...], most_layers: int) -> Option:
+    def _build(self, members: tuple[int, ...], most_layers: int, ceiling_s: float) -> Option:
         cost, rows = self._cost, np.array(members)
         stop, more = np.nonzero(
             np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
         )
+        if len(members) > 1 and math.isfinite(ceiling_s):
+            # Most pools of several have time for few layers, and sharing out is what takes long.
+            hopeful = self._rough_s(members, stop - 1 - more, stop) <= ceiling_s * (1 + 1e-9)
+            most_layers = int(more[hopeful].max(initial=0)) + 1
+            stop, more = stop[more < most_layers], more[more < most_layers]
         start = stop - 1 - more
 
         def table(values: Floats, elsewhere: float) -> Floats:
@@ -85,16 +100,10 @@ class Options:
             filled[stop, more] = values
             return filled
 
-        forward, backward = cost.forward_s[rows], cost.backward_s[rows]
-        behind = backward[:, stop] - backward[:, start]
-        cells = forward[:, stop] - forward[:, start] + backward[:, stop] - backward[:, start]
+        cells = self._cells_s(rows, start, stop)
         shares = _shares(cells, cost.workload.microbatches)
-        held = cost.parameters[stop] - cost.parameters[start]
-        held = held + np.where((stop == cost.num_layers) & (start > 0), cost.profile.tied, 0)
-        ring = self._ring(members, held)
-        buckets = np.maximum(1, np.ceil(held * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
-        update = held * cost.update_s_per_parameter[rows].max()
-        tail = np.maximum(ring - behind.max(axis=0), ring / buckets) + update
+        held = self._held(start, stop)
+        tail = self._tail_s(members, start, stop)
         valid = (shares > 0).all(axis=0)
         return Option(
             members=members,
@@ -105,6 +114,36 @@ class Options:
                 np.int64
             ),
         )
+
+    def _cells_s(self, rows: Ints, start: Ints, stop: Ints) -> Floats:
+        """Return forward and backward of one microbatch ``[members, ranges]``."""
+        forward, backward = self._cost.forward_s[rows], self._cost.backward_s[rows]
+        times: Floats = forward[:, stop] - forward[:, start] + backward[:, stop] - backward[:, start]
+        return times
+
+    def _rough_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
+        """Return less than what a pool computes in a step: its members share microbatches without a rest."""
+        with np.errstate(divide="ignore"):
+            speed = (1 / self._cells_s(np.array(members), start, stop)).sum(axis=0)
+        times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
+        return times
+
+    def _held(self, start: Ints, stop: Ints) -> Floats:
+        cost = self._cost
+        held = cost.parameters[stop] - cost.parameters[start]
+        copies: Floats = held + np.where((stop == cost.num_layers) & (start > 0), cost.profile.tied, 0)
+        return copies
+
+    def _tail_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
+        cost, rows, held = self._cost, np.array(members), self._held(start, stop)
+        backward = cost.backward_s[rows]
+        hidden = (backward[:, stop] - backward[:, start]).max(axis=0)
+        ring = self._ring(members, held)
+        buckets = np.maximum(1, np.ceil(held * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
+        times: Floats = (
+            np.maximum(ring - hidden, ring / buckets) + held * cost.update_s_per_parameter[rows].max()
+        )
+        return times
 
     def _ring(self, members: tuple[int, ...], held: Floats) -> Floats:
         count = len(members)

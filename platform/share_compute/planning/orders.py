@@ -13,6 +13,8 @@ from share_compute.planning.network import transfer_s
 
 MOST_CANDIDATES: Final = 192
 """Of larger fleets, the search looks at so many machines."""
+_MOST_ALONE: Final = 8
+_MOST_LARGE: Final = 32
 
 
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
@@ -50,15 +52,20 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
     """Return the machines that a search looks at: of a large fleet, the fastest of its best linked regions, and of all.
 
-    A slower machine of a region is not needed while faster ones with as much memory are left.
+    A slower machine of a region is not needed while faster ones with as much memory are left. So those with the most
+    memory are in, and the fastest of those that can hold the model alone.
     """
     if len(rates) <= MOST_CANDIDATES:
         return sorted(rates)
     by_rate = sorted(rates, key=lambda machine: (-rates[machine], -cost.memory_bytes[machine], machine))
+    whole = cost.bytes_needed(0, cost.num_layers, 1, 0)
+    alone = [machine for machine in by_rate if cost.memory_bytes[machine] >= whole]
+    large = sorted(by_rate, key=lambda machine: -cost.memory_bytes[machine])
     place = {region: index for index, region in enumerate(region_chain(cost, rates))}
     near = sorted(by_rate, key=lambda machine: place[int(cost.network.region[machine])])
-    chosen = dict.fromkeys(near[: MOST_CANDIDATES // 2])
-    chosen.update(dict.fromkeys(by_rate))
+    chosen = dict.fromkeys(
+        (*alone[:_MOST_ALONE], *large[:_MOST_LARGE], *near[: MOST_CANDIDATES // 2], *by_rate)
+    )
     return sorted(list(chosen)[:MOST_CANDIDATES])
 
 

@@ -20,12 +20,14 @@ from share_compute.planning.report import (
     TimelineCell,
 )
 from share_compute.planning.serving import ServingCost, search_serving
+from share_compute.planning.serving_infeasible import serving_infeasible
 from share_compute.planning.strategies import with_nominal_speeds
 from share_compute.planning.words import bytes_text
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
+_WITH_CACHES = "with room for all caches"
 _MOST_CELLS = 4096
 """A timeline with more of them is no picture any more."""
 
@@ -107,13 +109,13 @@ def _islands(solution: Solution) -> IslandProposal | None:
 
 def _serve(
     spec: TrainJob, topology: Topology, profile: ModelProfile, workload: ServingWorkload
-) -> ServingPrediction | None:
-    """Return the best placement for requests; None where no machines can hold the model for them."""
+) -> ServingPrediction:
+    """Return the best placement for requests."""
     usable = with_nominal_speeds(topology)
     cost = ServingCost(profile, usable, complete(usable), workload)
     found = search_serving(cost, finalists=1)
     if not found:
-        return None
+        raise serving_infeasible(cost)
     best = found[0]
     return ServingPrediction(
         objective=workload.objective,
@@ -131,12 +133,15 @@ def _serving_plan(spec: TrainJob, topology: Topology, cost: ServingCost, layout:
     for pool in layout.pools:
         machine = contributors[pool.members[0]]
         need = math.ceil(float(cost.needed_bytes[pool.start, pool.stop]))
-        reason = (
-            f"holds {layer_span(pool.start, pool.stop)}: "
-            f"{bytes_text(need)} of {bytes_text(machine.memory_bytes)} used, with room for all caches"
-        )
+        filled = f"{bytes_text(need)} of {bytes_text(machine.memory_bytes)} used"
         member = MemberPlan(
-            contributor_id=machine.id, name=machine.name, microbatches=(0,), memory_bytes=need, reason=reason
+            contributor_id=machine.id,
+            name=machine.name,
+            microbatches=(0,),
+            memory_bytes=need,
+            lent_bytes=machine.memory_bytes,
+            reason=f"holds {layer_span(pool.start, pool.stop)}: {filled}, {_WITH_CACHES}",
+            standing=_WITH_CACHES,
         )
         shard = Shard(spec.name, pool.start, pool.stop, cost.num_layers)
         pools.append(

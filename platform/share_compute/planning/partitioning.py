@@ -140,7 +140,7 @@ def check_counts(machines: int, layers: int, microbatches: int, pools: int, memb
     if members_per_pool > microbatches:
         raise PlanInfeasible(
             f"{members_per_pool} members share each pool, but a step has only {microbatches} microbatches",
-            mend=f"set training.microbatches to {members_per_pool} or more",
+            mend=f"set training.microbatches, and training.batch_size with it, to {members_per_pool} or more",
             details={"members_per_pool": members_per_pool, "microbatches": microbatches},
         )
     if pools > layers:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import computed_field, model_validator
 
 from share_compute.planning.partitioning import Shard
 from share_compute.specification import TrainJob
@@ -43,10 +45,22 @@ class Prediction(StrictModel):
     links_assumed: bool = False
     """Whether no link was measured, so that communication is an assumption."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def gap(self) -> float:
-        """How far the prediction is above the bound, as a share of the bound."""
-        return self.step_s / self.lower_bound_s - 1
+    def gap(self) -> float | None:
+        """How far the prediction is above the bound, as a share of it; None for a bound of 0."""
+        # Both are sums of the same times in another order: rounding must not put a plan below its bound.
+        return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_computed(cls, data: Any) -> Any:
+        """Let what was written be read: the gap is worked out anew."""
+        return {key: value for key, value in data.items() if key != "gap"} if isinstance(data, dict) else data
+
+
+NOT_MEASURED = "its speed was not measured, while that of others was"
+"""Why a machine is left out of which nothing can be predicted."""
 
 
 class IdleMachine(StrictModel):
@@ -67,10 +81,14 @@ class MemberPlan(StrictModel):
     """Ids of the microbatches it computes in each step."""
     memory_bytes: int
     """Predicted need: weights, gradients, optimizer state and activations in flight."""
+    lent_bytes: int | None = None
+    """What its owner lends; None in plans of older releases."""
     busy_fraction: float | None = None
     """Share of a step in which it computes, predicted."""
     reason: str
     """Why it holds what it holds, in one sentence."""
+    standing: str = ""
+    """The part of the reason that the fields above do not say: why this machine, and with whom it shares."""
 
 
 class PoolPlan(StrictModel):

@@ -10,18 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from share_compute.errors import UserError
+from share_compute.planning.additions import best_with, worth_trying
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import Timings, TrainingCost
 from share_compute.planning.explanation import Explanation
 from share_compute.planning.infeasible import infeasible
-from share_compute.planning.layout import Layout
+from share_compute.planning.layout import Layout, solo
 from share_compute.planning.partitioning import Candidate, PartitioningStrategy, Shard, load_strategy
-from share_compute.planning.plan import IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
 from share_compute.planning.problem import Problem
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
 from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
 from share_compute.planning.strategies import (
+    AutoPartitioning,
     RecursivePartitioning,
     SearchingStrategy,
     is_measured,
@@ -33,9 +35,12 @@ from share_compute.topology import Contributor, Topology
 from share_compute.training.schedule import blocks
 
 _MOST_CHOICES = 6
-"""Numbers of microbatches that are looked at when the job leaves it open."""
+"""Numbers of microbatches that are searched in earnest when the job leaves it open."""
 _SMALL = 8
-"""With more machines, numbers are compared by a quick search, and only the best is searched in earnest."""
+"""With more machines, only the number that a quick search prefers is."""
+_MOST_ADDED = 8
+"""Idle machines that are taken in after the search."""
+_NOTICEABLE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ def solve(
     ]
     proposals = _proposals(strategy, _worth_searching(strategy, problems))
     chosen, timeline = _fastest(proposals) if measured else (proposals[0], None)
+    if timeline is not None and isinstance(strategy, AutoPartitioning):
+        chosen, timeline = _with_idle_machines(problems[0], chosen, timeline)
     if timeline is not None and math.isinf(timeline.step_s):
         raise infeasible(strategy, problems[-1], chosen.candidate.layout)
     return _finish(spec, topology, epoch, problems, proposals, chosen, timeline)
@@ -106,16 +113,12 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
 
 
 def microbatch_choices(spec: TrainJob) -> list[int]:
-    """Return the numbers of microbatches to try: the job's own, or divisors of the batch, evenly spread."""
+    """Return the numbers of microbatches that may be chosen: the job's own, or all divisors of the batch."""
     training = spec.training
     if training.microbatches is not None:
         return [training.microbatches]
     least = min(spec.parallelism.members_per_pool or 1, training.batch_size)
-    divisors = [number for number in _divisors(training.batch_size) if number >= least]
-    if len(divisors) <= _MOST_CHOICES:
-        return divisors
-    spread = (len(divisors) - 1) / (_MOST_CHOICES - 1)
-    return [divisors[round(place * spread)] for place in range(_MOST_CHOICES)]
+    return [number for number in _divisors(training.batch_size) if number >= least]
 
 
 def _divisors(number: int) -> list[int]:
@@ -133,20 +136,29 @@ def _pools(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured:
 
 
 def _worth_searching(strategy: PartitioningStrategy, problems: list[Problem]) -> list[Problem]:
-    """Return the problems that deserve a search: all of a few machines, of many the one that a quick search prefers."""
-    if (
-        len(problems) == 1
-        or problems[0].cost.num_machines <= _SMALL
-        or not isinstance(strategy, SearchingStrategy)
-    ):
+    """Return the problems that deserve a search: all of a few, else those that a quick search prefers."""
+    most = _MOST_CHOICES if problems[0].cost.num_machines <= _SMALL else 1
+    if len(problems) <= most or not isinstance(strategy, SearchingStrategy):
         return problems
-    quick = [
-        (min((problem.cost.step_s(candidate.layout) for candidate in found), default=math.inf), problem)
-        for problem in problems
-        for found in [RecursivePartitioning().place(problem)]
-    ]
-    best_s, best = min(quick, key=lambda pair: (rounded(pair[0]), pair[1].cost.workload.microbatches))
-    return [best] if math.isfinite(best_s) else problems
+    quick_s = [_quick_s(problem) for problem in problems]
+    order = sorted(range(len(problems)), key=lambda place: (rounded(quick_s[place]), place))
+    able = [place for place in order if math.isfinite(quick_s[place])]
+    if not able:
+        spread = (len(problems) - 1) / (_MOST_CHOICES - 1)
+        able = [round(place * spread) for place in range(_MOST_CHOICES)]
+        most = len(able)
+    return [problems[place] for place in sorted(set(able[:most]))]
+
+
+def _quick_s(problem: Problem) -> float:
+    """Return the step of a plan that is found fast."""
+    cost = problem.cost
+    layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]
+    if problem.pools in (None, 1) and problem.members_per_pool in (None, 1):
+        layouts += [
+            solo(machine, cost.num_layers, cost.workload.microbatches) for machine in range(cost.num_machines)
+        ]
+    return min((cost.step_s(layout) for layout in layouts if cost.fits(layout)), default=math.inf)
 
 
 def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[_Proposal]:
@@ -166,18 +178,32 @@ def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[
 
 
 def _fastest(proposals: list[_Proposal]) -> tuple[_Proposal, StepTimeline]:
-    """Simulate proposals as long as their formula, which no simulation undercuts, leaves them a chance."""
-    best: tuple[float, int, int] | None = None
-    chosen: tuple[_Proposal, StepTimeline] | None = None
-    for proposal in proposals:
-        if best is not None and rounded(proposal.formula_s) > best[0]:
+    """Simulate all proposals: the formula is near the simulation, not below it and not in the same order."""
+    ranked = [
+        ((rounded(timeline.step_s), *proposal.preference[1:]), place, timeline)
+        for place, proposal in enumerate(proposals)
+        for timeline in [simulate_step(proposal.cost, proposal.candidate.layout)]
+    ]
+    _, place, timeline = min(ranked, key=lambda each: each[:2])
+    return proposals[place], timeline
+
+
+def _with_idle_machines(
+    asked: Problem, chosen: _Proposal, timeline: StepTimeline
+) -> tuple[_Proposal, StepTimeline]:
+    """Take in machines that the simulation, unlike the formula, finds a use for."""
+    cost = chosen.cost
+    problem = Problem(cost, asked.pools, asked.members_per_pool)
+    for _ in range(_MOST_ADDED):
+        layout = chosen.candidate.layout
+        grown = [best_with(problem, layout, machine) for machine in worth_trying(cost, layout)]
+        tried = [(simulate_step(cost, each), each) for each in grown if each is not None]
+        better = min(tried, key=lambda each: (rounded(each[0].step_s), each[1]), default=None)
+        if better is None or better[0].step_s >= _NOTICEABLE * timeline.step_s:
             break
-        timeline = simulate_step(proposal.cost, proposal.candidate.layout)
-        rank = (rounded(timeline.step_s), *proposal.preference[1:])
-        if best is None or rank < best:
-            best, chosen = rank, (proposal, timeline)
-    assert chosen is not None
-    return chosen
+        timeline, layout = better
+        chosen = _Proposal(cost, Candidate(layout), cost.step_s(layout))
+    return chosen, timeline
 
 
 def rounded(seconds: float) -> float:
@@ -195,26 +221,31 @@ def _finish(
     timeline: StepTimeline | None,
 ) -> Solution:
     cost, layout = chosen.cost, chosen.candidate.layout
+    bounds_s = [lower_bound_s(problem.cost) for problem in problems]
+    proved = {id(proposal.cost) for proposal in proposals if proposal.candidate.exact}
+    exact = (
+        chosen.candidate.exact
+        and rounded(chosen.formula_s) <= rounded(proposals[0].formula_s)
+        and all(
+            id(problem.cost) in proved or bound_s >= chosen.formula_s
+            for problem, bound_s in zip(problems, bounds_s, strict=True)
+        )
+    )
     explanation = Explanation(
         cost,
         layout,
         timeline,
         asked=(problems[0].pools, problems[0].members_per_pool),
         strategy=spec.parallelism.strategy,
+        exact=exact,
     )
     prediction = None
     if timeline is not None:
-        searched = {id(proposal.cost) for proposal in proposals}
-        exact = (
-            len(searched) == len(problems)
-            and chosen.candidate.exact
-            and rounded(chosen.formula_s) <= rounded(proposals[0].formula_s)
-        )
         prediction = _predict(
             cost,
             timeline,
             formula_s=chosen.formula_s,
-            bound_s=min(lower_bound_s(problem.cost) for problem in problems),
+            bound_s=min(bounds_s),
             exact=exact,
             explanation=explanation,
         )
@@ -271,8 +302,10 @@ def _pool_plans(
                     name=contributor.name,
                     microbatches=owned,
                     memory_bytes=math.ceil(cost.member_bytes(layout, place, seat)),
+                    lent_bytes=contributor.memory_bytes,
                     busy_fraction=timeline.busy_fractions[machine] if timeline is not None else None,
                     reason=explanation.why_in(place, seat),
+                    standing=explanation.standing(place, seat),
                 )
             )
         shard = Shard(spec.name, pool.start, pool.stop, cost.num_layers)
@@ -290,11 +323,11 @@ def _idle(
     place = {machine.id: index for index, machine in enumerate(cost.topology.contributors)}
     used = set(layout.machines)
     reasons = explanation.why_out([index for index in place.values() if index not in used])
+    for index, reason in reasons.items():
+        yield _idle_machine(cost.topology.contributors[index], reason)
     for machine in topology.contributors:
         if machine.id not in place:
-            yield _idle_machine(machine, "its speed was not measured, while that of others was")
-        elif place[machine.id] not in used:
-            yield _idle_machine(machine, reasons[place[machine.id]])
+            yield _idle_machine(machine, NOT_MEASURED)
 
 
 def _idle_machine(machine: Contributor, reason: str) -> IdleMachine:

@@ -108,7 +108,8 @@ def dry_run(
         serving: tell, too, what the machines would do for requests.
 
     Raises:
-        PlanInfeasible: the machines cannot hold it; ``details`` says what is missing, and what would make it fit.
+        PlanInfeasible: the machines cannot hold it, for requests when ``serving`` asks for that; ``details`` says
+            what is missing, and what would make it fit.
         UserError: the model has nothing to train, or there is no such strategy.
     """
     # Imported here, so that those who only read reports need no numpy.

@@ -10,6 +10,7 @@ from share_compute.planning.all_orders import MOST_IN_BEAM, MOST_MACHINES, best_
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.fixed_order import MANY, best_in_order, width_for
+from share_compute.planning.grouping import MOST_LAYERS, group
 from share_compute.planning.halving import halve
 from share_compute.planning.labels import BETTER, Suffixes
 from share_compute.planning.layout import Layout
@@ -20,6 +21,8 @@ from share_compute.planning.orders import orders, shortlist, simple_layouts
 Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
 _EXACT_BUDGET: Final = 60_000_000
 """Candidates that the search over all orders looks at before it gives up its proof; some seconds."""
+_ORDERS_BUDGET: Final = 60_000_000
+"""Candidates in the orders of many machines; one more order is searched while there are less."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)
 """Members of a pool that are tried where not all can be."""
 _VARIED, _VARIED_WIDTH = 16, 8
@@ -30,6 +33,8 @@ _SOME: Final = 24
 _BEAM_WIDTHS: Final = (100, 30)
 """Suffixes kept of each number of machines and first layer where not all can be: up to `_SOME` machines, and beyond."""
 _KEPT_OF_ORDER: Final = 3
+_NEAR: Final = 2.0
+"""Finalists that are there for their kind take at most so many times as long as the best."""
 
 
 class Found(NamedTuple):
@@ -54,7 +59,8 @@ def search(
 
     What is proved: for up to `MOST_MACHINES` usable machines, ``auto`` goes through all sets of machines, all orders
     of pools, all members that may pool, and all cuts of the layers. If it comes to the end within its budget, the first
-    layout is the best there is, and ``exact`` says so. It also says so where the step equals the lower bound.
+    layout is the best there is, and ``exact`` says so. It also says so where the step equals the lower bound. Of models
+    with more than `MOST_LAYERS` layers, neighbours are searched as one; then only the bound can prove a layout best.
 
     Args:
         cost: the objective.
@@ -68,7 +74,10 @@ def search(
     Returns:
         The fastest first; empty when nothing fits.
     """
-    run = _Search(cost, pools, members_per_pool)
+    deep = None
+    if cost.num_layers > MOST_LAYERS and method != "recursive":
+        deep = group(cost, pools or 0)
+    run = _Search(deep.coarse if deep else cost, pools, members_per_pool)
     if run.sizes:
         if method in {"auto", "orders"}:
             run.auto(any_order=method == "auto")
@@ -76,7 +85,14 @@ def search(
             run.offer(halve(cost, run.rates, run.candidates))
         else:
             run.in_order(run.candidates)
-    return run.results(finalists)
+    if deep is None:
+        return run.results(finalists)
+    fine = _Search(cost, pools, members_per_pool)
+    fine.offer(layout for each in run.results(finalists) if (layout := deep.refined(each.layout)))
+    if not fine.known and fine.sizes:
+        # Some machine may hold a layer where it cannot hold a group.
+        fine.offer(halve(cost, fine.rates, fine.candidates))
+    return fine.results(finalists)
 
 
 class _Search:
@@ -85,6 +101,7 @@ class _Search:
         self.options = Options(cost)
         self.known: dict[Layout, float] = {}
         self.best_s = math.inf
+        self.looked_at = 0
         self.proved = False
         self.sizes: list[int] = []
         self.candidates: list[int] = []
@@ -118,15 +135,17 @@ class _Search:
 
     def in_order(self, order: Sequence[int]) -> None:
         """Search one order of machines."""
-        self._search(order, self.best_s, self.pools, width_for(self.cost, len(order)))
+        self.looked_at += self._search(order, self.best_s, self.pools, width_for(self.cost, len(order)))
 
-    def _search(self, order: Sequence[int], ceiling_s: float, pools: int | None, width: int | None) -> None:
+    def _search(self, order: Sequence[int], ceiling_s: float, pools: int | None, width: int | None) -> int:
+        """Search one order of machines; return how many candidates that took."""
         suffixes = Suffixes(self.cost, self.options, ceiling_s)
         sizes = self.sizes
         if width is not None and self.members_per_pool is None:
             sizes = [size for size in sizes if size in _SIZES_OF_MANY]
         ids = best_in_order(suffixes, order, sizes=sizes, pools=pools, width=width)
         self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
+        return suffixes.looked_at
 
     def auto(self, *, any_order: bool) -> None:
         """Try everything that the number of machines allows."""
@@ -137,7 +156,8 @@ class _Search:
             self.offer(simple_layouts(self.cost, order, self.rates))
         self.offer(halve(self.cost, self.rates, found[0]))
         for order in found:
-            self.in_order(order)
+            if len(self.candidates) <= MANY or self.looked_at <= _ORDERS_BUDGET:
+                self.in_order(order)
         if any_order and len(self.options.usable) <= MOST_MACHINES:
             suffixes = Suffixes(self.cost, self.options, self.best_s)
             ids, self.proved = best_in_any_order(
@@ -180,23 +200,40 @@ class _Search:
         return min(self.known, key=lambda layout: (self.known[layout], layout))
 
     def _vary(self) -> None:
-        """Look for good layouts with other numbers of pools, for the simulator to choose from."""
-        if self.pools is not None:
-            return
+        """Look for good layouts that differ in kind, for the simulator to choose from.
+
+        It sees waits that the formula does not price, which differ by the number of pools, and between pools of one and
+        of several.
+        """
         count, used = len(self.best.pools), self.best.machines
         order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]
-        for pools in range(max(1, count - 2), count + 3):
-            if pools != count and pools <= min(len(order), self.cost.num_layers):
-                self._search(order, 2 * self.best_s, pools, _VARIED_WIDTH)
+        ceiling_s = _NEAR * self.best_s
+        counts = [self.pools] if self.pools is not None else list(range(max(1, count - 2), count + 3))
+        counts = [pools for pools in counts if pools <= min(len(order), self.cost.num_layers)]
+        for pools in counts:
+            if pools != count:
+                self._search(order, ceiling_s, pools, _VARIED_WIDTH)
+        if self.members_per_pool is None and len(used) > count:
+            self.offer(self._of_single_machines(ceiling_s))
+
+    def _of_single_machines(self, ceiling_s: float) -> list[Layout]:
+        """Search once more without pools of several members."""
+        single = _Search(self.cost, self.pools, 1)
+        single.options, single.best_s = self.options, ceiling_s
+        if len(self.candidates) > MANY:
+            single.in_order(orders(self.cost, self.rates)[0])
+        elif single.sizes:
+            single.auto(any_order=True)
+        return list(single.known)
 
     def results(self, finalists: int) -> list[Found]:
-        """Return the best, the best of each number of pools, then whatever is fast."""
+        """Return the best, the best of each kind, the best of each set of machines, then whatever is fast."""
         ranked = sorted(self.known, key=lambda layout: (self.known[layout], layout))
-        firsts: dict[int, Layout] = {}
-        for layout in ranked:
-            firsts.setdefault(len(layout.pools), layout)
-        near = [layout for layout in firsts.values() if self.known[layout] <= 2 * self.best_s]
-        chosen = list(dict.fromkeys([*near, *ranked]))[:finalists]
+        near = [layout for layout in ranked if self.known[layout] <= _NEAR * self.best_s]
+        kinds = {_kind(layout): layout for layout in reversed(near)}
+        sets = {frozenset(layout.machines): layout for layout in reversed(near)}
+        firsts = sorted(kinds.values(), key=ranked.index), sorted(sets.values(), key=ranked.index)
+        chosen = list(dict.fromkeys([*ranked[:1], *firsts[0], *firsts[1], *ranked]))[:finalists]
         chosen.sort(key=lambda layout: (self.known[layout], layout))
         if chosen and not self.proved:
             self.proved = self.best_s * BETTER <= lower_bound_s(self.cost)
@@ -204,3 +241,8 @@ class _Search:
             Found(layout, self.known[layout], exact=index == 0 and self.proved)
             for index, layout in enumerate(chosen)
         ]
+
+
+def _kind(layout: Layout) -> tuple[int, bool]:
+    """Return what finalists shall differ in: the number of pools, and whether each is one machine."""
+    return len(layout.pools), len(layout.machines) == len(layout.pools)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_LONG = ((365.25 * 86400, "years", 2), (86400, "days", 2), (3600, "h", 2), (60, "min", 2))
+"""Seconds, unit, and the least number of it."""
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 
 
@@ -29,14 +31,15 @@ def flops_text(flops_per_s: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return ``1.31 s``, ``12.4 ms`` or ``3.2 min``."""
-    if seconds >= 120:
-        return f"{seconds / 60:.1f} min"
+    """Return ``1.31 s``, ``12.4 ms``, ``3.2 min``, ``5.0 h``, ``12.1 days`` or ``3.4 years``."""
+    for unit_s, unit, least in _LONG:
+        if seconds >= least * unit_s:
+            return f"{seconds / unit_s:,.1f} {unit}"
     if seconds >= 1:
         return f"{seconds:.2f} s"
     if seconds >= 1e-3:
         return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e6:.{1 if 0 < seconds < 1e-4 else 0}f} us"
 
 
 def percent_text(share: float) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 import numpy as np
 
 from share_compute.errors import UserError
+
+MOST_EVENTS = 5_000_000
+"""Changes that a simulation takes; some minutes."""
 
 
 class Event(NamedTuple):
@@ -41,21 +46,32 @@ class Churn:
         """Share of the time that a machine is there, in the long run."""
         return self.mean_up_s / (self.mean_up_s + self.mean_down_s)
 
-    def trace(self, machines: int, until_s: float, seed: int = 0) -> list[Event]:
-        """Return all changes before a time, in order. Every machine is there at the start.
+    def trace(self, machines: int, until_s: float, seed: int = 0) -> Iterator[Event]:
+        """Yield all changes before a time, in order. Every machine is there at the start.
 
         Args:
             machines: how many.
             until_s: end of the trace.
             seed: draws all times.
+
+        Raises:
+            UserError: at once, where more than `MOST_EVENTS` are to be expected.
         """
-        draw = np.random.default_rng([seed, 1])
-        now_s = np.zeros(machines)
-        changes: list[Event] = []
-        is_up = False
-        while (now_s < until_s).any():
-            now_s = now_s + draw.exponential(self.mean_down_s if is_up else self.mean_up_s, machines)
-            within = np.flatnonzero(now_s < until_s)
-            changes += [Event(float(now_s[machine]), int(machine), is_up) for machine in within]
-            is_up = not is_up
-        return sorted(changes)
+        expected = 2 * machines * until_s / (self.mean_up_s + self.mean_down_s)
+        if expected > MOST_EVENTS:
+            raise UserError(
+                f"the machines would go and come back about {expected:.2g} times; a simulation takes {MOST_EVENTS:,}",
+                mend="simulate fewer hours or machines, or a longer time between failures",
+            )
+        return self._events(machines, until_s, np.random.default_rng([seed, 1]))
+
+    def _events(self, machines: int, until_s: float, draw: np.random.Generator) -> Iterator[Event]:
+        # One next event of each machine: what comes later is not drawn yet, and takes no memory.
+        first = draw.exponential(self.mean_up_s, machines)
+        coming = [Event(float(time_s), machine, is_up=False) for machine, time_s in enumerate(first)]
+        heapify(coming)
+        while coming and coming[0].time_s < until_s:
+            event = coming[0]
+            yield event
+            lasts_s = draw.exponential(self.mean_down_s if not event.is_up else self.mean_up_s)
+            heapreplace(coming, Event(event.time_s + lasts_s, event.machine, not event.is_up))

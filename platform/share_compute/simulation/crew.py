@@ -1,9 +1,10 @@
 """Who works in a simulated job: plans by the real planner, and spares that take the place of the dead.
 
-The planner is shown at most `MOST_CANDIDATES` machines of a large fleet, so that a search takes a second: half of them
-the fastest of all, the rest the fastest of each region in turn, the best linked regions first. A member that dies is
-replaced in its place, without a search, by a machine of its kind that can hold what it held, if a step takes about as
-long with it; only when there is none, the planner searches again.
+The first plan is the planner's own, of all machines. Later searches show it a few of a large fleet, so that each takes
+a second: half of them the fastest of all, the rest the fastest of each region in turn, the best linked regions first;
+all only where those few cannot hold the job. Of more than `_LEAST_CANDIDATES`, cuts are searched in one order of the
+machines, not in all. A member that dies is replaced in its place, without a search, by a machine of its kind that can
+hold what it held, if a step takes about as long with it; only when there is none, the planner searches again.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from share_compute.planning.cost import TrainingCost
 from share_compute.planning.islands import part_of
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.partitioning import load_strategy
-from share_compute.planning.planner import microbatch_choices, workload
+from share_compute.planning.planner import solve, workload
 from share_compute.planning.problem import Problem
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
 from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.strategies import AutoPartitioning, DynamicProgrammingPartitioning
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
-MOST_CANDIDATES = 16
+_LEAST_CANDIDATES = 16
+"""Machines of a large fleet that a later search looks at; twice the members of the present plan if that is more."""
 _SLOWER = 1.1
 """With a spare, a step takes at most so many times what it took."""
 _MOST_SPARES = 8
@@ -52,11 +55,9 @@ class Crew:
         self._spec, self._topology, self._profile = spec, topology, profile
         self._network = complete(topology)
         self._strategy = load_strategy(spec.parallelism.strategy)
-        choices = microbatch_choices(spec)
-        self._costs = [
-            TrainingCost(profile, topology, self._network, workload(spec, choice)) for choice in choices
-        ]
-        self.cost = self._costs[0]
+        self._most_candidates = _LEAST_CANDIDATES
+        self._refused: Flags | None = None
+        self.cost: TrainingCost
         """Of the number of microbatches that the first plan chose."""
 
     @cached_property
@@ -64,35 +65,36 @@ class Crew:
         """Measured speed of each machine."""
         return np.array([machine.flops_per_s() for machine in self._topology.contributors])
 
-    def first_plan(self, alive: Flags) -> Layout:
-        """Plan with any number of microbatches that the job allows, and keep to that number.
+    def first_plan(self) -> Layout:
+        """Plan on all machines as `share_compute.planning.plan.make_plan` does, and keep to its number of microbatches.
 
         Raises:
-            PlanInfeasible: the machines cannot hold the job.
+            PlanInfeasible: the machines cannot hold the job; says what is missing.
         """
-        found: list[tuple[float, int, Layout]] = []
-        failure: PlanInfeasible | None = None
-        for number, cost in enumerate(self._costs):
-            try:
-                layout = self._search(cost, alive)
-            except PlanInfeasible as refused:
-                failure = refused
-                continue
-            found.append((_step_s(cost, layout), number, layout))
-        if not found:
-            assert failure is not None
-            raise failure
-        _, number, layout = min(found)
-        self.cost = self._costs[number]
-        self._costs = [self.cost]
+        solution = solve(self._spec, self._topology, self._profile, 0, {})
+        self.cost = TrainingCost(
+            self._profile,
+            self._topology,
+            self._network,
+            workload(self._spec, solution.plan.microbatches),
+        )
+        place = {machine.id: index for index, machine in enumerate(self._topology.contributors)}
+        planned = [place[machine.id] for machine in solution.cost.topology.contributors]
+        layout = _renumbered(solution.layout, planned)
+        self._most_candidates = max(_LEAST_CANDIDATES, 2 * len(layout.machines))
         return layout
 
     def plan(self, alive: Flags) -> Layout | None:
         """Plan again; None when the machines cannot hold the job."""
-        try:
-            return self._search(self.cost, alive)
-        except PlanInfeasible:
-            return None
+        if self._refused is not None and not (alive & ~self._refused).any():
+            return None  # no more machines than when all of them could not
+        there = [int(machine) for machine in np.flatnonzero(alive & (self.flops_per_s > 0))]
+        few = self._candidates(there)
+        layout = self._search(few)
+        if layout is None and len(few) < len(there):
+            layout = self._search(there)
+        self._refused = alive.copy() if layout is None else None
+        return layout
 
     def step_s(self, layout: Layout) -> float:
         """Return the time of a step."""
@@ -135,35 +137,32 @@ class Crew:
             cells = through[:, pool.stop] - through[:, pool.start]
         return np.where(np.isnan(cells), np.inf, cells)
 
-    def _search(self, cost: TrainingCost, alive: Flags) -> Layout:
-        machines = self._candidates(alive)
-        part = part_of(cost, machines)
+    def _search(self, machines: Sequence[int]) -> Layout | None:
+        """Return the layout with the shortest step; None when these machines cannot hold the job."""
+        part = part_of(self.cost, machines)
         asked = self._spec.parallelism
+        strategy = self._strategy
+        if isinstance(strategy, AutoPartitioning) and len(machines) > _LEAST_CANDIDATES:
+            strategy = (
+                DynamicProgrammingPartitioning()
+            )  # the other takes many seconds, and there are many searches in a day
         problem = Problem(part, pools=asked.pools, members_per_pool=asked.members_per_pool)
-        fitting = [one.layout for one in self._strategy.place(problem) if part.fits(one.layout)]
-        times = [_step_s(part, layout) for layout in fitting]
-        if not fitting or not math.isfinite(min(times)):
-            raise PlanInfeasible(
-                f"{len(machines)} machines of the fleet cannot hold the job",
-                mend="simulate a larger fleet, or a smaller model or batch",
-            )
-        chosen = fitting[times.index(min(times))]
-        return Layout(
-            tuple(
-                pool._replace(members=tuple(machines[member] for member in pool.members))
-                for pool in chosen.pools
-            )
+        try:
+            fitting = [one.layout for one in strategy.place(problem) if part.fits(one.layout)]
+        except PlanInfeasible:
+            return None
+        step_s, chosen = min(
+            ((_step_s(part, layout), layout) for layout in fitting), default=(math.inf, None)
         )
+        return _renumbered(chosen, machines) if chosen is not None and step_s < math.inf else None
 
-    def _candidates(self, alive: Flags) -> list[int]:
-        """Return the machines that the planner is shown."""
-        there = np.flatnonzero(alive & (self.flops_per_s > 0))
-        fastest = [int(machine) for machine in there[np.argsort(-self.flops_per_s[there], kind="stable")]]
-        if len(fastest) <= MOST_CANDIDATES:
-            return sorted(fastest)
-        chosen = dict.fromkeys(fastest[: MOST_CANDIDATES // 2])
+    def _candidates(self, there: Sequence[int]) -> list[int]:
+        """Return the machines that a later search is shown, of those that are there."""
+        most = self._most_candidates
+        fastest = sorted(there, key=lambda machine: (-self.flops_per_s[machine], machine))
+        chosen = dict.fromkeys(fastest[: most // 2] if len(fastest) > most else fastest)
         for machine in self._by_region(fastest):
-            if len(chosen) == MOST_CANDIDATES:
+            if len(chosen) >= most:
                 break
             chosen[machine] = None
         return sorted(chosen)
@@ -175,8 +174,17 @@ class Crew:
             groups.setdefault(int(self._network.region[machine]), []).append(machine)
         rates = self._network.bytes_per_s
         regions = sorted(groups, key=lambda region: (-rates[region, region], region))
-        for turn in range(max(map(len, groups.values()))):
+        for turn in range(max(map(len, groups.values()), default=0)):
             yield from (groups[region][turn] for region in regions if turn < len(groups[region]))
+
+
+def _renumbered(layout: Layout, machines: Sequence[int]) -> Layout:
+    """Return the layout with each machine's number replaced by what stands there in ``machines``."""
+    return Layout(
+        tuple(
+            pool._replace(members=tuple(machines[member] for member in pool.members)) for pool in layout.pools
+        )
+    )
 
 
 def _first(able: Flags, cells: NDArray[np.float64]) -> list[int]:

@@ -78,7 +78,7 @@ def simulate(
         )
     run = _Run(spec, topology, profile, scenario, rules or EpochRules())
     churn, duration_s = scenario.churn, scenario.duration_s
-    trace = churn.trace(len(topology.contributors), duration_s, scenario.seed) if churn else []
+    trace = churn.trace(len(topology.contributors), duration_s, scenario.seed) if churn else ()
     for number, event in enumerate(trace):
         if number % _PROGRESS_EVERY == 0:
             progress(event.time_s / duration_s)
@@ -101,7 +101,7 @@ class _Run:
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
         # The present layout, or while there is no plan the last one.
-        self._layout = self._crew.first_plan(self._alive)
+        self._layout = self._crew.first_plan()
         # The last layout that had all its state, and who died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None

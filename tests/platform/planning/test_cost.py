@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.platform.planning.instances import instance
 
-from share_compute.planning.cost import fill_shares, most_carried
+from share_compute.planning.cost import LayerTiming, fill_shares, most_carried
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.options import Options
 from share_compute.training.schedule import blocks, one_forward_one_backward, peak_in_flight, windows
@@ -123,3 +124,21 @@ def test_what_has_no_speed_takes_for_ever_and_is_never_nan() -> None:
             assert not math.isnan(cell)
             assert math.isinf(cell) == (cost.topology.contributors[machine].flops_per_s() == 0)
         assert not np.isnan(cost.update_s_per_parameter).any()
+
+
+def test_a_machine_that_nobody_timed_is_taken_to_be_as_wrong_as_the_others() -> None:
+    cost = instance(1, machines=3, layers=4)
+    first, second, _ = cost.topology.contributors
+    slow = {
+        machine.id: {
+            layer: LayerTiming(
+                6 * float(cost.forward_s[row, layer + 1] - cost.forward_s[row, layer]),
+                6 * float(cost.backward_s[row, layer + 1] - cost.backward_s[row, layer]),
+            )
+            for layer in range(2)
+        }
+        for row, machine in enumerate((first, second))
+    }
+    corrected = replace(cost, timings=slow)
+    assert corrected.forward_s == pytest.approx(6 * cost.forward_s)
+    assert corrected.backward_s == pytest.approx(6 * cost.backward_s)

@@ -94,6 +94,22 @@ class TestProposal:
         timings = slowed(current, "nobody", 1.0)
         assert propose(SPEC, TOPOLOGY, current, timings, 10**6, LIMITS) is None
 
+    def test_machines_are_the_same_in_whatever_order_they_stand(self) -> None:
+        current = solution()
+        timings = slowed(current, "a", 3.0)
+        known = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS)
+        turned = lan(machine("c", 1), machine("b", 50), machine("a", 50), bytes_per_s=1e9)
+        replan = propose(SPEC, turned, current, timings, 10_000, LIMITS)
+        assert known is not None
+        assert replan is not None
+        assert replan.current_step_s == pytest.approx(known.current_step_s)
+        assert (replan.moved_bytes, replan.gain_s) == (known.moved_bytes, pytest.approx(known.gain_s))
+
+    def test_nothing_is_proposed_when_a_member_is_gone(self) -> None:
+        current = solution()
+        others = lan(machine("a", 50), machine("c", 50), bytes_per_s=1e9)
+        assert propose(SPEC, others, current, slowed(current, "a", 3.0), 10_000, LIMITS) is None
+
 
 class TestMoving:
     def test_only_layers_that_change_machine_count(self) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tests.platform.planning.models import GIB, PROFILE, job, lan, machine
+from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.planning.partitioning import strategy_names
-from share_compute.planning.plan import make_plan
+from share_compute.planning.plan import Prediction, make_plan
+from share_compute.planning.profile import Growth
 from share_compute.planning.report import PlanReport, dry_run
 from share_compute.planning.workload import ServingWorkload
 from share_compute.topology import Link, Topology
 
 TOPOLOGY = lan(machine("a", 60), machine("b", 40), machine("c", 10))
+_CACHED = LAYER.model_copy(update={"cache_numbers": Growth(linear=2048)})
+CACHING = PROFILE.model_copy(update={"layers": (_CACHED,) * 12})
 
 
 def test_it_is_the_plan_that_a_job_would_get() -> None:
@@ -91,3 +96,33 @@ def test_serving_is_told_too_and_alone_where_training_does_not_fit() -> None:
     assert only.plan == only.serving.plan
     with pytest.raises(PlanInfeasible):
         dry_run(job(), lan(machine("a", memory_bytes=GIB // 64)), PROFILE, serving=serving)
+
+
+def test_serving_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> None:
+    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=1_000_000)
+    with pytest.raises(PlanInfeasible, match="serving 1000000 at a time") as error:
+        dry_run(job(), TOPOLOGY, CACHING, serving=asked)
+    details = error.value.details
+    assert details["missing_bytes"] == details["needed_bytes"] - details["lent_bytes"] > 0
+    fits = int(details["would_fit"][0].removeprefix("serve at most ").removesuffix(" at a time"))
+    assert error.value.mend == details["would_fit"][0]
+    assert dry_run(job(), TOPOLOGY, CACHING, serving=replace(asked, concurrent=fits)).serving is not None
+    with pytest.raises(PlanInfeasible):
+        dry_run(job(), TOPOLOGY, CACHING, serving=replace(asked, concurrent=fits + 1))
+
+
+def test_serving_over_dead_links_says_so() -> None:
+    topology = lan(machine("a", memory_bytes=GIB // 2), machine("b", memory_bytes=GIB // 2), bytes_per_s=0.0)
+    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
+    with pytest.raises(PlanInfeasible, match="no usable links") as error:
+        dry_run(job(), topology, PROFILE, serving=asked)
+    assert error.value.details["would_fit"] == ["lend 2 times the memory on every machine"]
+
+
+def test_the_gap_is_told_in_every_form_and_never_below_nothing() -> None:
+    prediction = dry_run(job(), TOPOLOGY, PROFILE).plan.prediction
+    assert prediction is not None
+    assert prediction.gap is not None
+    assert prediction.model_dump()["gap"] == prediction.gap >= 0
+    assert Prediction.model_validate_json(prediction.model_dump_json()) == prediction
+    assert prediction.model_copy(update={"lower_bound_s": 1.01 * prediction.step_s}).gap == 0

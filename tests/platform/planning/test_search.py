@@ -36,6 +36,14 @@ def small(seed: int) -> TrainingCost:
     return instance(seed, machines=machines, layers=draw.randrange(1, {5: 6, 6: 5}.get(machines, 8)))
 
 
+def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
+    """Return whether a machine can have work at all; pools are neighbours among those that can."""
+    return math.isfinite(cost.cell_s(machine, 0, cost.num_layers)) and any(
+        cost.bytes_needed(layer, layer + 1, 1, 0) <= cost.memory_bytes[machine]
+        for layer in range(cost.num_layers)
+    )
+
+
 def check(cost: TrainingCost, found: list[Found]) -> None:
     """Assert what holds of every result."""
     assert [each.step_s for each in found] == sorted(each.step_s for each in found)
@@ -66,7 +74,7 @@ def test_equal_to_brute_force_over_all_layouts_and_over_one_order(block: int) ->
         smallest, _ = best(cost, ordered_groups(frozenset(machines)))
         assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-9), seed
         assert all(each.exact == (index == 0) for index, each in enumerate(found)), seed
-        able = [machine for machine in machines if math.isfinite(cost.cell_s(machine, 0, cost.num_layers))]
+        able = [machine for machine in machines if can_hold_a_layer(cost, machine)]
         in_order, _ = best(cost, groups_in_order(able))
         row = search(cost, method="dynamic_programming")
         check(cost, row)
@@ -246,3 +254,32 @@ def test_ten_thousand_machines_do_not_explode() -> None:
     found = search(cost)
     check(cost, found)
     assert found[0].step_s >= lower_bound_s(cost) * (1 - 1e-9)
+
+
+def test_a_machine_that_holds_the_model_alone_is_found_among_many_that_hold_nothing() -> None:
+    cost = instance(3, machines=2, layers=6, microbatches=4)
+    one = cost.topology.contributors[0]
+
+    def like(index: int, memory_bytes: int, speed: float) -> Contributor:
+        device = dataclasses.replace(
+            one.devices[0], memory_bytes=memory_bytes, flops_per_s={"float32": speed}, memory_bytes_per_s=0.0
+        )
+        return dataclasses.replace(one, id=f"c{index}", devices=(device,))
+
+    whole = int(cost.bytes_needed(0, 6, 4, 4))
+    machines = (*(like(index, 1000, 9.0) for index in range(220)), like(220, 2 * whole, 1.0))
+    many = dataclasses.replace(
+        cost, topology=Topology(machines), network=Network.alike(len(machines)), timings={}
+    )
+    found = search(many)
+    assert found[0].layout.machines == (220,)
+    assert found[0].step_s == pytest.approx(lower_bound_s(many))
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_single_machine_pools_are_among_the_finalists(seed: int) -> None:
+    cost = instance(seed, machines=9, layers=8, microbatches=8)
+    found, single = search(cost, finalists=16), search(cost, members_per_pool=1)
+    assert bool(found) == bool(single)
+    if single and single[0].step_s <= 2 * found[0].step_s:
+        assert single[0].step_s in [each.step_s for each in found]

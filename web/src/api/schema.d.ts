@@ -676,7 +676,7 @@ export interface components {
         ContributorEntry: {
             /**
              * Address
-             * @description IP address; machines with the same one are on one host.
+             * @description Of its host, as an IP address or any other label; machines with the same one are on one host.
              * @default
              */
             address: string;
@@ -709,7 +709,7 @@ export interface components {
         ContributorEntryRequest: {
             /**
              * Address
-             * @description IP address; machines with the same one are on one host.
+             * @description Of its host, as an IP address or any other label; machines with the same one are on one host.
              * @default
              */
             address: string;
@@ -1700,6 +1700,11 @@ export interface components {
             /** Contributor Id */
             contributor_id: string;
             /**
+             * Lent Bytes
+             * @description What its owner lends; None in plans of older releases.
+             */
+            lent_bytes?: number | null;
+            /**
              * Memory Bytes
              * @description Predicted need: weights, gradients, optimizer state and activations in flight.
              */
@@ -1716,6 +1721,12 @@ export interface components {
              * @description Why it holds what it holds, in one sentence.
              */
             reason: string;
+            /**
+             * Standing
+             * @description The part of the reason that the fields above do not say: why this machine, and with whom it shares.
+             * @default
+             */
+            standing: string;
         };
         /**
          * MetricRecord
@@ -2113,6 +2124,11 @@ export interface components {
              */
             formula_s: number;
             /**
+             * Gap
+             * @description How far the prediction is above the bound, as a share of it; None for a bound of 0.
+             */
+            readonly gap: number | null;
+            /**
              * Links Assumed
              * @description Whether no link was measured, so that communication is an assumption.
              * @default false
@@ -2203,7 +2219,7 @@ export interface components {
         };
         /**
          * ReplanProposed
-         * @description Another plan would pay for moving to it; a resumed job takes it up.
+         * @description Another plan would pay for moving to it. Carrying it out belongs to elastic training; until then it is advice.
          */
         ReplanProposed: {
             /**

@@ -19,6 +19,7 @@ export type Metric = Schemas["MetricRecord"];
 export type Plan = Schemas["Plan"];
 export type Pool = Schemas["PoolPlan"];
 export type PoolEvent = Schemas["EventRecord"];
+export type Prediction = Schemas["Prediction"];
 
 export const JOB_STATES = [
   "queued",

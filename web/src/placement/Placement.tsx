@@ -59,7 +59,7 @@ export function Placement({ plan }: { plan: Plan }) {
           </Text>
           <ul className={classes.idle}>
             {plan.idle.map((machine) => (
-              <li key={machine.contributor_id}>
+              <li key={machine.name}>
                 <Text size="xs" c="dimmed">
                   {machine.name}: {machine.reason}
                 </Text>

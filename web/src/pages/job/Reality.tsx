@@ -1,7 +1,7 @@
 /** What the plan predicted, beside what was measured, and what a step waits for most. */
 import { Text } from "@mantine/core";
 
-import type { Job, Plan } from "../../api/types";
+import type { Job, Plan, Prediction } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { difference, stepTime } from "../../format";
 
@@ -14,7 +14,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
       <Text size="sm">{stepWords(prediction?.step_s, measured?.measured_step_s)}</Text>
       {prediction != null && (
         <Text size="sm" c="dimmed">
-          Slowest part: {prediction.bottleneck.sentence}.
+          Slowest part: {prediction.bottleneck.sentence}. {boundWords(prediction)}
         </Text>
       )}
       {measured !== null && measured.pools.length > 1 && (
@@ -31,6 +31,14 @@ function stepWords(predicted?: number, measured?: number): string {
   if (measured === undefined) return `A step should take ${stepTime(predicted ?? 0)}.`;
   if (predicted === undefined) return `A step takes ${stepTime(measured)}.`;
   return `A step takes ${stepTime(measured)}; predicted ${stepTime(predicted)} (${difference(measured, predicted)}).`;
+}
+
+/** How good the plan is known to be, as `share-compute plan` says it. */
+function boundWords({ gap, lower_bound_s, exact }: Prediction): string {
+  const proof = exact ? "proven best by the formula" : "the best that was found";
+  if (gap === null) return `It is ${proof}.`;
+  const above = gap > 0.0005 ? `this one is ${(gap * 100).toFixed(1)}% above` : "this one takes no more";
+  return `No plan takes less than ${stepTime(lower_bound_s)}; ${above}, ${proof}.`;
 }
 
 function busyWords(pool: { measured_busy_s: number; predicted_busy_s?: number | null }): string {

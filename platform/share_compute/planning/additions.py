@@ -1,0 +1,67 @@
+"""Layouts that differ from one only by having one more machine in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.problem import Problem
+
+_MOST_TRIED: Final = 12
+
+
+def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
+    """Return the idle machines of which it is worked out what a step with them would take: the fastest."""
+    used = set(layout.machines)
+    idle = [machine for machine in range(cost.num_machines) if machine not in used]
+    speeds = [machine.flops_per_s() for machine in cost.topology.contributors]
+    return sorted(idle, key=lambda machine: (-speeds[machine], machine))[:_MOST_TRIED]
+
+
+def best_with(problem: Problem, layout: Layout, machine: int) -> Layout | None:
+    """Return the layout with the machine worked in that the formula likes best; None where it fits nowhere."""
+    layouts = [each for each in _with(problem, layout.pools, machine) if problem.cost.fits(each)]
+    return min(layouts, key=problem.cost.step_s, default=None)
+
+
+def _with(problem: Problem, pools: Sequence[PoolLayout], machine: int) -> Iterator[Layout]:
+    cost = problem.cost
+    for place, pool in enumerate(pools):
+        members = (*pool.members, machine)
+        shares = cost.shares(members, pool.start, pool.stop) if cost.may_pool(members) else None
+        if shares is not None and problem.members_per_pool is None:
+            yield _replaced(pools, place, PoolLayout(pool.start, pool.stop, members, shares))
+    if problem.pools is not None or problem.members_per_pool not in (None, 1):
+        return
+    whole = (cost.workload.microbatches,)
+    for place, pool in enumerate(pools):
+        for part in sorted({1, _fair_part(cost, machine, pool)}):
+            if part < pool.stop - pool.start:
+                head = PoolLayout(pool.start, pool.start + part, (machine,), whole)
+                yield from _reshared(cost, pools, place, head, pool._replace(start=head.stop))
+                tail = PoolLayout(pool.stop - part, pool.stop, (machine,), whole)
+                yield from _reshared(cost, pools, place, pool._replace(stop=tail.start), tail)
+
+
+def _reshared(
+    cost: TrainingCost, pools: Sequence[PoolLayout], place: int, *new: PoolLayout
+) -> Iterator[Layout]:
+    """Yield pools with new ones in place of one, shared out for the layers that they now have."""
+    shared = []
+    for pool in new:
+        shares = cost.shares(pool.members, pool.start, pool.stop)
+        if shares is None:
+            return
+        shared.append(pool._replace(shares=shares))
+    yield _replaced(pools, place, *shared)
+
+
+def _fair_part(cost: TrainingCost, machine: int, pool: PoolLayout) -> int:
+    speeds = [cost.topology.contributors[each].flops_per_s() for each in (machine, *pool.members)]
+    return max(1, round((pool.stop - pool.start) * speeds[0] / sum(speeds)))
+
+
+def _replaced(pools: Sequence[PoolLayout], place: int, *new: PoolLayout) -> Layout:
+    return Layout((*pools[:place], *new, *pools[place + 1 :]))

@@ -1,0 +1,104 @@
+"""Very deep models: neighbouring layers are searched as one, then each cut is moved to where the step is shortest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Final
+
+from share_compute.planning.cost import LayerTiming, TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.profile import Growth, LayerProfile
+
+MOST_LAYERS: Final = 192
+"""The tables of a search grow with the square of the layers: of more, neighbours are put together."""
+_MOST_MOVED: Final = 32
+"""Pools up to which cuts are moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A cost whose layers are groups of another's."""
+
+    cost: TrainingCost
+    """The one of all layers."""
+    edges: tuple[int, ...]
+    """First layer of each group, and the number of layers."""
+    coarse: TrainingCost
+    """The one of the groups."""
+
+    def refined(self, layout: Layout) -> Layout | None:
+        """Return a layout of groups as one of layers, with each cut where it is best; None if none near it fits."""
+        stops = [self.edges[pool.stop] for pool in layout.pools]
+        best = self._cut(layout, stops)
+        stride = max(stop - start for start, stop in pairwise(self.edges)) // 2
+        while stride and len(stops) <= _MOST_MOVED:
+            for place in range(len(stops) - 1):
+                for moved in (stops[place] - stride, stops[place] + stride):
+                    tried = self._cut(layout, [*stops[:place], moved, *stops[place + 1 :]])
+                    if tried[0] < best[0]:
+                        best, stops[place] = tried, moved
+            stride //= 2
+        return best[1]
+
+    def _cut(self, layout: Layout, stops: Sequence[int]) -> tuple[float, Layout | None]:
+        """Return the step, infinite if it does not fit, and the layout with its cuts moved."""
+        pools = []
+        for pool, (start, stop) in zip(layout.pools, pairwise((0, *stops)), strict=True):
+            shares = self.cost.shares(pool.members, start, stop) if start < stop else None
+            if shares is None:
+                return math.inf, None
+            pools.append(PoolLayout(start, stop, pool.members, shares))
+        moved = Layout(tuple(pools))
+        return (self.cost.step_s(moved), moved) if self.cost.fits(moved) else (math.inf, None)
+
+
+def group(cost: TrainingCost, least: int) -> Grouped:
+    """Put neighbouring layers together, equal ones alone if that leaves few; at least so many groups are left."""
+    layers = cost.profile.layers
+    edges = _edges(layers, least)
+    profile = cost.profile.model_copy(
+        update={"layers": tuple(_joined(layers[start:stop]) for start, stop in pairwise(edges))}
+    )
+    timings = {
+        machine: {
+            place: LayerTiming(
+                sum(timed[layer].forward_s for layer in range(start, stop)),
+                sum(timed[layer].backward_s for layer in range(start, stop)),
+            )
+            for place, (start, stop) in enumerate(pairwise(edges))
+            if all(layer in timed for layer in range(start, stop))
+        }
+        for machine, timed in cost.timings.items()
+    }
+    return Grouped(cost, edges, replace(cost, profile=profile, timings=timings))
+
+
+def _edges(layers: Sequence[LayerProfile], least: int) -> tuple[int, ...]:
+    """Return where groups begin, and the number of layers."""
+    size = min(-(-len(layers) // MOST_LAYERS), max(1, len(layers) // max(1, least)))
+    runs = [len(list(run)) for _, run in groupby(layers)]
+    for larger in (size, 2 * size):
+        if least <= sum(-(-run // larger) for run in runs) <= MOST_LAYERS:
+            return (*_starts(runs, larger), len(layers))
+    return (*range(0, len(layers), size), len(layers))
+
+
+def _starts(runs: Sequence[int], size: int) -> Iterator[int]:
+    start = 0
+    for run in runs:
+        yield from range(start, start + run, size)
+        start += run
+
+
+def _joined(layers: Sequence[LayerProfile]) -> LayerProfile:
+    """Return several layers as one: what each holds and does is added up, and the last one hands on."""
+    sums: dict[str, int | Growth] = {}
+    for name in LayerProfile.model_fields:
+        values = [getattr(layer, name) for layer in layers]
+        sums[name] = (
+            Growth(*map(sum, zip(*values, strict=True))) if isinstance(values[0], Growth) else sum(values)
+        )
+    return LayerProfile.model_validate({**sums, "boundary_numbers": layers[-1].boundary_numbers})
