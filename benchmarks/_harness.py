@@ -12,11 +12,10 @@ import os
 import statistics
 import sysconfig
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ os.environ["RAY_max_direct_call_object_size"] = str(8 * 2**20)
 
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
 from share_compute.models.blueprint import dissect
-from share_compute.planning.plan import make_plan
+from share_compute.planning.planner import Solution, solve
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, Topology
 
@@ -115,7 +114,6 @@ class Ours:
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
         import ray
 
-        from share_compute_actors.crew import Crew
         from share_compute_actors.library import Library
 
         topology = Topology(
@@ -131,40 +129,85 @@ class Ours:
             )
         )
         assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
-        self._library = Library.remote(assignment.model_dump_json())
-        self._facts = ray.get(self._library.prepare.remote())
+        self.library = Library.remote(assignment.model_dump_json())
+        self._facts = ray.get(self.library.prepare.remote())
         profile = dissect(self._facts.blueprint)
-        self.plan = make_plan(spec, topology, profile)
+        solution = solve(spec, topology, profile, 0, {})
+        self.plan = solution.plan
         self.parameters = profile.parameters
         self.config = self._facts.blueprint.config
-        self._spec = spec
-        self._crew = Crew(
-            assignment, self.plan, self._facts, self._library, threading.Event(), profile.tied_name
-        )
-        self._crew.assemble(lambda _note: None)
         self.losses: list[float] = []
+        self.led = lead(assignment, solution, self._facts, self.library, self._hear)
+
+    def _hear(self, event: AttemptEvent) -> None:
+        if isinstance(event, StepCommitted):
+            self.losses.append(event.loss)
 
     def block(self, first: int, count: int) -> float:
         """Run ``count`` steps and return the seconds they took."""
-        from share_compute_actors.training import TrainingLoop
-
-        def hear(event: AttemptEvent) -> None:
-            if isinstance(event, StepCommitted):
-                self.losses.append(event.loss)
-
-        training = self._spec.training.model_copy(update={"steps": first + count - 1})
-        spec = self._spec.model_copy(update={"training": training})
-        loop = TrainingLoop(spec, self.plan, replace(self._facts, first_step=first), self._crew, hear)
         start = time.perf_counter()
-        loop.run(lambda _step: None)
+        self.led.conductor.steps(first + count - 1)
         return time.perf_counter() - start
 
     def close(self) -> None:
         """End the members."""
         import ray
 
-        self._crew.dismiss()
-        ray.kill(self._library)
+        self.led.end()
+        ray.kill(self.library)
+
+
+@dataclass(frozen=True)
+class Led:
+    """A crew that this process leads as a coordinator would."""
+
+    conductor: Any
+    crew: Any
+    end: Callable[[], None]
+
+
+def lead(
+    assignment: Assignment,
+    solution: Solution,
+    facts: Any,
+    library: Any,
+    tell: Callable[[AttemptEvent], None],
+    observe: Callable[[int, float, Any], None] = lambda _step, _seconds, _figures: None,
+    crew_class: Any = None,
+) -> Led:
+    """Start the members of a plan, with their shards, ready for the first step."""
+    import ray
+
+    from share_compute_actors.conductor import Conductor, Listener
+    from share_compute_actors.coordinator import Wishes
+    from share_compute_actors.crew import Crew
+    from share_compute_actors.record import StepRecord
+    from share_compute_actors.rosters import Former
+    from share_compute_actors.testing import Mailbox, forward_mail
+    from share_compute_actors.training import TrainingLoop
+
+    plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()
+    runs = max(plan.shares, key=len)
+    ray.get(library.cut.remote(runs))
+    tied = profile.tied_name if len(plan.pools) > 1 else None
+    mailbox = Mailbox.remote()
+    crew = (crew_class or Crew)(assignment, facts, library, mailbox, wishes.cancelled, runs, tied)
+    crew.load(plan, lambda _note: None)
+    record = StepRecord(assignment.folder)
+    record.rewind(facts.first_step - 1)
+    loop = TrainingLoop(assignment.spec, facts, crew, library, tell, observe)
+    former = Former(plan, solution.cost, is_tied=tied is not None, leaving=lambda: wishes.leaving)
+    listener = Listener(loop.committed, lambda *_: None, lambda _note: None)
+    training = assignment.spec.training
+    conductor = Conductor(crew, record, former.form, listener, forward_mail(mailbox), training, wishes)
+    conductor.assemble()
+
+    def end() -> None:
+        crew.dismiss()
+        ray.kill(mailbox)
+        record.close()
+
+    return Led(conductor, crew, end)
 
 
 class Rival:

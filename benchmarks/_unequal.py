@@ -37,18 +37,32 @@ def processor_share(name: str, cores: float) -> Iterator[Path]:
     finally:
         for process in (group / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):  # it ended by itself
-                (group.parent / "cgroup.procs").write_text(process)
+                (_own_group(group.parent) / "cgroup.procs").write_text(process)
         group.rmdir()
 
 
 @contextmanager
 def inside(processes: Path) -> Iterator[None]:
-    """What is started meanwhile belongs to the control group; this process does not stay in it."""
+    """What is started meanwhile belongs to the control group; this process goes back to the one that it came from."""
+    before = _own_group(processes.parent.parent)
     processes.write_text(str(os.getpid()))
     try:
         yield
     finally:
-        (processes.parent.parent / "cgroup.procs").write_text(str(os.getpid()))
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _own_group(root: Path) -> Path:
+    """Return the control group of this process in the hierarchy that begins at ``root``.
+
+    Where ``/proc`` names it from outside of a container, it is the root that the container sees.
+    """
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(",") if root.name == "cpu" else number == "0":
+            own = root / path.lstrip("/")
+            return own if (own / "cgroup.procs").is_file() else root
+    return root
 
 
 class Road(NamedTuple):
@@ -65,10 +79,16 @@ class Relays:
     """A process that passes connections on, later and slower."""
 
     def __init__(self, roads: list[Road]) -> None:
-        here, there = mp.get_context("spawn").Pipe()
+        here, there = mp.get_context("spawn").Pipe(duplex=False)
         self._process = mp.get_context("spawn").Process(target=_run, args=(roads, there), daemon=True)
         self._process.start()
-        self.ports: list[int] = here.recv()
+        there.close()  # so that only the child holds its end, and its death is noticed
+        try:
+            ports: list[int] = here.recv()
+        except EOFError:
+            self._process.join()
+            raise RuntimeError(f"the relays ended with exit code {self._process.exitcode}") from None
+        self.ports = ports
         """Where each road begins, on 127.0.0.1."""
 
     def close(self) -> None:

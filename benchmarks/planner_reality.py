@@ -14,7 +14,7 @@ import socket
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,19 +22,18 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _harness import arguments, job, print_figure, start_cluster
+from _harness import arguments, job, lead, print_figure, start_cluster
 from _unequal import Relays, Road, inside, processor_share
 from numpy.typing import NDArray
 
 from share_compute.jobs.events import Assignment
 from share_compute.models.blueprint import dissect
-from share_compute.planning.cost import LayerTiming
-from share_compute.planning.plan import Plan
-from share_compute.planning.planner import solve
+from share_compute.planning.planner import Solution, solve
+from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Link, Topology
 from share_compute_actors.crew import Crew
-from share_compute_actors.messages import Peer, StepResult
+from share_compute_actors.messages import Peer, StepFigures
 from share_compute_actors.probe_links import measure_link
 
 CORES = (0.6, 0.45, 0.3)
@@ -74,13 +73,14 @@ def road(source: int, target: int) -> tuple[float, float]:
 class RelayedCrew(Crew):
     """A crew whose members reach each other over relays."""
 
-    def _connect(self, peers: Any, note: Callable[[str], None]) -> None:  # noqa: ARG002 - all ways are direct
-        places = {me: int(name.rpartition("-")[2]) for me, name in self.names.items()}
+    def introduce(self, peers: Sequence[Peer], note: Callable[[str], None]) -> None:  # noqa: ARG002 - all ways are direct
+        """Let each member know the others by the ends of relays."""
+        places = {peer.worker: int(peer.name.rpartition("-")[2]) for peer in peers}
         ways = list(permutations(peers, 2))
         roads = []
         for source, target in ways:
             host, _, port = target.endpoint.removeprefix("tcp://").rpartition(":")
-            roads.append(Road(host, int(port), *road(places[source.me], places[target.me])))
+            roads.append(Road(host, int(port), *road(places[source.worker], places[target.worker])))
         self.relays = Relays(roads) if roads else None
         begins = dict(zip(ways, self.relays.ports, strict=True)) if self.relays else {}
 
@@ -90,7 +90,9 @@ class RelayedCrew(Crew):
             return replace(target, endpoint=f"tcp://127.0.0.1:{begins[source, target]}")
 
         calls = {
-            source.me: self._actors[source.me].connect.remote([seen_from(source, target) for target in peers])
+            source.worker: self.handle(source.worker).connect.remote(
+                [seen_from(source, target) for target in peers]
+            )
             for source in peers
         }
         silent = [who for list_ in self.gather(calls).values() for who in list_]
@@ -188,7 +190,7 @@ class Bench:
         self._facts = ray.get(self._library.prepare.remote())
         self.profile = dissect(self._facts.blueprint)
 
-    def plan(self, case: Case, timings: dict[str, dict[int, LayerTiming]]) -> Plan:
+    def plan(self, case: Case, timings: dict[str, dict[int, LayerTiming]]) -> Solution:
         """Return the plan of a case, as the planner makes it."""
         spec = self._spec(case)
         chosen = {f"c{place}" for place in case.machines}
@@ -196,41 +198,30 @@ class Bench:
             tuple(machine for machine in self.topology.contributors if machine.id in chosen),
             tuple(link for link in self.topology.links if {link.source, link.target} <= chosen),
         )
-        return solve(spec, topology, self.profile, 0, timings).plan
+        return solve(spec, topology, self.profile, 0, timings)
 
     def _spec(self, case: Case) -> TrainJob:
         parallelism = self.spec.parallelism.model_copy(update={"members_per_pool": 1, **case.parallelism})
         return self.spec.model_copy(update={"parallelism": parallelism})
 
-    def run(self, plan: Plan, steps: int) -> Run:
+    def run(self, solution: Solution, steps: int) -> Run:
         """Run a plan and return what was measured."""
-        from share_compute_actors.training import TrainingLoop
-
-        crew = RelayedCrew(
-            self._assignment,
-            plan,
-            self._facts,
-            self._library,
-            threading.Event(),
-            self.profile.tied_name,
-        )
         done = Run()
 
-        def observe(step: int, seconds: float, results: Collection[StepResult]) -> None:
+        def observe(step: int, seconds: float, results: Mapping[str, StepFigures]) -> None:
             if step > _SETTLING_STEPS:
                 done.seconds.append(seconds)
-            for result in results:
+            for worker, result in results.items():
                 if result.layer_timings:
-                    member = plan.pools[result.me.pool].members[result.me.member]
-                    done.timings[member.contributor_id] = dict(result.layer_timings)
+                    done.timings[worker] = dict(result.layer_timings)
 
+        led = lead(
+            self._assignment, solution, self._facts, self._library, lambda _event: None, observe, RelayedCrew
+        )
         try:
-            crew.assemble(lambda _note: None)
-            training = self.spec.training.model_copy(update={"steps": _SETTLING_STEPS + steps})
-            spec = self.spec.model_copy(update={"training": training})
-            TrainingLoop(spec, plan, self._facts, crew, lambda _event: None, observe).run(lambda _step: None)
+            led.conductor.steps(_SETTLING_STEPS + steps)
         finally:
-            crew.dismiss()
+            led.end()
         return done
 
 
@@ -261,10 +252,11 @@ def compare(bench: Bench, steps: int) -> None:
     errors: list[float] = []
     measured: dict[str, float] = {}
     for case in CASES:
-        raw, plan = bench.plan(case, {}), bench.plan(case, timings)
+        raw, solution = bench.plan(case, {}).plan, bench.plan(case, timings)
+        plan = solution.plan
         assert plan.prediction is not None
         assert raw.prediction is not None
-        seconds = statistics.median(bench.run(plan, steps).seconds)
+        seconds = statistics.median(bench.run(solution, steps).seconds)
         measured[case.name] = seconds
         errors.append(abs(plan.prediction.step_s / seconds - 1))
         print_figure(

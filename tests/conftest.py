@@ -14,11 +14,19 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pytest
+from tests.ray_nodes import attempt, cluster, nodes, topology
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store.records import ContributorRecord
 from share_compute_api.children import own_command
 from share_compute_api.client import Client
+
+__all__ = [
+    "attempt",
+    "cluster",
+    "nodes",
+    "topology",
+]  # fixtures that all folders share: there is one Ray here
 
 DEADLINE_S = 90.0
 GRACE_S = 40.0

@@ -18,8 +18,9 @@ import zmq
 from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 
-from share_compute.errors import ContributorLost
-from share_compute_actors.messages import Envelope, Label, MemberId, Peer
+from share_compute.errors import ContributorLost, StaleEpoch
+from share_compute.protocol.roster import Worker
+from share_compute_actors.messages import Envelope, Label, Peer
 
 Deliver = Callable[[bytes, np.ndarray], None]
 """Carries one envelope and its bytes by a Ray call."""
@@ -51,7 +52,7 @@ class _Admission:
 class Channel:
     """One member's end of all its links.
 
-    All methods but `deliver` belong to the thread that made it.
+    All methods but `deliver`, `wake` and `interrupt` belong to the thread that made it.
 
     Args:
         job: messages of other jobs are dropped.
@@ -63,7 +64,7 @@ class Channel:
 
     def __init__(self, job: str, epoch: int, address: str, keys: Keys, admitted: Iterable[bytes]) -> None:
         self._job = job
-        self._epoch = epoch
+        self.epoch = epoch
         self._keys = keys
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
@@ -82,13 +83,16 @@ class Channel:
         self._inbound.ipv6 = ":" in address
         port = self._inbound.bind_to_random_port(f"tcp://{host}")
         self.endpoint = f"tcp://{host}:{port}"
-        self._direct: dict[MemberId, zmq.Socket[bytes]] = {}
-        self._by_call: dict[MemberId, Deliver] = {}
+        self._direct: dict[Worker, zmq.Socket[bytes]] = {}
+        self._by_call: dict[Worker, Deliver] = {}
         self._arrived: dict[Label, Tensor] = {}
         self._taken: set[Label] = set()
-        self._inside_sockets = threading.local()
+        self._inside_lock = threading.Lock()
+        self._inside_socket: zmq.Socket[bytes] | None = None
+        self._is_closed = False
+        self._is_interrupted = False
         self.waited_s = 0.0
-        """Time spent in `receive`, to be read and reset by the owner."""
+        """Time spent in `receive` and `take`, to be read and reset by the owner."""
 
     def connect(self, peer: Peer) -> None:
         """Open a direct link to ``peer``; it need not answer yet."""
@@ -100,36 +104,64 @@ class Channel:
         socket.set_hwm(0)
         socket.linger = 0
         socket.connect(peer.endpoint)
-        self._direct[peer.me] = socket
+        self._direct[peer.worker] = socket
 
-    def use_calls(self, member: MemberId, deliver: Deliver) -> None:
-        """Send to ``member`` by Ray calls from now on."""
-        socket = self._direct.pop(member, None)
+    def use_calls(self, worker: Worker, deliver: Deliver) -> None:
+        """Send to ``worker`` by Ray calls from now on."""
+        socket = self._direct.pop(worker, None)
         if socket is not None:
             socket.close()
-        self._by_call[member] = deliver
+        self._by_call[worker] = deliver
 
-    def send(self, member: MemberId, label: Label, tensor: Tensor) -> None:
+    def send(self, worker: Worker, label: Label, tensor: Tensor) -> None:
         """Send a tensor and return at once; it must not be changed afterwards."""
         ready = tensor.detach().to("cpu").contiguous()
         envelope = Envelope(
-            self._job, self._epoch, label, str(ready.dtype).removeprefix("torch."), tuple(ready.shape)
+            self._job, self.epoch, label, str(ready.dtype).removeprefix("torch."), tuple(ready.shape)
         ).pack()
         content = ready.reshape(-1).view(torch.uint8).numpy()
-        if member in self._by_call:
-            self._by_call[member](envelope, content)
+        if worker in self._by_call:
+            self._by_call[worker](envelope, content)
         else:
-            self._direct[member].send_multipart([envelope, content.data], copy=False)
+            self._direct[worker].send_multipart([envelope, content.data], copy=False)
 
     def deliver(self, envelope: bytes, content: np.ndarray) -> None:
         """Take in what came by a Ray call; may be called from any thread."""
-        socket = getattr(self._inside_sockets, "socket", None)
-        if socket is None:
-            socket = self._context.socket(zmq.PUSH)
-            socket.linger = 0
-            socket.connect(self._inside)
-            self._inside_sockets.socket = socket
-        socket.send_multipart([envelope, content.tobytes()])
+        self._put_inside([envelope, content.tobytes()])
+
+    def wake(self) -> None:
+        """Let `take` return at once; may be called from any thread."""
+        self._put_inside([b""])
+
+    def interrupt(self) -> None:
+        """Let `receive` end, now and from now on; may be called from any thread."""
+        self._is_interrupted = True
+        self.wake()
+
+    def _put_inside(self, frames: list[bytes]) -> None:
+        with self._inside_lock:
+            if self._is_closed:
+                return
+            if self._inside_socket is None:
+                self._inside_socket = self._context.socket(zmq.PUSH)
+                self._inside_socket.linger = 0
+                self._inside_socket.connect(self._inside)
+            self._inside_socket.send_multipart(frames)
+
+    def take(self, timeout_s: float) -> tuple[Label, Tensor] | None:
+        """Return the next tensor of a training step, whichever it is; others wait for `receive`.
+
+        None when none comes in time, when something else came, or when `wake` was called.
+        """
+        label = next((label for label in self._arrived if label.is_of_step), None)
+        if label is None:
+            start = time.perf_counter()
+            label = self._take_in(timeout_s)
+            self.waited_s += time.perf_counter() - start
+            if label is None or not label.is_of_step:
+                return None
+        self._taken.add(label)
+        return label, self._arrived.pop(label)
 
     def receive(self, label: Label, source: str, timeout_s: float) -> Tensor:
         """Wait for the tensor of that label.
@@ -141,38 +173,55 @@ class Channel:
 
         Raises:
             ContributorLost: it did not come in time.
+            StaleEpoch: `interrupt` was called.
         """
         start = time.perf_counter()
         while label not in self._arrived:
-            self._take_in(label, source, start + timeout_s)
+            if self._is_interrupted:
+                raise StaleEpoch(f"epoch {self.epoch} is over", mend="nothing: the next epoch begins")
+            left_s = start + timeout_s - time.perf_counter()
+            if left_s <= 0:
+                raise ContributorLost(
+                    f"{source} sent no {label.cargo} of microbatch {label.microbatch} in time",
+                    machine=source,
+                    step=label.step,
+                    mend="check that machine and its network, then resume the job",
+                )
+            self._take_in(left_s)
         self.waited_s += time.perf_counter() - start
         self._taken.add(label)
         return self._arrived.pop(label)
 
-    def _take_in(self, label: Label, source: str, until: float) -> None:
-        left_ms = max(0, round((until - time.perf_counter()) * 1000))
-        if not self._inbound.poll(left_ms):
-            raise ContributorLost(
-                f"{source} sent no {label.cargo} of microbatch {label.microbatch} in time",
-                machine=source,
-                step=label.step,
-                mend="check that machine and its network, then resume the job",
-            )
-        envelope, content = self._inbound.recv_multipart(copy=False)
-        message = Envelope.unpack(envelope.bytes)
-        if (message.job, message.epoch) != (self._job, self._epoch):
-            return
+    def _take_in(self, timeout_s: float) -> Label | None:
+        """Wait for one message and keep its tensor, if it is of this epoch and new."""
+        if not self._inbound.poll(max(0, round(timeout_s * 1000))):
+            return None
+        frames = self._inbound.recv_multipart(copy=False)
+        if len(frames) == 1:  # somebody wakes us
+            return None
+        message = Envelope.unpack(frames[0].bytes)
+        if (message.job, message.epoch) != (self._job, self.epoch):
+            return None
         if message.label in self._taken or message.label in self._arrived:
-            return
-        flat = torch.frombuffer(bytearray(content.buffer), dtype=getattr(torch, message.dtype))
+            return None
+        flat = torch.frombuffer(bytearray(frames[1].buffer), dtype=getattr(torch, message.dtype))
         self._arrived[message.label] = flat.reshape(message.shape)
+        return message.label
 
     def forget(self, before: int) -> None:
         """Stop remembering which tensors of training steps before ``before`` were taken."""
         self._taken = {label for label in self._taken if label.phase == "train" and label.step >= before}
 
+    def forget_evaluations(self) -> None:
+        """Stop remembering which tensors of evaluations were taken."""
+        self._taken = {label for label in self._taken if label.phase == "train"}
+
     def close(self) -> None:
         """Close all links."""
+        with self._inside_lock:
+            self._is_closed = True
+            if self._inside_socket is not None:
+                self._inside_socket.close(linger=0)
         for socket in self._direct.values():
             socket.close()
         self._inbound.close(linger=0)

@@ -19,8 +19,6 @@ from share_compute.topology import Device, Link
 from share_compute_actors.probe_links import Payload, measure_link
 from share_compute_actors.processes import tied
 
-HEAD = "head"
-"""Stands for the head where a contributor id is expected."""
 _PROBE_TIMEOUT_S = 120.0
 
 

@@ -5,19 +5,47 @@ This module is what the control plane imports, so it is light; the attempt itsel
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections.abc import Iterable
+from typing import Any
 
 import ray
 
 from share_compute.errors import ShareComputeError
-from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, attempt_events
+from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, attempt_events, topologies
 
 
 class Cancelled(Exception):
     """The submitter cancelled the job."""
 
 
-@ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4})
+class Wishes:
+    """What the control plane asks of an attempt while it runs; any thread may say or read it."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._leaving: set[str] = set()
+
+    def leave(self, contributor_id: str) -> None:
+        """Ask the attempt to do without a machine."""
+        with self._lock:
+            self._leaving.add(contributor_id)
+
+    def stay(self, contributor_ids: Iterable[str]) -> None:
+        """Say that these may be used, whatever was asked before."""
+        with self._lock:
+            self._leaving.difference_update(contributor_ids)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Machines to do without."""
+        with self._lock:
+            return frozenset(self._leaving)
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "mail": 1})
 class Coordinator:
     """Makes one attempt at one job.
 
@@ -30,7 +58,8 @@ class Coordinator:
         self._events: list[AttemptEvent] = []
         self._received = 0
         self._news = threading.Condition()
-        self._cancelled = threading.Event()
+        self._wishes = Wishes()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
@@ -38,7 +67,8 @@ class Coordinator:
         from share_compute_actors.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
         try:
-            self._tell(TrainingAttempt(self._assignment, self._tell, self._cancelled).make())
+            attempt = TrainingAttempt(self._assignment, self._tell, self._wishes, self._inbox)
+            self._tell(attempt.make())
         except Cancelled:
             self._tell(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
         except ShareComputeError as failure:
@@ -62,10 +92,28 @@ class Coordinator:
             self._received = after
             return attempt_events.dump_json(self._events).decode()
 
+    @ray.method(concurrency_group="mail")
+    def hear(self, worker: str, message: Any, figures: Any) -> None:
+        """Take in what a member says; `Conductor` knows what it means."""
+        self._inbox.put((worker, message, figures))
+
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:
         """Ask the attempt to end at the next step."""
-        self._cancelled.set()
+        self._wishes.cancelled.set()
+
+    @ray.method(concurrency_group="control")
+    def offer(self, topology: str) -> None:
+        """Say which machines the attempt may use from now on, as JSON; what it holds is not taken away.
+
+        Machines that it does not hold are of no use to it before its next attempt.
+        """
+        self._wishes.stay(machine.id for machine in topologies.validate_json(topology).contributors)
+
+    @ray.method(concurrency_group="control")
+    def drain(self, contributor_id: str) -> None:
+        """Ask the attempt to hand over what a machine holds, and to do without it."""
+        self._wishes.leave(contributor_id)
 
     def _tell(self, event: AttemptEvent) -> None:
         with self._news:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from share_compute.planning.cost import LayerTiming
+from share_compute.planning.timings import LayerTiming
 
 _Way: TypeAlias = Literal["forward", "backward"]
 _Mark: TypeAlias = "float | torch.cuda.Event"

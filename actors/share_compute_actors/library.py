@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from share_compute.data import Prepared, StepOrder, prepare
+from share_compute.data.tokenization import load_tokenizer
 from share_compute.errors import UserError
 from share_compute.jobs.events import Assignment
-from share_compute.models.blueprint import Blueprint
+from share_compute.models.blueprint import Blueprint, blueprint_of
 from share_compute.models.weights import FolderWriter, WeightFolder, newest_folder, sweep_partial
+from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute_actors.messages import FolderKind
 
 if TYPE_CHECKING:
     from share_compute.models.conversion import PretrainedWeights
@@ -36,19 +39,42 @@ STATE = "training.json"
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Where training stands after a step, beside weights and optimizer."""
+
+    step: int
+    """The last one that was committed; 0 before the first."""
+    loss_scale: LossScale
+    """Of the next step."""
+    validations: tuple[tuple[int, float], ...] = ()
+    """Step and loss of each validation so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryFacts:
     """What the coordinator learns from the library before it plans."""
 
     blueprint: Blueprint
     sizes: dict[str, int]
     """Samples of each split."""
-    first_step: int
-    """Step to begin with: 1, or the one after the checkpoint's."""
+    state: TrainingState
+    """Where training stands: at the beginning, or as the checkpoint has it."""
     has_weights: bool
     """Whether training starts from weights in files, not from the seed."""
     microbatches: int | None
     """Pieces of a batch as the job or its checkpoint settled them; None leaves it to the planner."""
+    runs: tuple[int, ...] | None
+    """Of the `SummationTree`, as the job's first plan settled it; None at its first attempt."""
     notes: tuple[str, ...]
+    prompts: tuple[tuple[int, ...], ...] = ()
+    """Ids of the texts that the model is to continue now and then."""
+    text_ends: tuple[int, ...] = ()
+    """Ids that end a text."""
+
+    @property
+    def first_step(self) -> int:
+        """Step to begin with."""
+        return self.state.step + 1
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4, "weights": 1})
@@ -69,6 +95,10 @@ class Library:
         self._optimizer: WeightFolder | None = None
         self._writers: dict[str, FolderWriter] = {}
         self._microbatches = self._spec.training.microbatches
+        self._runs: tuple[int, ...] | None = None
+        self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
+        self._config: dict[str, Any] | None = None
+        self._tokenizer: Any = None
 
     # -- before training -----------------------------------------------------------------------------------------
 
@@ -90,13 +120,15 @@ class Library:
         self._order = StepOrder(
             training.seed, prepared.samples.size("train"), training.batch_size, self._spec.data.shuffle
         )
-        done = 0
         if checkpoint is not None:
-            done = self._continue_from(checkpoint, prepared)
+            self._continue_from(checkpoint, prepared)
             self._weights = WeightFolder(checkpoint)
             if any(checkpoint.glob("optimizer*.safetensors")):
                 self._optimizer = WeightFolder(checkpoint, "optimizer")
-        blueprint = self._blueprint(prepared)
+        blueprint = blueprint_of(
+            self._spec, prepared.vocab_size, self._special_tokens(prepared.tokenizer_folder)
+        )
+        self._config = blueprint.config
         if checkpoint is None and self._spec.model.path is not None:
             from share_compute.models.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
 
@@ -104,10 +136,13 @@ class Library:
         return LibraryFacts(
             blueprint=blueprint,
             sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
-            first_step=done + 1,
+            state=self._state,
             has_weights=self._weights is not None,
             microbatches=self._microbatches,
+            runs=self._runs,
             notes=prepared.notes,
+            prompts=self._prompts(prepared.tokenizer_folder),
+            text_ends=self._text_ends(),
         )
 
     def _checkpoint(self) -> Path | None:
@@ -115,7 +150,25 @@ class Library:
         # The one that was written down may have made room for newer ones before the server went down.
         return newest_folder(wanted.parent) if wanted is not None and not wanted.exists() else wanted
 
-    def _continue_from(self, checkpoint: Path, prepared: Prepared) -> int:
+    def _prompts(self, folder: Path | None) -> tuple[tuple[int, ...], ...]:
+        wanted = self._spec.training.samples
+        if wanted is None or folder is None:
+            return ()
+        self._tokenizer = load_tokenizer(folder)
+        rows = tuple(tuple(self._tokenizer(prompt).input_ids) for prompt in wanted.prompts)
+        for prompt, row in zip(wanted.prompts, rows, strict=True):
+            if not row:
+                raise UserError(
+                    f"training.samples: the tokenizer has no tokens for the prompt {prompt!r}",
+                    mend="choose another prompt",
+                )
+        return rows
+
+    def _text_ends(self) -> tuple[int, ...]:
+        end = self._tokenizer.eos_token_id if self._tokenizer is not None else None
+        return () if end is None else (end,)
+
+    def _continue_from(self, checkpoint: Path, prepared: Prepared) -> None:
         state = json.loads((checkpoint / STATE).read_text())
         samples = prepared.samples.size("train")
         if state["train_samples"] != samples:
@@ -125,35 +178,24 @@ class Library:
             )
         # Sums are made in the order of microbatches: a job keeps the number that it began with.
         self._microbatches = self._microbatches or state.get("microbatches")
-        return int(state["step"])
+        if sum(state.get("runs", ())) == self._microbatches:
+            self._runs = tuple(state["runs"])
+        self._state = TrainingState(
+            int(state["step"]),
+            LossScale(**state["loss_scale"]) if "loss_scale" in state else self._state.loss_scale,
+            tuple((int(step), float(loss)) for step, loss in state.get("validations", ())),
+        )
 
-    def cut(self, microbatches: int) -> None:
-        """Cut all batches into so many pieces, as the plan says."""
-        self._spec = self._spec.with_microbatches(microbatches)
-
-    def _blueprint(self, prepared: Prepared) -> Blueprint:
-        model = self._spec.model
-        if model.layers is not None:
-            return Blueprint(layers=model.layers)
-        config = dict(model.config or {})
-        if model.path is not None:
-            config = json.loads((model.path / "config.json").read_text())
-        config.setdefault("vocab_size", prepared.vocab_size)
-        length, window = self._spec.training.sequence_length, config.get("max_position_embeddings")
-        if isinstance(window, int) and length > window:
-            raise UserError(
-                f"sequence_length {length} is longer than the model's window of {window} tokens",
-                mend=f"set training.sequence_length to {window} or less",
-            )
-        config.update(self._special_tokens(prepared.tokenizer_folder) if model.path is None else {})
-        return Blueprint(config=config)
+    def cut(self, runs: tuple[int, ...]) -> None:
+        """Cut all batches into as many pieces as these runs have, as the plan says."""
+        self._spec = self._spec.with_microbatches(sum(runs))
+        self._runs = runs
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
         """Return the ids that generation needs; the defaults of a configuration belong to another tokenizer."""
-        from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import
-
-        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-        given = self._spec.model.config or {}
+        if self._spec.model.config is None or tokenizer is None:
+            return {}
+        loaded, given = load_tokenizer(tokenizer), self._spec.model.config
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         return {name: given.get(name, getattr(loaded, name)) for name in names}
 
@@ -208,6 +250,23 @@ class Library:
         assert self._optimizer is not None
         return _as_bytes(self._optimizer.read(name, start, stop).float())
 
+    @ray.method(concurrency_group="weights")
+    def inventory(self) -> list[str]:
+        """Return the stored names of all parameters and buffers that training starts from."""
+        assert self._weights is not None
+        return self._weights.names()
+
+    @ray.method(concurrency_group="weights")
+    def loss_scale(self) -> LossScale:
+        """Return where the loss scale stands before the first step of the attempt."""
+        return self._state.loss_scale
+
+    @ray.method(concurrency_group="serve")
+    def text(self, ids: Sequence[int]) -> str:
+        """Return what these ids of tokens say."""
+        text: str = self._tokenizer.decode(ids)
+        return text
+
     # -- results -------------------------------------------------------------------------------------------------
 
     def open(self, folder: str) -> None:
@@ -220,29 +279,43 @@ class Library:
             name, content = piece
             self._writers[folder].write(name, content.tobytes())
 
-    def finish(self, folder: str, step: int, config: dict[str, Any] | None) -> int:
+    def finish(self, folder: str, kind: FolderKind, state: TrainingState) -> int:
         """Add what makes the folder usable (configuration, tokenizer, state), show it, and return its bytes."""
         assert self._prepared is not None
         writer = self._writers.pop(folder)
         samples = self._prepared.samples.size("train")
-        state = {
-            "step": step,
+        facts = {
+            **asdict(state),
             "job": self._assignment.job_id,
             "train_samples": samples,
             "microbatches": self._spec.training.microbatches,
+            "runs": self._runs,
         }
-        writer.write_json(STATE, state)
-        if config is not None:
-            from share_compute.models.huggingface import published_config  # noqa: PLC0415 - slow to import
-
-            writer.write_json("config.json", published_config(config))
+        writer.write_json(STATE, facts)
+        if self._config is not None:
+            self._describe(writer, self._config, kind)
             if self._prepared.tokenizer_folder is not None:
                 writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
-            if self._spec.model.path is not None:
-                writer.copy(self._spec.model.path.glob("generation_config.json"))
         else:
             writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
         return writer.finish()
+
+    def _describe(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
+        """Say what the weights of a language model are: a whole model, or adapters of one."""
+        lora, base = self._spec.training.lora, self._spec.model.path
+        if kind == "artifact" and lora is not None and not lora.merge:
+            from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
+            from share_compute.models.huggingface import Outline, sketch  # noqa: PLC0415
+
+            plain = sketch(config)
+            places = Outline(plain).places
+            writer.write_json("adapter_config.json", adapter_config(lora, plain, places, str(base)))
+            return
+        from share_compute.models.huggingface import published_config  # noqa: PLC0415
+
+        writer.write_json("config.json", published_config(config))
+        if base is not None:
+            writer.copy(base.glob("generation_config.json"))
 
     def discard(self, folder: str) -> None:
         """Remove what was written of a folder that will not be finished."""

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from share_compute.models.blueprint import Blueprint
-from share_compute.planning.cost import LayerTiming
-from share_compute.planning.partitioning import Shard
+from share_compute.planning.timings import LayerTiming
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
 
 WIRE_VERSION = 1
 
-Phase = Literal["train", "validation", "test"]
-Cargo = Literal["hello", "activation", "gradient", "norm", "tied"]
+Phase = Literal["train", "validation", "test", "sample"]
 
 
-class MemberId(NamedTuple):
-    """A member's place in the plan."""
-
-    pool: int
-    member: int
-
-    def __str__(self) -> str:
-        return f"{self.pool}.{self.member}"
+FolderKind = Literal["checkpoint", "artifact"]
+"""A checkpoint has all that training goes on with; an artifact what was learnt, for others to use."""
 
 
 class Label(NamedTuple):
@@ -34,10 +28,17 @@ class Label(NamedTuple):
 
     phase: Phase
     step: int
-    cargo: Cargo
+    cargo: Literal["hello", "activation", "gradient", "tied", "log"]
     microbatch: int
     pool: int
     """Pool that sent it."""
+    part: int = 0
+    """Of a cargo that is too large for one message."""
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether the step protocol waits for it, not a greeting or an evaluation."""
+        return self.phase == "train" and self.cargo != "hello"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +71,50 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class MemberSetup:
-    """What a member is told once, before it loads its shard."""
+    """What a member is told when it is started."""
 
     job: str
-    epoch: int
-    me: MemberId
+    worker: Worker
+    """Its own name: the contributor that it runs on."""
     name: str
-    """Of its machine."""
+    """Of its machine, for people."""
     address: str
     """IP address that the other members reach it at."""
     blueprint: Blueprint
-    shard: Shard
     training: TrainingSpec
-    microbatches: tuple[int, ...]
-    """Ids of those that this member computes in each step."""
-    shares: tuple[tuple[int, ...], ...]
-    """Microbatches of each member of each pool, whose ids are contiguous blocks in this order."""
+    runs: tuple[int, ...]
+    """Of the `SummationTree` of the job."""
     threads: int
     device: DeviceKind
     deadline_s: float
     """Longest wait for another member; the coordinator notices sooner when one falls silent."""
-    first_step: int
+    applied: int
+    """Last step whose update its weights have when it begins."""
     tied: str | None = None
     """Stored name of the parameter that the first and the last pool share, if the model ties them."""
+    failures: tuple[Failure, ...] = ()
+    """What goes wrong, in tests."""
 
-    @property
-    def pool_sizes(self) -> tuple[int, ...]:
-        """Members of each pool."""
-        return tuple(len(members) for members in self.shares)
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Who has the parameters, buffers and optimizer state that a member loads."""
+
+    handles: tuple[Any, ...]
+    """Actors: the library, or members of the epoch before."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """By stored name, which of them; the first has all that is not named here."""
+
+    def of(self, name: str) -> Any:
+        """Return the actor that has this parameter or buffer."""
+        return self.handles[self.places.get(name, 0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """Where a member listens, and with which public key."""
 
-    me: MemberId
+    worker: Worker
     name: str
     endpoint: str
     public_key: bytes
@@ -121,23 +131,21 @@ class Rendezvous:
     timeout_s: float
     address: str = ""
     """This member's own address."""
+    algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
+    """How tensors are summed over the members: by size, or always in this way. On GPUs NCCL chooses."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one member says of one step."""
+class StepFigures:
+    """What one member says of one step beside what the protocol needs."""
 
-    me: MemberId
-    step: int
-    loss_sum: float | None
-    """Cross entropy summed over its targets; only the last pool knows it."""
     targets: int
-    gradient_norm: float | None
+    """Of one microbatch; only the last pool knows it, others say 0."""
     seconds: float
     waited_s: float
     """Of ``seconds``, how long it waited for other members."""
     layer_timings: Mapping[int, LayerTiming] | None = None
-    """Means over the first steps, of each layer of its shard; told once in an attempt."""
+    """Means over the first steps, of each layer of its shard; told once in an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ class EvaluationResult:
 class MemberStatus:
     """A sign of life."""
 
-    me: MemberId
+    worker: Worker
     step: int
     resident_bytes: int
     peak_resident_bytes: int

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import psutil
 
 from share_compute.errors import ShareComputeError, Unavailable, UserError
-from share_compute_actors.sizes import format_bytes
+from share_compute.planning.words import bytes_text
 
 LEAST_DISK_BYTES = 2**30
 LEAST_MEMORY_BYTES = 512 * 2**20
@@ -45,13 +45,13 @@ def check_disk(folder: Path) -> Finding:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    text = f"{format_bytes(free)} free under {folder}"
+    text = f"{bytes_text(free)} free under {folder}"
     if free >= LEAST_DISK_BYTES:
         return Finding("disk", "ok", text)
     return Finding(
         "disk",
         "fail",
-        f"only {text}; at least {format_bytes(LEAST_DISK_BYTES)} are needed",
+        f"only {text}; at least {bytes_text(LEAST_DISK_BYTES)} are needed",
         mend="free some disk space",
         details={"missing_bytes": LEAST_DISK_BYTES - free},
     )
@@ -64,8 +64,8 @@ def check_memory(lent_bytes: int) -> Finding:
         return Finding(
             "memory",
             "fail",
-            f"{format_bytes(lent_bytes)} of memory are too little; at least"
-            f" {format_bytes(LEAST_MEMORY_BYTES)} are needed",
+            f"{bytes_text(lent_bytes)} of memory are too little; at least"
+            f" {bytes_text(LEAST_MEMORY_BYTES)} are needed",
             mend="lend more with --memory, or end other programs",
             details={"missing_bytes": LEAST_MEMORY_BYTES - lent_bytes},
         )
@@ -73,12 +73,12 @@ def check_memory(lent_bytes: int) -> Finding:
         return Finding(
             "memory",
             "fail",
-            f"{format_bytes(lent_bytes)} of memory are to be lent,"
-            f" but only {format_bytes(available)} are available",
+            f"{bytes_text(lent_bytes)} of memory are to be lent,"
+            f" but only {bytes_text(available)} are available",
             mend="lend less with --memory, or end other programs",
             details={"missing_bytes": lent_bytes - available},
         )
-    return Finding("memory", "ok", f"{format_bytes(lent_bytes)} lent, {format_bytes(available)} available")
+    return Finding("memory", "ok", f"{bytes_text(lent_bytes)} lent, {bytes_text(available)} available")
 
 
 def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> Finding:

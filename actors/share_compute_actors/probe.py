@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from share_compute.models.profiling import Operations
 from share_compute.topology import Device
 
 _MEASURABLE_S = 0.03
@@ -24,6 +26,8 @@ _BUDGET_S = 0.35
 """Time for one figure; the best of what fits in is kept."""
 _REPETITIONS = 4
 _LARGEST_MATRIX = 8192
+_SMALL, _CHAIN, _PASSES = 16, 8, 40
+"""Numbers, layers and tries of the chain that shows what an operation takes when there is little to compute."""
 _COPY_BYTES = 64 * 2**20
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -61,6 +65,7 @@ def _cpu_device(lent: Lent) -> Device:
         memory_bytes=lent.memory_bytes,
         flops_per_s=_speeds(cpu),
         memory_bytes_per_s=_copy_speed(cpu, min(_COPY_BYTES, lent.memory_bytes // 8)),
+        overhead_s=_overhead_s(cpu),
     )
 
 
@@ -74,6 +79,7 @@ def _cuda_device(index: int, lent: Lent) -> Device:
         memory_bytes=int(properties.total_memory),
         flops_per_s=_speeds(gpu),
         memory_bytes_per_s=_copy_speed(gpu, 8 * _COPY_BYTES),
+        overhead_s=_overhead_s(gpu),
     )
 
 
@@ -110,11 +116,31 @@ def _copy_speed(device: torch.device, size_bytes: int) -> float:
     return 2.0 * size_bytes / elapsed
 
 
-def _best_s(work: Callable[[], object], device: torch.device, started: float) -> float:
+def _overhead_s(device: torch.device) -> float:
+    """Run layers of a few numbers forward and backward; return the time of one of the operations that they take."""
+    layers = (
+        nn.Sequential(nn.Linear(_SMALL, _SMALL), nn.LayerNorm(_SMALL), nn.GELU()) for _ in range(_CHAIN)
+    )
+    chain = nn.Sequential(*layers).to(device)
+    entering = torch.rand(_SMALL, _SMALL, device=device)
+
+    def run() -> None:
+        chain(entering).sum().backward()
+
+    run()  # from now on there are gradients to add to
+    operations = Operations()
+    with operations:
+        run()
+    return _best_s(run, device, time.perf_counter(), _PASSES) / operations.count
+
+
+def _best_s(
+    work: Callable[[], object], device: torch.device, started: float, repetitions: int = _REPETITIONS
+) -> float:
     """Return the shortest time of a few tries, fewer when the budget is used up."""
     best = float("inf")
     work()
-    for _ in range(_REPETITIONS):
+    for _ in range(repetitions):
         _finish(device)
         begin = time.perf_counter()
         work()
@@ -157,7 +183,8 @@ def main() -> None:
     for device in devices:
         speeds = ", ".join(f"{name} {speed / 1e9:.1f} GFLOP/s" for name, speed in device.flops_per_s.items())
         bandwidth = f"memory {device.memory_bytes_per_s / 1e9:.1f} GB/s"
-        sys.stdout.write(f"{device.kind} {device.name}: {speeds}, {bandwidth}\n")
+        overhead = f"{device.overhead_s * 1e6:.1f} us an operation"
+        sys.stdout.write(f"{device.kind} {device.name}: {speeds}, {bandwidth}, {overhead}\n")
 
 
 if __name__ == "__main__":

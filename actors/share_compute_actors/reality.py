@@ -6,20 +6,22 @@ import statistics
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from share_compute.jobs.events import (
     Assignment,
     AttemptEvent,
+    LayersTimed,
     Measured,
     PoolTiming,
     ReplanProposed,
 )
-from share_compute.planning.cost import LayerTiming
 from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
 from share_compute.planning.planner import Solution
-from share_compute_actors.messages import MemberId, StepResult
+from share_compute.planning.timings import LayerTiming, MachineTimings
+from share_compute.protocol.roster import Roster, Worker
+from share_compute_actors.messages import StepFigures
 
 _STEPS = 10
 """Steps whose median counts: one slow step is no drift."""
@@ -51,14 +53,22 @@ class Reality:
         self._limits = DriftLimits(drift=assignment.drift)
         self._watch = DriftWatch(self._limits)
         self._step_s: deque[float] = deque(maxlen=_STEPS)
-        self._busy_s: dict[MemberId, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS))
-        self._timings: dict[str, dict[int, LayerTiming]] = {}
+        self._busy_s: dict[Worker, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS))
+        self._timings: dict[str, dict[int, LayerTiming]] = {
+            machine: dict(timed) for machine, timed in solution.cost.timings.items()
+        }
         self._told_s: float | None = None
         self._planner: threading.Thread | None = None
         self._lock = threading.Lock()
         self._over = False
         self._proposed: object = None
         self._is_warm = False
+        contributors = assignment.topology.contributors
+        self._pools: tuple[tuple[Worker, ...], ...] = tuple(
+            tuple(contributors[machine].id for machine in pool.members) for pool in solution.layout.pools
+        )
+        self._is_as_planned = True
+        """Whether the members are those of the plan."""
 
     def __enter__(self) -> Reality:
         return self
@@ -72,23 +82,28 @@ class Reality:
         with self._lock:
             self._over = True  # a plan that is still being made is of no use any more
 
-    def observe(self, step: int, seconds: float, results: Collection[StepResult]) -> None:
+    def reform(self, roster: Roster) -> None:
+        """The job goes on with other members: what was predicted and measured of the old ones says nothing any more."""
+        self._pools = roster.pools
+        self._is_as_planned = False
+        self._step_s.clear()
+        self._busy_s.clear()
+
+    def observe(self, step: int, seconds: float, results: Mapping[Worker, StepFigures]) -> None:
         """Take in one step.
 
         Args:
             step: its number.
             seconds: how long it took.
-            results: what the members said of it.
+            results: what each member said of it.
         """
-        for result in results:
-            if result.layer_timings is not None:
-                self._learn(result.me, result.layer_timings)
+        self._learn(step, results)
         if not self._is_warm:
             self._is_warm = True  # the first step also loads libraries and fills caches
             return
         self._step_s.append(seconds)
-        for result in results:
-            self._busy_s[result.me].append(result.seconds - result.waited_s)
+        for worker, result in results.items():
+            self._busy_s[worker].append(result.seconds - result.waited_s)
         total = self._assignment.spec.training.steps
         if len(self._step_s) < _STEPS and step < total:
             return
@@ -96,26 +111,40 @@ class Reality:
         if self._told_s is None or now - self._told_s >= _PAUSE_S or step == total:
             self._told_s = now
             self._tell(self._measured(step))
-        prediction = self._solution.plan.prediction
+        prediction = self._solution.plan.prediction if self._is_as_planned else None
         if prediction is not None and self._watch.observe(prediction.step_s, statistics.median(self._step_s)):
             self._plan_again(step)
 
-    def _learn(self, me: MemberId, timings: Mapping[int, LayerTiming]) -> None:
-        """Keep what a member timed: its layers' times replace estimates when the job is planned again."""
-        member = self._solution.plan.pools[me.pool].members[me.member]
-        self._timings.setdefault(member.contributor_id, {}).update(timings)
+    def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
+        """Keep what members timed: their layers' times replace estimates when the job is planned again."""
+        timed: dict[str, MachineTimings] = {}
+        for worker, result in results.items():
+            if not result.layer_timings:
+                continue
+            machine = self._assignment.topology[worker]
+            self._timings.setdefault(machine.id, {}).update(result.layer_timings)
+            timed[machine.id] = MachineTimings(
+                microbatch_size=self._assignment.spec.training.microbatch_size,
+                device=machine.device,
+                layers=dict(result.layer_timings),
+            )
+        if timed:
+            self._tell(LayersTimed(step=step, machines=timed))
 
     def _measured(self, step: int) -> Measured:
         prediction, timeline = self._solution.plan.prediction, self._solution.timeline
+        if not self._is_as_planned:
+            prediction = timeline = None
         pools = []
-        for place, pool in enumerate(self._solution.layout.pools):
+        for pool, workers in zip(self._solution.layout.pools, self._pools, strict=True):
             predicted = None
             if timeline is not None:
                 predicted = (
                     max(timeline.busy_fractions[machine] for machine in pool.members) * timeline.step_s
                 )
             measured = max(
-                statistics.median(self._busy_s[MemberId(place, seat)]) for seat in range(len(pool.members))
+                (statistics.median(self._busy_s[worker]) for worker in workers if self._busy_s[worker]),
+                default=0.0,
             )
             pools.append(PoolTiming(predicted_busy_s=predicted, measured_busy_s=measured))
         return Measured(

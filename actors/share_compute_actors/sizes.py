@@ -1,17 +1,8 @@
-"""Sizes in bytes, as people write and read them."""
+"""Sizes in bytes, as people write them; `share_compute.planning.words.bytes_text` writes them for people."""
 
 from __future__ import annotations
 
 from share_compute.errors import UserError
-
-
-def format_bytes(count: float) -> str:
-    """Write bytes in a unit that leaves up to four digits: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def parse_bytes(text: str) -> int:

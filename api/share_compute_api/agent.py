@@ -5,6 +5,7 @@ One such process runs for each contributor, so it imports neither Ray nor torch.
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -30,8 +31,6 @@ _WRITE_BEATS = 5
 """Ray starts more processes as it goes: every so many heartbeats they are written down again."""
 _PATIENCE_S = 600.0
 """How long the server may be away before the machine gives up."""
-_LEAVE_S = 10.0
-"""How long it waits until no job holds it; then it goes anyway."""
 _LONGEST_PAUSE_S = 30.0
 _SOUND_S = 60.0
 """A node that ran this long was sound; trouble after that is new trouble."""
@@ -50,6 +49,13 @@ class View:
     since: datetime
     contributor_id: str | None = None
     work: ContributorWork | None = None
+
+
+def pause_before_retry_s(failures: int) -> float:
+    """Return how long to wait for the next try: up to twice as long after each failure, 30 s at most."""
+    longest_s = min(0.5 * 2 ** min(failures, 10), _LONGEST_PAUSE_S)
+    # Machines that lost one server at one moment must not all come back at one moment.
+    return random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
 
 
 class Agent:
@@ -176,7 +182,7 @@ class Agent:
                 f"the server stayed away for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
                 mend="join again when it is back",
             ) from trouble
-        pause_s = min(0.5 * 2**self._trouble, _LONGEST_PAUSE_S)
+        pause_s = pause_before_retry_s(self._trouble)
         self._trouble += 1
         self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
         time.sleep(pause_s)
@@ -204,9 +210,11 @@ class Agent:
     def _leave(self, client: AgentClient) -> None:
         """Say goodbye and wait, not for ever, until no job holds this machine any more."""
         self._show("leaving")
-        deadline = time.monotonic() + _LEAVE_S
+        deadline = time.monotonic() + self._options.leave_within_s
         try:
             state = client.leave().state
+            if state is ContributorState.draining:
+                self._show("leaving; handing over what it holds")
             while state is ContributorState.draining and time.monotonic() < deadline:
                 time.sleep(0.2)
                 state = client.heartbeat().state
@@ -216,6 +224,6 @@ class Agent:
             if state is ContributorState.draining:
                 # The job had its time; a node that drains would go on with it until its own grace is over.
                 self._grace_s = _LEAVE_GRACE_S
-                self._show("leaving; the job that runs here ends")
+                self._show("leaving; a job still holds it, and loses it")
             self._stop_node()
             self._show("left")

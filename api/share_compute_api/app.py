@@ -21,6 +21,7 @@ from share_compute_api.supervision.coordinators import launcher
 from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.keeping import keep_running
 from share_compute_api.supervision.measuring import Measurements
+from share_compute_api.supervision.patience import Patience
 
 _MOST_BODY_BYTES = 1 << 20
 
@@ -78,13 +79,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _supervise(context: Context, cluster: ClusterInfo) -> None:
+    settings = context.settings
     context.measurements = Measurements(context.store, cluster.head_node_id)
     jobs = JobSupervisor(
         context.store,
         launcher(cluster),
-        context.settings.data_folder / "jobs",
+        settings.data_folder / "jobs",
         context.bell,
-        drift=context.settings.replan_drift,
+        Patience(retry_s=settings.health_period_s * settings.health_failures + 1),
+        drift=settings.replan_drift,
     )
     contributors = ContributorSupervisor(context.store, context.measurements)
     context.spawn(keep_running("jobs", jobs.run))

@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 import psutil
 
 from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.planning.words import bytes_text
 from share_compute.settings import Settings
 from share_compute_actors.preflight import (
     LEAST_MEMORY_BYTES,
@@ -20,7 +21,6 @@ from share_compute_actors.preflight import (
     check_head,
 )
 from share_compute_actors.run_folders import abandoned, root_folder
-from share_compute_actors.sizes import format_bytes
 from share_compute_api.agent_client import greet
 from share_compute_api.discovery import find_target
 from share_compute_api.versions import check_versions, local_versions
@@ -61,7 +61,7 @@ def _versions() -> Finding:
 
 def _memory() -> Finding:
     available = psutil.virtual_memory().available
-    text = f"{format_bytes(available)} of memory available"
+    text = f"{bytes_text(available)} of memory available"
     if available >= 2 * LEAST_MEMORY_BYTES:
         return Finding("memory", "ok", text)
     mend = "end other programs"

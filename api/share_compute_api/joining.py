@@ -43,6 +43,8 @@ class JoinOptions:
     gpus: int | None = None
     address: str | None = None
     """IP address that other members reach this machine at."""
+    leave_within_s: float = 60.0
+    """How long it hands over what it holds for a job when it leaves; then it goes anyway."""
 
 
 def default_name() -> str:

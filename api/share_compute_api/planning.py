@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from share_compute.errors import ShareComputeError, Unavailable, UserError
+from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.planning.words import bytes_text
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 if TYPE_CHECKING:
-    from share_compute.models.blueprint import Blueprint
     from share_compute.planning.report import PlanReport
 
 _NICENESS = 10
@@ -46,49 +45,12 @@ def plan_on_paper(
         PlanInfeasible: the machines cannot hold it; ``details`` says what is missing.
         UserError: the model or the strategy does not exist.
     """
-    from share_compute.models.blueprint import dissect
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of, dissect
     from share_compute.planning.report import dry_run
 
-    profile = dissect(blueprint_of(spec))
+    profile = dissect(blueprint_of(spec, expected_vocab_size(spec)))
     return dry_run(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)
-
-
-def blueprint_of(spec: TrainJob) -> Blueprint:
-    """Return the model of a job as it will be built, without looking at the data.
-
-    A tokenizer that is to be trained counts as large as was asked for; little text may give a smaller one.
-
-    Raises:
-        UserError: the model's folder or its tokenizer cannot be read, or it cannot be cut into such long samples.
-    """
-    from share_compute.data.tokenization import (
-        find_source,
-        load_tokenizer,
-        model_vocab_size,
-        vocabulary_size,
-    )
-    from share_compute.models.blueprint import Blueprint
-
-    if spec.model.layers is not None:
-        return Blueprint(layers=spec.model.layers)
-    # Reads and checks config.json of a model folder, too.
-    vocab_size = model_vocab_size(spec.model)
-    config: dict[str, Any] = dict(spec.model.config or {})
-    if spec.model.path is not None:
-        config = json.loads((spec.model.path / "config.json").read_text(encoding="utf-8"))
-    if vocab_size is None:
-        source = find_source(spec)
-        if source.path is None:
-            config["vocab_size"] = source.vocab_size
-        else:
-            config["vocab_size"] = vocabulary_size(load_tokenizer(source.path))
-    length, window = spec.training.sequence_length, config.get("max_position_embeddings")
-    if isinstance(window, int) and length > window:
-        raise UserError(
-            f"sequence_length {length} is longer than the model's window of {window} tokens",
-            mend=f"set training.sequence_length to {window} or less",
-        )
-    return Blueprint(config=config)
 
 
 def _give_way(memory_bytes: int) -> None:

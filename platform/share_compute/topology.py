@@ -21,6 +21,8 @@ MOST_PER_S = 1e18
 """Bytes or operations. No machine and no link is faster: larger figures were not measured."""
 MOST_BYTES = 2**60
 """Memory of one device."""
+MOST_OVERHEAD_S = 0.1
+"""Of one small operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Device:
     """Dense matrix product, by dtype name: ``{"float32": 5.1e10}``."""
     memory_bytes_per_s: float = 0.0
     """Memory bandwidth of a copy, read plus write."""
+    overhead_s: float = 0.0
+    """What one small operation of a model takes, however little it computes; 0.0 where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,11 @@ class Contributor:
         """Measured memory bandwidth of the device that a member works on, 0.0 where none was measured."""
         return self.device.memory_bytes_per_s if self.devices else 0.0
 
+    @property
+    def overhead_s(self) -> float:
+        """Measured time of one small operation on the device that a member works on, 0.0 where none was measured."""
+        return self.device.overhead_s if self.devices else 0.0
+
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
         """Measured speed of the device that a member works on, 0.0 where none was measured."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
@@ -120,6 +129,7 @@ def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
         yield from _absurd(f"flops_per_s.{dtype}", speed, MOST_PER_S)
     # 0 says that it was not measured.
     yield from _absurd("memory_bytes_per_s", measured.memory_bytes_per_s, MOST_PER_S, may_be_zero=True)
+    yield from _absurd("overhead_s", measured.overhead_s, MOST_OVERHEAD_S, may_be_zero=True)
 
 
 def _absurd(name: str, value: float, most: float, *, may_be_zero: bool = False) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,7 @@ from share_compute.topology import (
     HEAD,
     MOST_BYTES,
     MOST_LATENCY_S,
+    MOST_OVERHEAD_S,
     MOST_PER_S,
     Contributor,
     Device,
@@ -66,6 +67,8 @@ class DeviceEntry(_Entry):
     """Dense matrix product, by dtype name: ``{float32: 5.1e10}``."""
     memory_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
     """Memory bandwidth of a copy, read plus write; 0 when it was not measured."""
+    overhead_s: float = Field(default=0.0, ge=0, le=MOST_OVERHEAD_S)
+    """What one small operation of a model takes, however little it computes; 0 when it was not measured."""
 
     @field_validator("flops_per_s")
     @classmethod
@@ -280,6 +283,7 @@ def describe_topology(topology: Topology) -> TopologyDocument:
                         memory_bytes=device.memory_bytes,
                         flops_per_s=device.flops_per_s,
                         memory_bytes_per_s=device.memory_bytes_per_s,
+                        overhead_s=device.overhead_s,
                     )
                     for device in machine.devices
                     if _is_measured(device)

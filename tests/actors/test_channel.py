@@ -1,16 +1,17 @@
 """The channel between members: what is asked for arrives once, strangers and old epochs do not get in."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import zmq
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute_actors.channel import Channel, Keys
-from share_compute_actors.messages import Envelope, Label, MemberId, Peer
+from share_compute_actors.messages import Envelope, Label, Peer
 
-ANN, BOB = MemberId(0, 0), MemberId(1, 0)
+ANN, BOB = "c-ann", "c-bob"
 Pair = Callable[..., tuple[Channel, Channel]]
 
 
@@ -102,3 +103,22 @@ def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
 def test_an_envelope_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version 9"):
         Envelope.unpack(b'[9, "job", 1, ["train", 1, "activation", 0, 0], "float32", [1]]')
+
+
+def test_what_a_step_waits_for_is_taken_in_any_order(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.send(BOB, label()._replace(phase="validation"), torch.zeros(1))
+    ann.send(BOB, label(microbatch=1), torch.ones(1))
+    taken = [bob.take(5.0), bob.take(5.0)]
+    assert [each[0] for each in taken if each is not None] == [label(microbatch=1)]
+    assert bob.receive(label()._replace(phase="validation"), "ann", 5.0).item() == 0.0  # it was not lost
+
+
+def test_a_wait_can_be_ended_from_another_thread(pair: Pair) -> None:
+    _, bob = pair()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(bob.wake)
+        assert bob.take(60.0) is None
+        other.submit(bob.interrupt)
+        with pytest.raises(StaleEpoch):
+            bob.receive(label(), "ann", 60.0)

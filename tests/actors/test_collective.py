@@ -1,87 +1,340 @@
 """Our backend of Ray's collective API, used through Ray's own functions, in actors on several nodes."""
 
+import hashlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ContributorLost
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.collective_algorithms import packed
+from share_compute_actors.collective_expression import expression
 from share_compute_actors.messages import Rendezvous
 
-WORLD = 3
+LARGE = 3 * 2**20 + 1
+"""Elements: several pieces, and not a multiple of anything."""
 
 
-@ray.remote(num_cpus=0)
+def values(seed: int, microbatch: int, length: int) -> torch.Tensor:
+    """Return numbers whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(seed * 1000 + microbatch)
+    return torch.randn(length, generator=generator) * 10.0 ** (microbatch % 7)
+
+
+def by_expression(tree: SummationTree, node: Node, seed: int, length: int) -> torch.Tensor:
+    """Return what one process gets that adds as the tree says."""
+    children = tree.children(node)
+    if children is None:
+        return values(seed, node.start, length)
+    left, right = (by_expression(tree, child, seed, length) for child in children)
+    return left + right
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """Return a digest of the bits."""
+    return hashlib.sha256(torch.cat(tensors).numpy().tobytes()).hexdigest()
+
+
+@ray.remote(num_cpus=0, max_concurrency=4)
 class Worker:
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.group: Any = None
+        self.sums = 0
+        self.progress = threading.Condition()
 
-    def join(self, meeting: Rendezvous, world: int) -> None:
+    def count(self) -> None:
+        with self.progress:
+            self.sums += 1
+            self.progress.notify_all()
+
+    def until(self, sums: int) -> None:
+        """Return when so many sums are complete."""
+        with self.progress:
+            assert self.progress.wait_for(lambda: self.sums >= sums, 30.0)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def join(self, meeting: Rendezvous, rank: int, world: int) -> float:
         from share_compute_actors.collective import join_group
 
-        join_group(meeting, self.rank, world, torch.device("cpu"))
+        start = time.perf_counter()
+        self.rank, self.world = rank, world
+        self.group = join_group(meeting, rank, world, torch.device("cpu"))
+        return time.perf_counter() - start
 
-    def exercise(self, group: str) -> dict[str, Any]:
+    def exercise(self, group: str, length: int = 4) -> dict[str, Any]:
         from ray.util import collective
 
-        own = torch.full((4,), float(self.rank + 1))
-        summed, largest, told = own.clone(), own.clone(), own.clone()
+        own = torch.full((length,), float(self.rank + 1))
+        summed, largest, told, multiplied = own.clone(), own.clone(), own.clone(), own.clone()
         collective.allreduce(summed, group)
         collective.allreduce(largest, group, op=collective.types.ReduceOp.MAX)
+        collective.allreduce(multiplied, group, op=collective.types.ReduceOp.PRODUCT)
         collective.broadcast(told, src_rank=1, group_name=group)
-        gathered = [torch.zeros(4) for _ in range(WORLD)]
+        gathered = [torch.zeros(length) for _ in range(self.world)]
         collective.allgather(gathered, own, group)
+        part = torch.zeros(2)
+        collective.reducescatter(part, [torch.full((2,), float(rank)) for rank in range(self.world)], group)
         collective.barrier(group)
         return {
-            "sum": summed.tolist(),
-            "max": largest.tolist(),
-            "broadcast": told.tolist(),
+            "sum": summed.unique().tolist(),
+            "max": largest.unique().tolist(),
+            "product": multiplied.unique().tolist(),
+            "broadcast": told.unique().tolist(),
             "gathered": [tensor[0].item() for tensor in gathered],
+            "scattered": part.tolist(),
         }
 
+    def add_packed(
+        self, runs: Sequence[int], holdings: Sequence[Sequence[int]], length: int, seed: int
+    ) -> str:
+        """Sum in the way that GPUs do."""
+        tree = SummationTree(tuple(runs))
+        held = [tree.cover(ids) for ids in holdings]
+        parts = [by_expression(tree, node, seed, length) for node in held[self.rank]]
+        out = torch.full((length,), torch.nan)
+        combine = expression(tree, [node for nodes in held for node in nodes])
+        packed(self.group._group, parts, [len(nodes) for nodes in held], combine, out)
+        return digest(out)
 
-def workers(nodes: list[Any]) -> list[Any]:
-    return [
-        Worker.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[rank].node_id, soft=False)
-        ).remote(rank)
-        for rank in range(WORLD)
-    ]
+    def add(self, runs: Sequence[int], holdings: Sequence[Sequence[int]], length: int, seed: int) -> str:
+        """Sum two buckets at once; return a digest of both."""
+        tree = SummationTree(tuple(runs))
+        held = [tree.cover(ids) for ids in holdings]
+        waiting, sums = [], []
+        for bucket in (seed, seed + 1):
+            parts = [by_expression(tree, node, bucket, length) for node in held[self.rank]]
+            out = torch.full((length,), torch.nan)
+            waiting.append(
+                self.group.start_tree_sum(parts, held, tree, out if not parts or bucket % 2 else None)
+            )
+            sums.append(out if not parts or bucket % 2 else parts[0])
+        for wait in waiting:
+            wait()
+        return digest(*sums)
+
+    def allreduce(self, length: int) -> list[float]:
+        tensor = torch.full((length,), float(self.rank + 1))
+        self.group.start_allreduce(tensor)()
+        return tensor.unique().tolist()  # type: ignore[no-any-return]
+
+    def sum_for_ever(self, length: int, *, by_tree: bool) -> float:
+        """Sum until that fails; return the seconds since `abort`, or since the last sum."""
+        tree = SummationTree((1,) * self.world)
+        held = [(Node(rank, rank + 1),) for rank in range(self.world)]
+        tensor = torch.ones(length)
+        while True:
+            self.since = time.perf_counter()
+            try:
+                if by_tree:
+                    self.group.start_tree_sum([tensor], held, tree)()
+                else:
+                    self.group.start_allreduce(tensor)()
+            except ContributorLost:
+                return time.perf_counter() - self.since
+            self.count()
+
+    def abort(self, name: str) -> bool:
+        from share_compute_actors.collective import abort_group
+
+        self.since = time.perf_counter()
+        return abort_group(name)
+
+    def leave(self, name: str) -> int:
+        """Leave the group; return how many descriptors are left."""
+        from ray.util import collective
+
+        collective.destroy_collective_group(name)
+        self.group = None
+        return psutil.Process().num_fds()
+
+
+class Crew:
+    """Workers on several nodes, and the place where they meet."""
+
+    def __init__(self, nodes: list[Any], size: int) -> None:
+        from share_compute_actors.collective import Meeting
+
+        self.meeting = Meeting("127.0.0.1", 30.0)
+        self.workers = [
+            Worker.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[place].node_id, soft=False)
+            ).remote()
+            for place in range(size)
+        ]
+        self.process_ids = ray.get([worker.process_id.remote() for worker in self.workers])
+
+    def join(
+        self, name: str, size: int | None = None, timeout_s: float = 30.0, algorithm: Any = "auto"
+    ) -> float:
+        """Let the first ``size`` form a group; return the seconds that the slowest took."""
+        crew = self.workers[:size]
+        rendezvous = Rendezvous(
+            name, "127.0.0.1", self.meeting.port, timeout_s, address="127.0.0.1", algorithm=algorithm
+        )
+        joining = [worker.join.remote(rendezvous, rank, len(crew)) for rank, worker in enumerate(crew)]
+        return max(ray.get(joining, timeout=60))
+
+    def dismiss(self) -> None:
+        for worker in self.workers:
+            ray.kill(worker)
+
+
+@pytest.fixture(scope="module")
+def crew(nodes: list[Any]) -> Iterator[Crew]:
+    made = Crew(nodes, 4)
+    yield made
+    made.dismiss()
 
 
 @pytest.fixture
-def meeting() -> Any:
-    from share_compute_actors.collective import Meeting
+def mortals(nodes: list[Any]) -> Iterator[Crew]:
+    """Three workers that the test may harm."""
+    made = Crew(nodes, 3)
+    yield made
+    for process_id in made.process_ids:
+        if psutil.pid_exists(process_id):
+            os.kill(process_id, signal.SIGCONT)
+    made.dismiss()
 
-    return Meeting("127.0.0.1", 30.0)
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "tree", "sharded"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_rays_own_functions_work_on_it(crew: Crew, size: int, algorithm: str) -> None:
+    name = f"ray/{size}/{algorithm}"
+    crew.join(name, size, algorithm=algorithm)
+    ranks = range(1, size + 1)
+    for length in (4, LARGE):
+        told = ray.get([worker.exercise.remote(name, length) for worker in crew.workers[:size]])
+        for rank, one in enumerate(told):
+            assert one == {
+                "sum": [float(sum(ranks))],
+                "max": [float(size)],
+                "product": [float(math.factorial(size))],
+                "broadcast": [2.0],
+                "gathered": [float(place) for place in ranks],
+                "scattered": [float(rank * size)] * 2,
+            }
+    ray.get([worker.leave.remote(name) for worker in crew.workers[:size]])
 
 
-def rendezvous(meeting: Any, name: str, timeout_s: float = 30.0) -> Rendezvous:
-    return Rendezvous(name, meeting.host, meeting.port, timeout_s, address="127.0.0.1")
+@st.composite
+def holdings(draw: st.DrawFn, size: int) -> tuple[list[int], list[list[int]], int]:
+    """Return runs of a tree, which ids each rank computed, and the length of a bucket."""
+    runs = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    owners = draw(st.lists(st.integers(0, size - 1), min_size=sum(runs), max_size=sum(runs)))
+    held = [[each for each, owner in enumerate(owners) if owner == rank] for rank in range(size)]
+    return runs, held, draw(st.sampled_from([1, 2, 5, 1000, LARGE // 3]))
 
 
-def test_rays_own_functions_work_on_it(nodes: list[Any], meeting: Any) -> None:
-    crew = workers(nodes)
-    ray.get([worker.join.remote(rendezvous(meeting, "job/1/0/0"), WORLD) for worker in crew])
-    for told in ray.get([worker.exercise.remote("job/1/0/0") for worker in crew]):
-        assert told == {
-            "sum": [6.0] * 4,
-            "max": [3.0] * 4,
-            "broadcast": [2.0] * 4,
-            "gathered": [1.0, 2.0, 3.0],
-        }
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sums_by_the_tree_have_the_bits_of_one_process(crew: Crew, size: int) -> None:
+    name = f"tree/{size}"
+    crew.join(name, size)
+
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(holdings(size), st.integers(0, 100))
+    def check(case: tuple[list[int], list[list[int]], int], seed: int) -> None:
+        runs, held, length = case
+        tree = SummationTree(tuple(runs))
+        wanted = digest(*(by_expression(tree, tree.root, bucket, length) for bucket in (seed, seed + 1)))
+        for told in ray.get([worker.add.remote(runs, held, length, seed) for worker in crew.workers[:size]]):
+            assert told == wanted
+        wanted = digest(by_expression(tree, tree.root, seed, length))
+        packing = [worker.add_packed.remote(runs, held, length, seed) for worker in crew.workers[:size]]
+        assert set(ray.get(packing)) == {wanted}
+
+    check()
+    ray.get([worker.leave.remote(name) for worker in crew.workers[:size]])
+
+
+def test_large_sums_by_the_tree_go_in_pieces(crew: Crew) -> None:
+    crew.join("pieces", 3)
+    runs, held, length = [2, 1, 3], [[0, 3, 4, 5], [], [1, 2]], 2 * LARGE
+    tree = SummationTree(tuple(runs))
+    wanted = digest(*(by_expression(tree, tree.root, bucket, length) for bucket in (0, 1)))
+    for told in ray.get([worker.add.remote(runs, held, length, 0) for worker in crew.workers[:3]]):
+        assert told == wanted
+    ray.get([worker.leave.remote("pieces") for worker in crew.workers[:3]])
+
+
+def test_what_is_not_the_whole_sum_is_refused() -> None:
+    tree = SummationTree((2, 2))
+    with pytest.raises(ValueError, match="not the sum"):
+        expression(tree, [Node(0, 2), Node(2, 3)])
+    with pytest.raises(ValueError, match="twice"):
+        expression(tree, [Node(0, 2), Node(0, 2), Node(2, 4)])
+    with pytest.raises(ValueError, match="not the sum"):
+        expression(tree, [Node(0, 4), Node(2, 3)])
+
+
+def test_groups_leave_nothing_behind(crew: Crew) -> None:
+    left = []
+    for turn in range(6):
+        crew.join(f"turn/{turn}", 2)
+        assert ray.get([worker.allreduce.remote(1000) for worker in crew.workers[:2]]) == [[3.0]] * 2
+        left.append(ray.get([worker.leave.remote(f"turn/{turn}") for worker in crew.workers[:2]]))
+    assert left[-1] == left[1]
 
 
 @pytest.mark.chaos
-def test_survivors_form_the_next_epochs_group_in_the_same_processes(nodes: list[Any], meeting: Any) -> None:
-    from ray.util import collective  # noqa: F401 - loads what the workers use
+@pytest.mark.parametrize("by_tree", [False, True])
+def test_survivors_of_a_death_form_the_next_group_in_the_same_processes(
+    mortals: Crew, *, by_tree: bool
+) -> None:
+    mortals.join("job/1/0/0")
+    running = [worker.sum_for_ever.remote(2**24, by_tree=by_tree) for worker in mortals.workers]
+    ray.get(mortals.workers[0].until.remote(1))
+    os.kill(mortals.process_ids[2], signal.SIGKILL)
+    ray.get(running[:2], timeout=20)
+    assert mortals.join("job/1/1/0", 2) < 1.0
+    assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
 
-    crew = workers(nodes)
-    ray.get([worker.join.remote(rendezvous(meeting, "job/1/0/0", 5.0), WORLD) for worker in crew])
-    ray.kill(crew[2])
-    with pytest.raises(ray.exceptions.RayTaskError) as caught:
-        ray.get([worker.exercise.remote("job/1/0/0") for worker in crew[:2]])
-    assert isinstance(caught.value.cause, ContributorLost)
-    ray.get([worker.join.remote(rendezvous(meeting, "job/1/1/0", 5.0), 2) for worker in crew[:2]], timeout=20)
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("by_tree", [False, True])
+def test_waiting_for_a_silent_member_can_be_ended(mortals: Crew, *, by_tree: bool) -> None:
+    mortals.join("job/1/0/0")
+    running = [worker.sum_for_ever.remote(2**22, by_tree=by_tree) for worker in mortals.workers]
+    ray.get(mortals.workers[0].until.remote(1))
+    os.kill(mortals.process_ids[2], signal.SIGSTOP)
+    assert ray.get([worker.abort.remote("job/1/0/0") for worker in mortals.workers[:2]]) == [True, True]
+    assert max(ray.get(running[:2], timeout=20)) < 1.0
+    assert mortals.join("job/1/1/0", 2) < 1.0
+    assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
+
+
+@pytest.mark.chaos
+def test_a_silent_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
+    mortals.join("job/1/0/0", timeout_s=2.0)
+    running = [worker.sum_for_ever.remote(2**22, by_tree=False) for worker in mortals.workers]
+    ray.get(mortals.workers[0].until.remote(1))
+    os.kill(mortals.process_ids[2], signal.SIGSTOP)
+    assert max(ray.get(running[:2], timeout=20)) < 2.0 + 1.0
+
+
+@pytest.mark.chaos
+def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, wait_for: Any) -> None:
+    rendezvous = Rendezvous("job/1/0/0", "127.0.0.1", mortals.meeting.port, 30.0, address="127.0.0.1")
+    joining = [worker.join.remote(rendezvous, rank, 3) for rank, worker in enumerate(mortals.workers[:2])]
+    for worker in mortals.workers[:2]:
+        wait_for(lambda worker=worker: ray.get(worker.abort.remote("job/1/0/0")), "a group to end")
+    for one in joining:
+        with pytest.raises(ray.exceptions.RayTaskError) as caught:
+            ray.get(one, timeout=10)
+        assert isinstance(caught.value.cause, ContributorLost)
+    assert mortals.join("job/1/1/0", 2) < 1.0

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.jobs.events import Assignment
 from share_compute.models.blueprint import dissect
-from share_compute.planning.plan import make_plan
+from share_compute.planning.planner import solve
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
 
@@ -36,6 +36,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
 ) -> None:
     from share_compute_actors.crew import Crew
     from share_compute_actors.library import Library
+    from share_compute_actors.testing import Mailbox
 
     config = AutoConfig.for_model("llama", **SIZES[shape], num_attention_heads=16)
     folder = tmp_path / "pretrained"
@@ -55,19 +56,28 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     library = Library.remote(assignment.model_dump_json())
     facts = ray.get(library.prepare.remote())
     profile = dissect(facts.blueprint)
-    crew = Crew(
-        assignment, make_plan(spec, topology, profile), facts, library, threading.Event(), profile.tied_name
-    )
+    solution = solve(spec, topology, profile, 0, {})
+    mailbox = Mailbox.remote()
+    runs = max(solution.plan.shares, key=len)
+    ray.get(library.cut.remote(runs))
+    crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name)
     try:
         told: list[str] = []
-        crew.assemble(told.append)
+        crew.load(solution.plan, told.append)
         ray.get(library.open.remote("artifacts/model"))
-        crew.ask_first("save", "artifacts/model", False)  # noqa: FBT003 - with_optimizer
-        ray.get(library.finish.remote("artifacts/model", 0, facts.blueprint.config))
-        for me, status in crew.ask("status").items():
+        holders = [pool.members[0].contributor_id for pool in solution.plan.pools]
+        crew.gather(
+            {
+                worker: crew.handle(worker).save.remote("artifacts/model", place, "artifact")
+                for place, worker in enumerate(holders)
+            }
+        )
+        ray.get(library.finish.remote("artifacts/model", "artifact", facts.state))
+        for worker, status in crew.ask(holders, "status").items():
             # A member that trains holds its weights and as many bytes of gradients.
-            shard = 2 * 4 * profile.parameters_of(make_plan(spec, topology, profile).shard(me.pool))
+            shard = 2 * 4 * profile.parameters_of(solution.plan.shard(holders.index(worker)))
             assert status.peak_resident_bytes <= shard + PROCESS_BYTES, f"{status}"
     finally:
         crew.dismiss()
+        ray.kill(mailbox)
         ray.kill(library)

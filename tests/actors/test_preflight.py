@@ -8,7 +8,7 @@ import pytest
 
 from share_compute.errors import UserError
 from share_compute_actors.preflight import check_head, check_listening, route_address, visible_gpus
-from share_compute_actors.sizes import format_bytes, parse_bytes
+from share_compute_actors.sizes import parse_bytes
 
 GPUS = [("GPU-aa1", "first"), ("GPU-bb2", "second")]
 
@@ -54,7 +54,3 @@ def test_sizes_are_read(text: str, count: int):
 def test_what_is_no_size_is_refused(text: str):
     with pytest.raises(UserError):
         parse_bytes(text)
-
-
-def test_sizes_are_written():
-    assert [format_bytes(count) for count in (5, 1536, 2**30)] == ["5 B", "1.5 KiB", "1.0 GiB"]

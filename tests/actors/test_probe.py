@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def test_the_processor_is_measured():
     assert device.name
     assert 1e8 < device.flops_per_s["float32"] < 1e14
     assert 1e8 < device.memory_bytes_per_s < 1e13
+    assert 1e-7 < device.overhead_s < 1e-3
 
 
 def test_a_device_that_is_not_there_is_an_error():
@@ -62,19 +64,17 @@ def test_links_are_measured_from_real_delays():
 
 
 def test_messages_are_read_back():
-    device = Device("cpu", "x", 5, {"float32": 1.0}, 2.0)
-    assert read_devices(
-        json.dumps(
-            [
-                {
-                    "kind": "cpu",
-                    "name": "x",
-                    "memory_bytes": 5,
-                    "flops_per_s": {"float32": 1.0},
-                    "memory_bytes_per_s": 2.0,
-                }
-            ]
-        )
-    ) == (device,)
+    device = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
+    message = {
+        "kind": "cpu",
+        "name": "x",
+        "memory_bytes": 5,
+        "flops_per_s": {"float32": 1.0},
+        "memory_bytes_per_s": 2.0,
+        "overhead_s": 3e-6,
+    }
+    assert read_devices(json.dumps([message])) == (device,)
+    del message["overhead_s"]  # as probes of earlier releases wrote it, which the store keeps
+    assert read_devices(json.dumps([message])) == (replace(device, overhead_s=0.0),)
     (link,) = read_links('[{"source": "a", "target": "b", "latency_s": 0.1, "bytes_per_s": 3.0}]')
     assert link.target == "b"

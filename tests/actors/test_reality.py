@@ -5,14 +5,15 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
-from share_compute.jobs.events import Assignment, AttemptEvent, Measured, ReplanProposed
-from share_compute.planning.cost import LayerTiming
+from share_compute.jobs.events import Assignment, AttemptEvent, LayersTimed, Measured, ReplanProposed
 from share_compute.planning.planner import Solution, solve
-from share_compute_actors.messages import MemberId, StepResult
+from share_compute.planning.timings import LayerTiming, Timings
+from share_compute_actors.messages import StepFigures
 from share_compute_actors.reality import Reality
 
 TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
@@ -22,10 +23,11 @@ WAIT_S = 30.0
 class Run:
     """One attempt at 1,000 steps, whose steps a test makes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, known: Timings = MappingProxyType({})) -> None:
         spec = job(pools=2, members_per_pool=1, training={"steps": 1000})
-        self.solution: Solution = solve(spec, TOPOLOGY, PROFILE, 0, {})
+        self.solution: Solution = solve(spec, TOPOLOGY, PROFILE, 0, known)
         assert self.solution.timeline is not None
+        self.batch_size = spec.training.batch_size
         self.predicted_s = self.solution.timeline.step_s
         self.told: queue.Queue[AttemptEvent] = queue.Queue()
         self.now_s = 0.0
@@ -39,19 +41,15 @@ class Run:
         for _ in range(count):
             self.step += 1
             self.now_s += seconds
-            results = [
-                StepResult(
-                    me=MemberId(pool, 0),
-                    step=self.step,
-                    loss_sum=1.0,
+            results = {
+                TOPOLOGY.contributors[holders.members[0]].id: StepFigures(
                     targets=1,
-                    gradient_norm=None,
                     seconds=seconds,
                     waited_s=seconds / 4,
                     layer_timings=(timings or {}).get(pool),
                 )
-                for pool in range(2)
-            ]
+                for pool, holders in enumerate(self.solution.layout.pools)
+            }
             self.reality.observe(self.step, seconds, results)
 
     def slow_layers(self, factor: float) -> dict[int, dict[int, LayerTiming]]:
@@ -109,6 +107,33 @@ def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
     (slow,) = (member.name for member in run.solution.plan.pools[0].members)
     assert held[slow] < 6
     assert event.gain_s > event.move_cost_s
+
+
+def test_times_of_layers_are_told_as_soon_as_they_are_known(run: Run) -> None:
+    timings = run.slow_layers(1.0)
+    run.steps(1, 1.0, timings)
+    event = run.told.get_nowait()
+    assert isinstance(event, LayersTimed)
+    assert event.step == 1
+    for place, pool in enumerate(run.solution.plan.pools):
+        machine = TOPOLOGY[pool.members[0].contributor_id]
+        told = event.machines[machine.id]
+        assert (told.layers, told.device) == (timings[place], machine.device)
+        assert told.microbatch_size * 4 == run.batch_size
+    run.steps(1, 1.0)
+    assert run.told.empty()
+
+
+def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_path: Path) -> None:
+    known = {"a": dict.fromkeys(range(12), LayerTiming(0.01, 0.02))}
+    resumed = Run(tmp_path, known)
+    new = {0: {0: LayerTiming(0.03, 0.04)}}
+    resumed.steps(1, 1.0, new)
+    (first,) = (member.name for member in resumed.solution.plan.pools[0].members)
+    timings = resumed.reality._timings
+    assert timings[first][0] == LayerTiming(0.03, 0.04)
+    assert timings["a"][11] == LayerTiming(0.01, 0.02)
+    assert known["a"][0] == LayerTiming(0.01, 0.02)  # the plan in use was made from it
 
 
 def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:

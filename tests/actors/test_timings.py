@@ -1,20 +1,15 @@
 """Each layer is timed in the first steps of an attempt, and nothing but time is taken."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from share_compute.models.blueprint import Blueprint, Stage, build_stage, loss_sum
 from share_compute.planning.partitioning import Shard
+from share_compute.planning.timings import LayerTiming
+from share_compute.protocol.tree import SummationTree
 from share_compute.specification import LayerSpec, TrainingSpec
-from share_compute_actors.channel import Channel, Keys
 from share_compute_actors.layer_timer import LayerTimer
-from share_compute_actors.messages import MemberId, MemberSetup, Peer, StepResult
 from share_compute_actors.runner import Runner
 
 CPU = torch.device("cpu")
@@ -112,54 +107,38 @@ def test_time_is_booked_on_the_layer_that_took_it(device: str) -> None:
         assert timings[6].backward_s > 3 * timings[other].backward_s
 
 
-@pytest.fixture
-def runners() -> Iterator[list[Runner]]:
-    """Give two pools of one member each, linked by real channels."""
-    ids, keys = [MemberId(0, 0), MemberId(1, 0)], [Keys.issue(), Keys.issue()]
-    names = {me: f"machine-{me.pool}" for me in ids}
+def test_a_runner_tells_its_layers_times_once() -> None:
+    rows = samples(LLAMA)[0]
     training = TrainingSpec(
         steps=6, batch_size=2 * MICROBATCHES, microbatches=MICROBATCHES, sequence_length=16
     )
-    with ExitStack() as stack:
-        channels = []
-        for me in ids:
-            admitted = [pair.public for pair in keys]
-            channel = Channel("job", 1, "127.0.0.1", keys[me.pool], admitted)
-            stack.callback(channel.close)
-            channels.append(channel)
-        for me, other in (ids, ids[::-1]):
-            there = channels[other.pool].endpoint
-            channels[me.pool].connect(Peer(other, names[other], there, keys[other.pool].public))
-        yield [
-            Runner(
-                MemberSetup(
-                    job="job", epoch=1, me=me, name=names[me], address="127.0.0.1", blueprint=LLAMA,
-                    shard=Shard("m", 2 * me.pool, 2 * me.pool + 2, 4), training=training,
-                    microbatches=tuple(range(MICROBATCHES)), shares=((MICROBATCHES,), (MICROBATCHES,)),
-                    threads=1, device="cpu", deadline_s=30.0, first_step=1,
-                ),
-                stage_of(LLAMA, 2 * me.pool, 2 * me.pool + 2),
-                channels[me.pool],
-                names,
-                None,
-            )
-            for me in ids
-        ]  # fmt: skip
-
-
-def test_members_tell_their_layers_times_once(runners: list[Runner]) -> None:
-    rows: Any = dict.fromkeys(range(MICROBATCHES), samples(LLAMA)[0])
-
-    def train(runner: Runner) -> list[StepResult]:
-        return [runner.step(number, rows, rows) for number in range(1, 7)]
-
-    with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(train, runners))
-    for own, results in zip(([0, 1], [2, 3]), told, strict=True):
-        assert [result.step for result in results if result.layer_timings is not None] == [4]
-        timings = results[3].layer_timings
-        assert timings is not None
-        assert sorted(timings) == own
-        computing = sum(timing.forward_s + timing.backward_s for timing in timings.values()) * MICROBATCHES
-        worked = sum(result.seconds - result.waited_s for result in results[1:4]) / 3
-        assert 0.05 * worked < computing <= worked
+    first, last = (
+        Runner(stage_of(LLAMA, start, start + 2), training, SummationTree((MICROBATCHES,)))
+        for start in (0, 2)
+    )
+    told: list[tuple[int, dict[int, LayerTiming], dict[int, LayerTiming]]] = []
+    for step in range(1, 7):
+        if step == 2:
+            first.start_timing(step)
+            last.start_timing(step)
+        for microbatch in range(MICROBATCHES):
+            first.forward(step, microbatch, rows)
+            activation = first.kept("activation", microbatch)
+            assert activation is not None
+            last.forward(step, microbatch, activation.clone())
+            last.backward(microbatch, rows)
+            gradient = last.kept("gradient", microbatch)
+            assert gradient is not None
+            first.backward(microbatch, gradient)
+        timings = [runner.layer_timings(step) for runner in (first, last)]
+        if timings[0] is not None and timings[1] is not None:
+            told.append((step, timings[0], timings[1]))
+        for runner in (first, last):
+            runner.reduce([])
+            runner.apply(step, 1.0)
+    assert [step for step, *_ in told] == [4]
+    _, before, after = told[0]
+    assert (sorted(before), sorted(after)) == ([0, 1], [2, 3])
+    assert all(
+        timing.forward_s > 0 and timing.backward_s > 0 for timing in (*before.values(), *after.values())
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.actors.conftest import Attempt
+from tests.ray_nodes import Attempt
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
@@ -19,6 +19,7 @@ from share_compute.data import StepOrder, prepare
 from share_compute.jobs.events import AttemptEvent
 from share_compute.models.blueprint import Blueprint, build_stage
 from share_compute.planning.partitioning import Shard
+from share_compute.planning.plan import Plan
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
 
@@ -88,6 +89,10 @@ def single_process(
 
 def losses_of(events: list[AttemptEvent]) -> dict[int, float]:
     return {event.step: event.loss for event in events if event.type == "step"}
+
+
+def plan_of(events: list[AttemptEvent]) -> Plan:
+    return next(event.plan for event in events if event.type == "planned")
 
 
 def ending(events: list[AttemptEvent]) -> Any:
@@ -198,8 +203,15 @@ def test_a_resumed_job_goes_on_exactly(attempt: Attempt, corpus: Path) -> None:
     document = job(corpus, training={"steps": 12, "checkpoint_every": 6}, pools=2)
     straight = attempt(document)
     saved = next(event for event in straight if event.type == "checkpoint" and event.step == 6)
-    resumed = attempt(job(corpus, training={"steps": 12}, pools=3), checkpoint=saved.path, number=2)
+    (timed,) = (event.machines for event in straight if event.type == "layers-timed")
+    layers = sorted(layer for machine in timed.values() for layer in machine.layers)
+    assert layers == list(range(plan_of(straight).num_layers))
+    resumed = attempt(
+        job(corpus, training={"steps": 12}, pools=3), checkpoint=saved.path, number=2, timings=timed
+    )
     assert ending(resumed).outcome == "succeeded", ending(resumed).reason
+    notes = [event.message for event in resumed if event.type == "note"]
+    assert any(f"{len(layers)} measured times of layers" in note for note in notes)
     rest = losses_of(resumed)
     assert sorted(rest) == list(range(7, 13))
     assert rest == pytest.approx(

@@ -13,8 +13,8 @@ from share_compute.errors import ContributorLost
 from share_compute.jobs.states import ContributorState
 from share_compute.settings import Settings
 from share_compute.store import ContributorRecord, Store, upgrade
-from share_compute.topology import Device, Link
-from share_compute_api.supervision import AWAY, HEAD
+from share_compute.topology import HEAD, Device, Link
+from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.contributors import ContributorSupervisor
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements

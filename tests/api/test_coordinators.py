@@ -11,7 +11,8 @@ from ray import ActorID
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from share_compute.errors import ContributorLost, Unavailable
-from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, attempt_events
+from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, attempt_events, topologies
+from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute_api.supervision.coordinators import RayAttempt
 
 ENDED = AttemptEnded(outcome="succeeded", reason="done")
@@ -33,6 +34,10 @@ class Actor:
         self.end: asyncio.Future[None] = asyncio.Future()
         self.run = Method(self._run)
         self.events = Method(self._events)
+        self.offer = Method(self._offer)
+        self.drain = Method(self._drain)
+        self.offers: list[Topology] = []
+        self.drains: list[str] = []
 
     async def _run(self) -> None:
         await self.end
@@ -44,6 +49,14 @@ class Actor:
         if isinstance(answer, Exception):
             raise answer
         return attempt_events.dump_json(answer).decode()
+
+    async def _offer(self, topology: str) -> None:
+        self.offers.append(topologies.validate_json(topology))
+
+    async def _drain(self, contributor_id: str) -> None:
+        if contributor_id == "con-gone":
+            raise ActorDiedError
+        self.drains.append(contributor_id)
 
 
 async def ended(actor: Actor) -> RayAttempt:
@@ -88,5 +101,22 @@ def test_who_is_dead_is_lost() -> None:
         with pytest.raises(ContributorLost, match="coordinator died") as caught:
             await RayAttempt("job-1", Actor(ActorDiedError())).events(0, 0.0)
         assert caught.value.mend == "share-compute resume job-1"
+
+    asyncio.run(story())
+
+
+def test_machines_are_offered_and_drained() -> None:
+    device = Device("cpu", "c", 2**30, {"float32": 1e10}, 1e10)
+    machine = Contributor("con-1", "ada", (device,), 4, "ab", "192.0.2.7")
+    topology = Topology((machine,), (Link("con-1", "head", 0.001, 1e9),))
+
+    async def story() -> None:
+        actor = Actor([Note(message="begun")])
+        attempt = await ended(actor)
+        await attempt.offer(topology)
+        await attempt.drain("con-1")
+        assert (actor.offers, actor.drains) == ([topology], ["con-1"])
+        with pytest.raises(ContributorLost, match="coordinator died"):
+            await attempt.drain("con-gone")
 
     asyncio.run(story())

@@ -5,10 +5,21 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from share_compute.jobs.events import AttemptEvent, Measured, PoolTiming, ReplanProposed
+import pytest
+
+from share_compute.jobs.events import (
+    AttemptEvent,
+    LayersTimed,
+    Measured,
+    PoolTiming,
+    Reformed,
+    ReplanProposed,
+)
 from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.store.records import EventRecord
-from share_compute_api.cli.describe import event_line, plan_lines, step_times
+from share_compute.topology import Device
+from share_compute_api.cli.describe import event_line, plan_lines, step_speed, step_times
 
 
 def plan(*, predicted: bool = True) -> Plan:
@@ -54,6 +65,12 @@ def line(event: AttemptEvent) -> str:
     return event_line(record)
 
 
+@pytest.mark.parametrize(("tokens", "unit"), [(16, "samples/s"), (2048, "tokens/s")])
+def test_samples_that_are_no_text_are_not_called_tokens(tokens: int, unit: str) -> None:
+    step = {"tokens_per_s": 1234.5, "tokens": tokens, "samples": 16}
+    assert step_speed(step) == f"1,234 {unit}"
+
+
 def test_measured_steps_stand_beside_predicted_ones() -> None:
     assert step_times(measured(1.2)) == (
         "step 1.50 s, predicted 1.20 s (+25%); pools busy 93% (predicted 92%) of it"
@@ -65,12 +82,33 @@ def test_without_a_prediction_nothing_is_compared() -> None:
     assert step_times(measured(None)) == "step 1.50 s, nothing was predicted"
 
 
+def test_times_of_layers_are_told_in_one_line() -> None:
+    device = Device("cpu", "some cpu", 2**30)
+    timed = MachineTimings(microbatch_size=4, device=device, layers={0: LayerTiming(0.1, 0.2)})
+    assert line(LayersTimed(step=4, machines={"a": timed})).endswith("layers timed up to step 4 on 1 machine")
+    both = LayersTimed(step=4, machines={"a": timed, "b": timed})
+    assert line(both).endswith("layers timed up to step 4 on 2 machines")
+
+
 def test_a_proposal_says_what_it_saves_and_where_layers_go() -> None:
     proposal = ReplanProposed(
         step=30, plan=plan(), current_step_s=1.5, gain_s=90, move_cost_s=31, sentence="layers [moved] pay"
     )
     assert r"layers \[moved] pay" in line(proposal)
     assert "layers 0-3: ada; idle: bob" in line(proposal)
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "again"),
+    [(0, ""), (1, ", 1 microbatch computed again"), (3, ", 3 microbatches computed again")],
+)
+def test_an_epoch_says_who_came_and_went_and_what_it_cost(recomputed: int, again: str) -> None:
+    epoch = Reformed(
+        epoch=3, step=7, plan=plan(), seconds=0.8, recomputed=recomputed, sentence="bob [gpu] was lost"
+    )
+    assert line(epoch).endswith(
+        rf"epoch 3  bob \[gpu] was lost; no step for 800.0 ms{again}: layers 0-3: ada; idle: bob"
+    )
 
 
 def test_every_machine_of_a_plan_has_its_reason() -> None:

@@ -3,179 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.api.playing import Pool, planned, run, step
 
-from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.errors import ContributorLost
 from share_compute.jobs.events import (
     ArtifactSaved,
-    Assignment,
     AttemptEnded,
-    AttemptEvent,
     CheckpointSaved,
-    Planned,
-    StepCommitted,
 )
-from share_compute.jobs.states import ContributorState, JobState
-from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
-from share_compute.specification import parse_job
-from share_compute.store import JobRecord, Store
-from share_compute.topology import Device, Link
+from share_compute.jobs.states import JobState
+from share_compute.store import Store
 from share_compute_api.bell import Bell
 from share_compute_api.supervision import AWAY
-from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.patience import Patience
 from share_compute_api.supervision.waiting import Waiting
 
 SUCCEEDED = AttemptEnded(outcome="succeeded", reason="done")
 TOO_LARGE = AttemptEnded(outcome="failed", reason="needs two machines", error={"code": "plan-infeasible"})
-
-
-class Attempt:
-    """Tells the events that a test puts in, as a coordinator would."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.told: list[AttemptEvent] = []
-        self.failure: ShareComputeError | None = None
-        self.is_silent = False
-        self.cancelled = asyncio.Event()
-        self.killed = asyncio.Event()
-        self._news = asyncio.Condition()
-
-    async def tell(self, *events: AttemptEvent) -> None:
-        async with self._news:
-            self.told += events
-            self._news.notify_all()
-
-    async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        if self.is_silent:
-            await asyncio.Event().wait()
-        async with self._news:
-            try:
-                async with asyncio.timeout(timeout_s / 20):
-                    await self._news.wait_for(lambda: len(self.told) > after or self.failure)
-            except TimeoutError:
-                return []
-            if self.failure is not None:
-                raise self.failure
-            return self.told[after:]
-
-    async def die(self, failure: ShareComputeError) -> None:
-        async with self._news:
-            self.failure = failure
-            self._news.notify_all()
-
-    async def cancel(self) -> None:
-        self.cancelled.set()
-        if self.is_silent:
-            await asyncio.Event().wait()
-
-    def kill(self) -> None:
-        self.killed.set()
-
-
-class Pool:
-    """A store, a supervisor, and the attempts that it started."""
-
-    def __init__(self, store: Store, folder: Path, patience: Patience) -> None:
-        self.store = store
-        self.bell = Bell()
-        self.attempts: asyncio.Queue[Attempt] = asyncio.Queue()
-        self.supervisor = JobSupervisor(store, self._launch, folder, self.bell, patience)
-        store.on_commit(self.bell.ring)
-
-    async def _launch(self, assignment: Assignment) -> Attempt:
-        attempt = Attempt(assignment)
-        attempt.is_silent = assignment.spec.name == "silent"
-        await self.attempts.put(attempt)
-        return attempt
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.supervisor.run())
-        try:
-            async with asyncio.timeout(20):
-                yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    def join(self, name: str) -> str:
-        record, _ = self.store.contributors.join(
-            self.store.invites.create()[1], name=name, host="h", versions={}, limits={"cpu_threads": 2}
-        )
-        return record.id
-
-    def arrive(self, contributor_id: str) -> None:
-        self.store.contributors.online(contributor_id, node_id="ab", address="192.0.2.7")
-        links = [Link(contributor_id, "head", 0.001, 1e9), Link(contributor_id, "con-gone", 0.001, 1e9)]
-        self.store.contributors.ready(contributor_id, capacity=[Device("cpu", "c", 2**30)], links=links)
-
-    def contributor(self, name: str) -> str:
-        contributor_id = self.join(name)
-        self.arrive(contributor_id)
-        return contributor_id
-
-    def lose(self, contributor_id: str, reason: str) -> None:
-        seen = self.store.contributors.get(contributor_id)
-        self.store.contributors.set_state(seen, ContributorState.lost, reason)
-
-    def submit(self, name: str = "job", **parallelism: Any) -> str:
-        layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
-        source = {"name": name, "model": {"layers": layers}, "data": {"dataset": "digits"}}
-        return self.store.jobs.create(parse_job({**source, "parallelism": parallelism})).id
-
-    async def until(self, job_id: str, condition: Callable[[JobRecord], Any]) -> JobRecord:
-        while True:
-            ticket = self.bell.ticket
-            record = await asyncio.to_thread(self.store.jobs.get, job_id)
-            if condition(record):
-                return record
-            await self.bell.wait(ticket, 1.0)
-
-
-def planned(*contributor_ids: str) -> Planned:
-    members = tuple(
-        MemberPlan(contributor_id=one, name=one, microbatches=(0,), memory_bytes=1, reason="")
-        for one in contributor_ids
-    )
-    pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
-    return Planned(
-        plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,), microbatches=1)
-    )
-
-
-def step(number: int) -> StepCommitted:
-    return StepCommitted(
-        step=number,
-        loss=1.0,
-        learning_rate=0.1,
-        gradient_norm=None,
-        samples=1,
-        tokens=1,
-        seconds=1,
-        tokens_per_s=1,
-    )
-
-
-def run(
-    store: Store,
-    tmp_path: Path,
-    story: Callable[[Pool], Awaitable[None]],
-    patience: Patience | None = None,
-) -> None:
-    pool = Pool(store, tmp_path / "jobs", patience or Patience())
-
-    async def main() -> None:
-        async with pool.running():
-            await story(pool)
-
-    asyncio.run(main())
 
 
 def test_a_job_waits_for_contributors_then_runs_to_its_end(store: Store, tmp_path: Path) -> None:
@@ -218,7 +67,7 @@ def test_jobs_share_the_pool_by_what_their_plans_use(store: Store, tmp_path: Pat
         # It does not fit beside the first, so it waits for it to end instead of failing.
         await other.tell(TOO_LARGE)
         waiting = await pool.until(second, lambda job: job.state is JobState.queued)
-        assert "other jobs hold" in waiting.reason
+        assert "or wait until other jobs give machines back" in waiting.reason
         await attempt.tell(SUCCEEDED)
         again = await pool.attempts.get()
         assert {machine.id for machine in again.assignment.topology.contributors} == {ada, grace}
@@ -242,22 +91,19 @@ def test_cancelling_asks_the_attempt_to_stop(store: Store, tmp_path: Path) -> No
     run(store, tmp_path, story)
 
 
-def test_a_dead_coordinator_fails_the_job_which_then_resumes(store: Store, tmp_path: Path) -> None:
+def test_a_coordinator_that_dies_after_a_wish_to_cancel_has_done_what_was_asked(
+    store: Store, tmp_path: Path
+) -> None:
     async def story(pool: Pool) -> None:
         ada, job_id = pool.contributor("ada"), pool.submit()
         attempt = await pool.attempts.get()
-        saved = CheckpointSaved(step=2, path=tmp_path / "checkpoint", size_bytes=1)
-        await attempt.tell(planned(ada), step(1), step(2), saved)
-        await pool.until(job_id, lambda job: job.step == 2)
+        await attempt.tell(planned(ada))
+        await asyncio.to_thread(store.jobs.cancel, job_id)
+        await attempt.cancelled.wait()
         await attempt.die(ContributorLost("the job's coordinator died", mend="resume it"))
-        failed = await pool.until(job_id, lambda job: job.state is JobState.failed)
-        assert failed.error is not None
-        assert (failed.error["code"], failed.error["mend"]) == ("contributor-lost", "resume it")
-        await attempt.killed.wait()
-        await asyncio.to_thread(store.jobs.resume, job_id)
-        again = await pool.attempts.get()
-        assert again.assignment.attempt == 2
-        assert again.assignment.checkpoint == tmp_path / "checkpoint"
+        over = await pool.until(job_id, lambda job: job.state.is_final)
+        assert (over.state, over.error) == (JobState.cancelled, None)
+        assert over.reason.endswith("the job's coordinator died")
 
     run(store, tmp_path, story)
 
@@ -274,7 +120,9 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         again = await pool.attempts.get()
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         reasons = [event.data.get("reason") for event in store.events.after(0)]
-        assert "the server was restarted; continuing from step 5" in reasons
+        assert (
+            "the server was restarted; continuing from step 5 as soon as enough machines are there" in reasons
+        )
 
     run(store, tmp_path, first_life)
     run(store, tmp_path, second_life)
@@ -349,7 +197,8 @@ def test_a_job_whose_end_could_not_be_written_is_queued_again(
         assert again.assignment.attempt == 2
         assert attempt.killed.is_set()
         reasons = [event.data.get("reason") for event in store.events.after(0, job_id=job_id)]
-        assert "its attempt was lost; continuing from the start, for it has no checkpoint" in reasons
+        lost = "its attempt was lost; continuing from the start (it has no checkpoint)"
+        assert f"{lost} as soon as enough machines are there" in reasons
 
     run(store, tmp_path, story, Patience(store_s=0))
 
@@ -371,17 +220,6 @@ def test_what_runs_goes_on_while_the_store_is_away(
         assert (job.attempt, job.step) == (1, 1)
 
     run(store, tmp_path, story)
-
-
-def test_a_coordinator_that_does_not_answer_fails_its_job(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        pool.contributor("ada")
-        job_id = pool.submit("silent")
-        job = await pool.until(job_id, lambda job: job.state is JobState.failed)
-        assert job.reason == "the coordinator does not answer"
-        assert (await pool.attempts.get()).killed.is_set()
-
-    run(store, tmp_path, story, Patience(answer_s=0.1))
 
 
 def test_a_coordinator_that_does_not_answer_can_be_cancelled(store: Store, tmp_path: Path) -> None:
@@ -466,13 +304,31 @@ class TestWaiting:
         waiting = Waiting(Patience())
         machines = [pool.store.contributors.get(pool.contributor("ada"))]
         job = pool.store.jobs.get(pool.submit())
-        waiting.too_few(job, machines)
+        waiting.tried(job, machines)
         assert self.why_not(pool, waiting, job.id) is not None
         assert self.why_not(pool, waiting, job.id, anything_runs=False) is None
-        waiting.too_few(job, machines)
+        waiting.tried(job, machines)
         pool.store.jobs.cancel(job.id)
         pool.store.jobs.resume(job.id)
         assert self.why_not(pool, waiting, job.id) is None
+
+    def test_what_a_queued_job_may_soon_begin_with_is_not_spare(self, pool: Pool) -> None:
+        waiting = Waiting(Patience())
+        ada, late = pool.contributor("ada"), pool.join("late")
+        job = pool.store.jobs.get(pool.submit(members_per_pool=2))
+
+        def spare() -> list[str]:
+            present = pool.store.contributors.list(waiting.states())
+            supply = waiting.look(present, [job], anything_runs=True)
+            return [machine.id for machine in supply.spare([job])]
+
+        assert spare() == []
+        pool.lose(late, "its Ray node did not come up")
+        assert spare() == [ada]
+        grace = pool.contributor("grace")
+        assert spare() == []
+        waiting.tried(job, [pool.store.contributors.get(one) for one in (ada, grace)])
+        assert spare() == [ada, grace]
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 20])

@@ -6,6 +6,8 @@ import io
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from share_compute.plain_text import plain
@@ -25,6 +27,17 @@ def printed(*things: object) -> str:
 @pytest.mark.parametrize("thing", [f"a {ESCAPE} b", Text(f"a {ESCAPE} b")])
 def test_control_characters_of_old_rows_are_written_out(thing: object) -> None:
     assert printed(thing) == "a \\x1b[2Jgone\\x9b b\n"
+
+
+def test_what_is_live_cannot_command_the_terminal_either() -> None:
+    made = Terminal()
+    made.file = io.StringIO()
+    table = Table(box=None)
+    table.add_row(Text(f"a {ESCAPE} b"))
+    with Live(table, console=made):
+        made.print("above")
+    assert "a \\x1b[2Jgo" in made.file.getvalue()
+    assert "\x1b" not in made.file.getvalue()
 
 
 def test_colours_and_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:

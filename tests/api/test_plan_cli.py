@@ -6,7 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -20,12 +20,12 @@ from share_compute.planning.plan import (
     PoolPlan,
     Prediction,
 )
-from share_compute.planning.report import Alternative, PlanReport, TimelineCell
+from share_compute.planning.report import Alternative, PlanReport, ServingPrediction, TimelineCell
 from share_compute.topology import Device, Link
 from share_compute.topology_file import read_topology
 from share_compute_api.cli import report as reports
 from share_compute_api.cli.completion import complete_strategy
-from share_compute_api.cli.describe import idle_lines
+from share_compute_api.cli.describe import idle_lines, placement
 from share_compute_api.cli.picture import layers_over_machines, timeline
 from share_compute_api.cli.plan import _print_missing
 
@@ -310,6 +310,43 @@ class TestPictures:
             reports.print_report(PlanReport(plan=plan(500)))
         assert "and 460 more; --json has them all" in capture.get()
         assert len(capture.get().splitlines()) < 100
+
+    @pytest.mark.parametrize("objective", ["latency", "throughput"])
+    def test_a_report_of_serving(
+        self, monkeypatch: pytest.MonkeyPatch, objective: Literal["latency", "throughput"]
+    ) -> None:
+        console = Console(width=80)
+        monkeypatch.setattr(reports, "console", console)
+        serving = ServingPrediction(
+            objective=objective,
+            plan=plan(2),
+            first_token_s=1.0,
+            next_token_s=0.5,
+            request_s=5.0,
+            tokens_per_s=32.0,
+            lower_bound_s=4.0 if objective == "latency" else 0.4,
+            bottleneck=Bottleneck(
+                kind="link", where="a and b", sentence="the link between a and b [/] is slow"
+            ),
+            exact=True,
+            speeds_assumed=True,
+        )
+        with console.capture() as capture:
+            reports.print_report(PlanReport(plan=plan(2), serving=serving))
+        text = " ".join(capture.get().split())
+        none = "No request takes" if objective == "latency" else "No token follows the one before it in"
+        least = "4.00 s" if objective == "latency" else "400.0 ms"
+        assert f"{none} less than {least}; this one is 25.0% above, proven best by the formula." in text
+        assert "the link between a and b [/] is slow" in text
+        assert "No machine's speed was measured" in text
+
+
+def test_a_placement_of_many_stays_one_line() -> None:
+    text = placement(plan(500, members=9))
+    assert text.startswith("layers 0-1: machine-0-0 + machine-0-1 + ")
+    assert "machine-0-5 + 3 more; layers 2-3: " in text
+    assert "; ... and 492 more pools; idle: slow[1]" in text
+    assert len(text) < 1000
 
 
 def test_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from share_compute.jobs.events import (
     CheckpointSaved,
     Note,
     Planned,
+    Reformed,
     Started,
     StepCommitted,
     Validated,
@@ -59,6 +60,18 @@ def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> Con
 def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
     """An attempt begins on these machines, one pool each."""
     store.jobs.begin(job.id, [machine.id for machine in machines])
+    note = Note(message="elm would slow the job down; it gets no layers", level="warning")
+    started = Started(first_step=1, total_steps=40)
+    store.progress.record(job.id, job.attempt, [Planned(plan=_laid(machines)), note, started])
+
+
+def reform(store: Store, job: JobRecord, machines: list[ContributorRecord], sentence: str) -> None:
+    """Machines came or went, and training goes on with these."""
+    epoch = Reformed(epoch=1, step=11, plan=_laid(machines), seconds=0.8, recomputed=3, sentence=sentence)
+    store.progress.record(job.id, job.attempt, [epoch])
+
+
+def _laid(machines: list[ContributorRecord]) -> Plan:
     pools = tuple(
         PoolPlan(
             start=index,
@@ -76,7 +89,7 @@ def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> No
         )
         for index, machine in enumerate(machines)
     )
-    plan = Plan(
+    return Plan(
         epoch=0,
         strategy="compute_weighted",
         num_layers=3,
@@ -84,9 +97,6 @@ def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> No
         pools=pools,
         microbatches=4,
     )
-    note = Note(message="elm would slow the job down; it gets no layers", level="warning")
-    started = Started(first_step=1, total_steps=40)
-    store.progress.record(job.id, job.attempt, [Planned(plan=plan), note, started])
 
 
 def train(store: Store, job: JobRecord, first_step: int, last_step: int) -> None:

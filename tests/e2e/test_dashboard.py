@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.e2e.conftest import Complaints, Pool
-from tests.e2e.scenes import digits, finish, join, lose, measure, start, train
+from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
 
 pytestmark = pytest.mark.browser
 
@@ -75,6 +75,23 @@ def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, pool: Poo
     with page.expect_download() as download:
         page.get_by_role("button", name="Download config.json").click()
     assert download.value.path().read_text() == '{"model_type": "layers"}'
+
+
+def test_the_placement_follows_machines_that_come_and_go(page: Page, pool: Pool) -> None:
+    ash, birch, cedar = (
+        measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch", "cedar")
+    )
+    job = pool.store.jobs.create(digits())
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    start(pool.store, job, [ash, birch])
+    placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
+    expect(placement).to_contain_text("birch")
+    reform(pool.store, job, [ash, cedar], "birch was lost, cedar joined")
+    expect(placement).to_contain_text("cedar")
+    expect(placement).not_to_contain_text("birch")
+    expect(page.get_by_role("log")).to_contain_text(
+        "birch was lost, cedar joined; no step for 800.0 ms, 3 microbatches computed again."
+    )
 
 
 def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, pool: Pool) -> None:

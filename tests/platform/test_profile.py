@@ -68,6 +68,12 @@ def test_counts_equal_what_real_stages_take(config: dict[str, Any], start: int, 
     parts += [profile.head] if stop == 4 else []
     assert SAMPLES * sum(part.forward_flops.at(TOKENS) for part in parts) == real.forward_flops
     assert SAMPLES * sum(part.backward_flops.at(TOKENS) for part in parts) == real.backward_flops
+    # Every stage makes positions and masks, which are counted once.
+    own = sum(part.forward_operations for part in parts)
+    assert own <= real.forward_operations <= own + 60
+    assert sum(part.backward_operations for part in parts) == pytest.approx(
+        real.backward_operations, rel=0.15
+    )
     kept = SAMPLES * sum(part.activation_bytes.at(TOKENS) for part in parts)
     if stop == 4:  # logits and two gradients, which are not for the backward to keep
         kept -= 3 * SAMPLES * TOKENS * VOCABULARY * 4
@@ -218,6 +224,9 @@ def test_declared_layers_are_counted_for_the_samples_that_they_get(start: int, s
     assert profile.parameters_of(shard) == sum(tensor.numel() for tensor in stage.module.parameters())
     assert 5 * sum(part.forward_flops.at(1) for part in parts) == real.forward_flops
     assert 5 * sum(part.backward_flops.at(1) for part in parts) == real.backward_flops
+    looks = 3 if stop == 6 else 0  # targets are made and looked at in `run`, not in the profile
+    assert sum(part.forward_operations for part in parts) == real.forward_operations - looks
+    assert sum(part.backward_operations for part in parts) == real.backward_operations
     if (start, stop) == (0, 6):
         kept = sum(part.activation_bytes.at(1) for part in parts) - 3 * 10 * 4
         assert 5 * kept == pytest.approx(real.kept_bytes, rel=0.05)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.platform.schedules import peak_in_flight
 
 from share_compute.training.schedule import (
     Action,
@@ -12,7 +13,6 @@ from share_compute.training.schedule import (
     even_shares,
     global_order,
     one_forward_one_backward,
-    peak_in_flight,
     windows,
 )
 

@@ -126,6 +126,65 @@ class TestRefused:
             ("training.optimizer.name", "adamm", "unknown optimizer 'adamm'; did you mean 'adam'?"),
             ("training.optimizer.name", "zzz", "known: sgd, momentum, adagrad, rmsprop, adam, adamw"),
             ("training.schedule.name", "cosin", "unknown schedule 'cosin'; did you mean 'cosine'?"),
+            ("training.precision", "fp16", "Input should be 'float32', 'bfloat16' or 'float16'"),
+            ("training.optimizer.decays", "none", "Input should be 'matrices' or 'all'"),
+            ("training.freeze", [""], "training.freeze: a pattern is empty"),
+            ("training.lora", {"rank": 0}, "training.lora.rank: Input should be greater than or equal to 1"),
+            ("training.lora", {}, "training.lora adapts a pretrained model: give model.path"),
+            ("training", {"lora": {}, "freeze": ["a"]}, "give lora or freeze, not both"),
+            ("training.early_stopping", {}, "early_stopping needs validate_every"),
+            (
+                "training.samples",
+                {"every": 5, "prompts": []},
+                "training.samples.prompts: Tuple should have at least 1",
+            ),
+            ("training.samples", {"every": 5, "prompts": [""]}, "a prompt is empty"),
+            (
+                "training.schedule",
+                {"name": "polynomial", "options": {"powr": 2}},
+                "unknown option of schedule polynomial: 'powr'; did you mean 'power'?",
+            ),
+            (
+                "training.schedule",
+                {"name": "linear", "options": {"power": 2}},
+                "option of schedule linear: 'power'",
+            ),
+            (
+                "training.schedule.options",
+                {"num_cycles": "two"},
+                "num_cycles must be a number that is not negative",
+            ),
+            (
+                "training.schedule.options",
+                {"num_cycles": -1},
+                "num_cycles must be a number that is not negative",
+            ),
+            (
+                "training.schedule",
+                {"name": "inverse_sqrt", "options": {"timescale": 2.5}},
+                "timescale must be a whole number, at least 1, not 2.5",
+            ),
+            (
+                "training.schedule",
+                {"name": "cosine_with_min_lr"},
+                "needs either option min_lr or option min_lr_rate",
+            ),
+            ("training.schedule", {"name": "warmup_stable_decay"}, "needs option num_decay_steps"),
+            (
+                "training.schedule",
+                {"name": "warmup_stable_decay", "options": {"num_decay_steps": 9, "decay_type": "steep"}},
+                "decay_type must be one of linear, cosine, 1-sqrt, not 'steep'",
+            ),
+            (
+                "training.schedule",
+                {"name": "warmup_stable_decay", "warmup_steps": 60, "options": {"num_decay_steps": 50}},
+                "warmup_steps and num_decay_steps are 110 together, more than the 100 steps",
+            ),
+            (
+                "training.schedule",
+                {"name": "polynomial", "options": {"lr_end": 0.01}},
+                "lr_end 0.01 must be below optimizer.learning_rate 0.001",
+            ),
             ("training.steps", 0, "training.steps: Input should be greater than or equal to 1"),
             ("training.steps", "many", "training.steps: Input should be a valid integer"),
             ("training.optimizer.learning_rate", float("inf"), "should be a finite number"),
@@ -135,6 +194,19 @@ class TestRefused:
             ("training.microbatches", 3, "batch_size 16 is not a multiple of microbatches 3"),
             ("training.seed", 2**63, "training.seed: Input should be less than or equal to"),
             ("training.max_gradient_norm", 0, "training.max_gradient_norm: Input should be greater than 0"),
+            ("training.gradient_fusion", {"mode": "size"}, "mode size needs bucket_bytes"),
+            (
+                "training.gradient_fusion",
+                {"mode": "index", "bucket_bytes": 8},
+                "mode size needs bucket_bytes",
+            ),
+            ("training.gradient_fusion", {"mode": "index"}, "mode index needs cuts"),
+            (
+                "training.gradient_fusion",
+                {"mode": "index", "cuts": [3, 3]},
+                "cuts must be at least 1 and ascending",
+            ),
+            ("training.gradient_fusion", {"mode": "size", "bucket_bytes": 0}, "greater than or equal to 1"),
             ("data.files", [], "files is empty"),
             ("data.files", ["a.csv"], "cannot read .csv; known: .txt, .jsonl, .parquet"),
             ("data.files", ["corpus"], "cannot read a file without suffix"),
@@ -172,6 +244,14 @@ class TestRefused:
     )
     def test_the_field_and_the_mend_are_named(self, path: str, value: Any, message: str) -> None:
         assert message in refusal(changed(path, value)).message
+
+    def test_training_fits_the_model_and_the_data(self) -> None:
+        samples = changed("training.samples", {"every": 5, "prompts": ["a"]}, DIGITS)
+        assert "declared layers make no text" in refusal(samples).message
+        stopping = {"validate_every": 5, "early_stopping": {}}
+        unseen = changed("data.validation_fraction", 0, changed("training", stopping))
+        assert "needs samples to validate on" in refusal(unseen).message
+        assert parse_job(changed("training", stopping)).training.early_stopping is not None
 
     def test_layers_name_their_place(self) -> None:
         error = refusal(changed("model.layers", [{"type": "relu"}, {"type": "linaer"}], DIGITS))

@@ -41,6 +41,7 @@ devices = st.builds(
         lambda others: {"float32": 1e11, **others}
     ),
     memory_bytes_per_s=st.floats(0, 1e18),
+    overhead_s=st.floats(0, 0.1),
 )
 
 
@@ -249,12 +250,13 @@ def test_what_a_probe_may_say() -> None:
     good = Device("cpu", "cpu", 2**30, {"float32": 1e10})
     assert list(absurdities(good)) == []
     assert list(absurdities(Link("a", "b", 0.0, 0.0))) == [], "a dead link is one"
-    lie = Device("cpu", "cpu", -1, {"float32": float("nan"), "bfloat16": 0.0}, float("inf"))
+    lie = Device("cpu", "cpu", -1, {"float32": float("nan"), "bfloat16": 0.0}, float("inf"), 1.0)
     assert [field for field, _ in absurdities(lie)] == [
         "memory_bytes",
         "flops_per_s.float32",
         "flops_per_s.bfloat16",
         "memory_bytes_per_s",
+        "overhead_s",
     ]
     assert [field for field, _ in absurdities(Link("a", "a", 1e9, -1.0))] == [
         "latency_s",

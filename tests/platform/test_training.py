@@ -1,21 +1,38 @@
-"""Optimizers, learning rates and gradient buckets against plain torch."""
+"""Optimizers, learning rates, loss scales and text samples against plain torch and transformers."""
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
-from transformers import get_scheduler
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, get_scheduler
 
-from share_compute.specification import SCHEDULES, OptimizerName, OptimizerSpec, ScheduleSpec, TrainingSpec
-from share_compute.training.gradients import GradientBuckets, clip_factor
+from share_compute.errors import UserError
+from share_compute.models.blueprint import Blueprint, build_stage
+from share_compute.planning.partitioning import Shard
+from share_compute.specification import (
+    SCHEDULES,
+    EarlyStoppingSpec,
+    OptimizerName,
+    OptimizerSpec,
+    ScheduleSpec,
+    TrainingSpec,
+)
+from share_compute.training.early_stopping import EarlyStopping
+from share_compute.training.gradients import clip_factor
+from share_compute.training.loss_scale import SKIPPED, first_loss_scale, update_factor
 from share_compute.training.optimizers import (
     build_optimizer,
     learning_rates,
     optimizer_tensors,
     restore_optimizer,
+    undecayed_parameters,
 )
+from share_compute.training.sampling import continue_greedily
 
 
 def model() -> nn.Module:
@@ -35,7 +52,7 @@ def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> 
 def test_restored_state_goes_on_as_if_never_stopped(name: OptimizerName) -> None:
     spec = OptimizerSpec(name=name, learning_rate=0.01, weight_decay=0.1)
     straight = model()
-    optimizer = build_optimizer(spec, straight.parameters())
+    optimizer = build_optimizer(spec, straight.parameters(), undecayed_parameters(straight))
     train(straight, optimizer, range(3))
     names = dict(straight.named_parameters())
     state = {key: value.clone() for key, value in optimizer_tensors(optimizer, names).items()}
@@ -43,7 +60,7 @@ def test_restored_state_goes_on_as_if_never_stopped(name: OptimizerName) -> None
     assert full_size == name.state_tensors
     resumed = model()
     resumed.load_state_dict(straight.state_dict())
-    second = build_optimizer(spec, resumed.parameters())
+    second = build_optimizer(spec, resumed.parameters(), undecayed_parameters(resumed))
     restore_optimizer(second, dict(resumed.named_parameters()), state)
     train(straight, optimizer, range(3, 6))
     train(resumed, second, range(3, 6))
@@ -51,11 +68,25 @@ def test_restored_state_goes_on_as_if_never_stopped(name: OptimizerName) -> None
         assert torch.equal(one, other)
 
 
+OPTIONS: dict[str, dict[str, float | str]] = {
+    "cosine": {"num_cycles": 0.75},
+    "cosine_with_restarts": {"num_cycles": 2},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_warmup_with_min_lr": {"min_lr": 1e-5, "warmup_lr_rate": 0.01},
+    "polynomial": {"power": 2.0, "lr_end": 1e-5},
+    "inverse_sqrt": {"timescale": 5},
+    "warmup_stable_decay": {"num_decay_steps": 4, "decay_type": "1-sqrt"},
+}
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_learning_rates_are_those_of_transformers(name: str) -> None:
-    spec = TrainingSpec(steps=12, schedule=ScheduleSpec(name=name, warmup_steps=3))
+    options = OPTIONS.get(name, {})
+    spec = TrainingSpec(steps=12, schedule=ScheduleSpec(name=name, warmup_steps=3, options=options))
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=spec.optimizer.learning_rate)
-    schedule = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=12)
+    schedule = get_scheduler(
+        name, optimizer, num_warmup_steps=3, num_training_steps=12, scheduler_specific_kwargs=options
+    )
     rate = learning_rates(spec)
     for step in range(1, 13):
         assert rate(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
@@ -63,27 +94,136 @@ def test_learning_rates_are_those_of_transformers(name: str) -> None:
         schedule.step()
 
 
-def test_buckets_hold_the_gradients() -> None:
-    plain, flat = model(), model()
-    buckets = GradientBuckets(dict(flat.named_parameters()), bucket_bytes=80)
-    full: list[int] = []
-    buckets.zero()
-    buckets.watch(full.append)
-    inputs = torch.rand(4, 6)
-    plain(inputs).square().sum().backward()
-    flat(inputs).square().sum().backward()
-    assert sorted(full) == list(range(len(buckets.buckets)))
-    assert len(buckets.buckets) > 1
-    for one, other in zip(plain.parameters(), flat.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert torch.equal(one.grad, other.grad)
-    norm = math.sqrt(buckets.squared_norm())
-    assert norm == pytest.approx(float(clip_grad_norm_(plain.parameters(), 0.1)), rel=1e-6)
-    buckets.scale(clip_factor(norm, 0.1))
-    for one, other in zip(plain.parameters(), flat.parameters(), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-6)  # type: ignore[arg-type]
-
-
 def test_small_gradients_are_not_scaled() -> None:
     assert clip_factor(0.5, 1.0) == 1.0
+
+
+class TestDecay:
+    def shard(self, start: int, stop: int) -> nn.Module:
+        config = CONFIG_MAPPING["qwen3"](
+            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+            vocab_size=32, head_dim=8, attention_bias=True,
+        ).to_dict()  # fmt: skip
+        blueprint = Blueprint(config={**config, "model_type": "qwen3"})
+        return build_stage(blueprint, Shard("m", start, stop, 2), torch.device("cpu")).module
+
+    def test_biases_and_norms_do_not_decay_wherever_the_cut_is(self) -> None:
+        whole = self.shard(0, 2)
+        names = {parameter: name for name, parameter in whole.named_parameters()}
+        undecayed = {names[parameter] for parameter in undecayed_parameters(whole)}
+        layer = "model.layers.1"
+        assert f"{layer}.self_attn.q_proj.bias" in undecayed
+        assert {f"{layer}.input_layernorm.weight", f"{layer}.self_attn.k_norm.weight"} <= undecayed
+        assert "model.norm.weight" in undecayed
+        assert {f"{layer}.mlp.up_proj.weight", "model.embed_tokens.weight"} & undecayed == set()
+        parts = set()
+        for part in (self.shard(0, 1), self.shard(1, 2)):
+            own = {parameter: name for name, parameter in part.named_parameters()}
+            parts |= {own[parameter] for parameter in undecayed_parameters(part)}
+        assert parts == undecayed
+
+    def test_declared_norms_do_not_decay(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4))
+        assert set(undecayed_parameters(module)) == {module[1].weight, module[1].bias}
+
+    @pytest.mark.parametrize(("decays", "bias_after"), [("matrices", 1.0), ("all", 0.9)])
+    def test_only_what_decays_gets_smaller(
+        self, decays: Literal["matrices", "all"], bias_after: float
+    ) -> None:
+        module = nn.Linear(3, 3)
+        nn.init.ones_(module.weight)
+        nn.init.ones_(module.bias)
+        spec = OptimizerSpec(learning_rate=1.0, weight_decay=0.1, decays=decays)
+        optimizer = build_optimizer(spec, module.parameters(), undecayed_parameters(module))
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        assert torch.allclose(module.weight, torch.full((3, 3), 0.9))
+        assert torch.allclose(module.bias, torch.full((3,), bias_after))
+
+
+class TestLossScale:
+    def test_it_is_one_but_for_float16(self) -> None:
+        scale = first_loss_scale("bfloat16")
+        assert scale.after(1.0, 1) == scale
+        assert scale.factor == 1.0
+        assert first_loss_scale("float16").factor == 2.0**16
+
+    @given(st.lists(st.booleans(), min_size=1, max_size=25))
+    def test_it_moves_as_torch_moves_it(self, skipped: list[bool]) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2000)
+        weight = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        scale = replace(first_loss_scale("float16"), clean_steps=1990)
+        scaler.scale(weight)  # it begins to count at its first use
+        scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 1990})
+        for step, is_skipped in enumerate(skipped, start=1):
+            weight.grad = torch.full((1,), torch.inf if is_skipped else 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scale = scale.after(SKIPPED if is_skipped else 0.5, step)
+            assert (scale.factor, scale.clean_steps) == (
+                scaler.get_scale(),
+                scaler.state_dict()["_growth_tracker"],
+            )
+
+    def test_it_gives_up_when_no_scale_helps(self) -> None:
+        scale = first_loss_scale("float16")
+        for step in range(1, 31):
+            scale = scale.after(SKIPPED, step)
+        with pytest.raises(UserError, match="not finite up to step 31") as caught:
+            scale.after(SKIPPED, 31)
+        assert caught.value.mend
+
+    def test_a_step_is_clipped_skipped_or_refused(self) -> None:
+        assert update_factor(0.5, 1.0, "float32", 3) == 1.0
+        assert update_factor(2.0, 1.0, "float32", 3) == clip_factor(2.0, 1.0)
+        assert update_factor(2.0, None, "float32", 3) == 1.0
+        assert update_factor(math.inf, 1.0, "float16", 3) == SKIPPED
+        assert update_factor(math.nan, None, "float16", 3) == SKIPPED
+        with pytest.raises(UserError, match="not finite at step 3"):
+            update_factor(math.nan, 1.0, "bfloat16", 3)
+
+
+class TestEarlyStopping:
+    def test_it_stops_when_patience_is_over(self) -> None:
+        state = EarlyStopping(EarlyStoppingSpec(patience=2, min_delta=0.1))
+        state = state.after(10, 3.0).after(20, 2.0)
+        assert not state.stops
+        state = state.after(30, 1.95)
+        assert not state.stops
+        state = state.after(40, math.nan)
+        assert state.stops
+        assert state.reason == "validation loss has not fallen below 2.0000 (step 20) in 2 validations"
+
+    @given(st.lists(st.floats(0, 10), max_size=20), st.integers(0, 20))
+    def test_a_resumed_job_stands_where_it_stood(self, losses: list[float], cut: int) -> None:
+        told = list(enumerate(losses))
+        state = EarlyStopping(EarlyStoppingSpec(patience=3))
+        assert state.after_all(told[:cut]).after_all(told[cut:]) == state.after_all(told)
+
+
+class TestSampling:
+    def test_it_goes_on_as_transformers_does(self) -> None:
+        config = CONFIG_MAPPING["llama"](
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=40,
+            max_position_embeddings=64, eos_token_id=2, pad_token_id=0,
+        )  # fmt: skip
+        torch.manual_seed(4)
+        own = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        prompt = [5, 6, 7]
+        expected = own.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 3:].tolist()
+        with torch.no_grad():
+            made = continue_greedily(lambda ids: own(input_ids=ids).logits[0, -1], prompt, 12, ends=(2,))
+        assert made == [token for token in expected if token != 2]
+
+    def test_it_ends_where_the_text_ends_and_keeps_to_the_window(self) -> None:
+        seen: list[list[int]] = []
+
+        def next_number(ids: torch.Tensor) -> torch.Tensor:
+            seen.append(ids[0].tolist())
+            return nn.functional.one_hot(ids[0, -1] + 1, 10).float()
+
+        assert continue_greedily(next_number, [1, 2], 100, window=3, ends=(7,)) == [3, 4, 5, 6]
+        assert seen == [[1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6]]
+        assert continue_greedily(next_number, [1], 2) == [2, 3]

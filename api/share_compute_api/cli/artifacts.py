@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from share_compute_actors.sizes import format_bytes
+from share_compute.planning.words import bytes_text
 from share_compute_api.cli.options import Job, Json
 from share_compute_api.cli.output import console, print_json, print_table, since
 
@@ -26,7 +26,7 @@ def list_artifacts(job: Job, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = ((escape(one.name), format_bytes(one.size_bytes), since(one.created_at)) for one in found)
+    rows = ((escape(one.name), bytes_text(one.size_bytes), since(one.created_at)) for one in found)
     print_table(("name", "size", "made"), rows, empty="Nothing is finished yet.")
 
 

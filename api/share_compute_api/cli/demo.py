@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from share_compute_actors.sizes import format_bytes
+from share_compute.planning.words import bytes_text
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import print_json, rate, state_text
+from share_compute_api.cli.output import Terminal, print_json, rate, state_text
 
 if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord, JobRecord
@@ -46,7 +45,7 @@ def demo(
     from share_compute_api.children import Interrupts
     from share_compute_api.demonstration.pool import LocalPool
 
-    console = Console(stderr=as_json, highlight=False)
+    console = Terminal(stderr=as_json)
     try:
         with (
             Interrupts() as interrupts,
@@ -71,7 +70,7 @@ def demo(
         sys.exit(130 if end else 0)
 
 
-def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: Console) -> dict[str, Any]:
+def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: Terminal) -> dict[str, Any]:
     from share_compute_api.demonstration.corpus import gather_corpus
     from share_compute_api.demonstration.job import sample, write_job
 
@@ -85,7 +84,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         with Live(console=console, refresh_per_second=4) as live:
             pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
         corpus = folder / "corpus.txt"
-        console.print(f"[bold]Text[/]    {format_bytes(gather_corpus(corpus))} of Python's documentation")
+        console.print(f"[bold]Text[/]    {bytes_text(gather_corpus(corpus))} of Python's documentation")
         file = write_job(folder, corpus, pools=contributors, steps=steps)
         job = client.submit(file.read_text())
         console.print(f"[bold]Job[/]     {job.id}")
@@ -99,7 +98,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         with console.status("loading the result with transformers"):
             samples = sample(model_folder)
     console.print(
-        f"[bold]Result[/]  {escape(str(model_folder))}, {format_bytes(artifact.size_bytes)}; it writes:"
+        f"[bold]Result[/]  {escape(str(model_folder))}, {bytes_text(artifact.size_bytes)}; it writes:"
     )
     for prompt, continuation in samples:
         written = re.sub(r"\s+", " ", continuation)
@@ -116,7 +115,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
     }
 
 
-def _follow(client: Client, job: JobRecord, steps: int, console: Console) -> list[float]:
+def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> list[float]:
     losses: list[float] = []
     columns = (
         TextColumn("training"),
@@ -151,7 +150,7 @@ def _machines(machines: list[ContributorRecord]) -> Table:
         table.add_column(column)
     for machine in machines:
         speed = f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else "-"
-        lent = format_bytes(machine.limits["memory_bytes"])
+        lent = bytes_text(machine.limits["memory_bytes"])
         table.add_row(
             escape(machine.name), state_text(machine.state.value), speed, lent, escape(machine.reason)
         )

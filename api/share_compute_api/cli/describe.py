@@ -8,14 +8,15 @@ from typing import Any
 from rich.markup import escape
 
 from share_compute.jobs.events import Measured
-from share_compute.planning.plan import IdleMachine, Plan, Prediction, layer_span
-from share_compute.planning.words import listed, percent_text, seconds_text
+from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
+from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
 from share_compute.store.records import EventRecord
-from share_compute_actors.sizes import format_bytes
-from share_compute_api.cli.output import number, rate, state_text
+from share_compute_api.cli.output import number, speed, state_text
 
 _MOST_LINES = 40
 """Machines or reasons, one below the other."""
+_MOST_POOLS = 8
+"""Pools in one line."""
 _MOST_NAMES = 6
 """Machines, one beside the other."""
 
@@ -30,14 +31,33 @@ def event_line(event: EventRecord) -> str:
 def _step(data: dict[str, Any]) -> str:
     return (
         f"step {data['step']}  loss {data['loss']:.4f}  "
-        f"learning rate {number(data['learning_rate'], 3)}  {rate(data['tokens_per_s'])} tokens/s"
+        f"learning rate {number(data['learning_rate'], 3)}  {step_speed(data)}"
     )
+
+
+def step_speed(data: dict[str, Any]) -> str | None:
+    """Return the speed that a step tells; a sample that is no text counts as one token."""
+    return speed(data["tokens_per_s"], of_tokens=data["tokens"] != data["samples"])
 
 
 def _validated(data: dict[str, Any]) -> str:
     names = ("loss", "accuracy", "perplexity")
     figures = [f"{name} {data[name]:.4g}" for name in names if data.get(name) is not None]
     return f"{data['split']} at step {data['step']}  " + "  ".join(figures)
+
+
+def _sampled(data: dict[str, Any]) -> str:
+    prompt, text = (escape(" ".join(data[part].split())) for part in ("prompt", "text"))
+    return f"sample at step {data['step']}  [dim]{prompt}[/dim] {text}"
+
+
+def _reformed(data: dict[str, Any]) -> str:
+    again = data["recomputed"]
+    cost = f"no step for {seconds_text(data['seconds'])}"
+    if again:
+        cost += f", {again} {'microbatch' if again == 1 else 'microbatches'} computed again"
+    placed = placement(Plan.model_validate(data["plan"]))
+    return f"epoch {data['epoch']}  {escape(data['sentence'])}; {cost}: {escape(placed)}"
 
 
 def _note(data: dict[str, Any]) -> str:
@@ -49,6 +69,13 @@ def _measured(data: dict[str, Any]) -> str:
     return f"measured at step {data['step']}  " + step_times(Measured.model_validate(data))
 
 
+def _layers_timed(data: dict[str, Any]) -> str:
+    machines = len(data["machines"])
+    return (
+        f"layers timed up to step {data['step']} on {machines} {'machine' if machines == 1 else 'machines'}"
+    )
+
+
 def _proposed(data: dict[str, Any]) -> str:
     placed = placement(Plan.model_validate(data["plan"]))
     return f"[yellow]a better plan[/yellow]  {escape(data['sentence'])}: {escape(placed)}"
@@ -57,13 +84,16 @@ def _proposed(data: dict[str, Any]) -> str:
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
     "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
+    "reformed": _reformed,
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
     "step": _step,
     "validated": _validated,
+    "sampled": _sampled,
     "measured": _measured,
+    "layers-timed": _layers_timed,
     "replan-proposed": _proposed,
-    "checkpoint": lambda data: f"checkpoint at step {data['step']}  {format_bytes(data['size_bytes'])}",
-    "artifact": lambda data: f"artifact {escape(data['name'])}  {format_bytes(data['size_bytes'])}",
+    "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
+    "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,
     "ended": lambda data: f"the attempt {data['outcome']}: {escape(data['reason'])}",
     "cancel-requested": lambda _: "cancelling",
@@ -71,11 +101,15 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def placement(plan: Plan) -> str:
-    """Return which layers are on which machines, in one line."""
+    """Return which layers are on which machines, in one line; of many, the first."""
     pools = []
-    for pool in plan.pools:
-        names = " + ".join(member.name for member in pool.members)
-        pools.append(f"{layer_span(pool.start, pool.stop)}: {names}")
+    for pool in plan.pools[:_MOST_POOLS]:
+        names = [member.name for member in pool.members[:_MOST_NAMES]]
+        if len(pool.members) > _MOST_NAMES:
+            names.append(f"{len(pool.members) - _MOST_NAMES} more")
+        pools.append(f"{layer_span(pool.start, pool.stop)}: {' + '.join(names)}")
+    if len(plan.pools) > _MOST_POOLS:
+        pools.append(f"... and {len(plan.pools) - _MOST_POOLS} more pools")
     idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
     return "; ".join(pools) + idle
 
@@ -111,13 +145,18 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     return lines + [(names or "...", f"idle: {reason}") for names, reason in idle_lines(plan.idle)]
 
 
-def bound_text(prediction: Prediction) -> str:
-    """Return how good a plan is known to be: what no plan can beat, how far it is from that, and what was proven."""
+def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
+    """Return how good a plan is known to be: what no plan can beat, how far it is from that, and what was proven.
+
+    Args:
+        prediction: of the plan.
+        what: what none does in less time than the bound.
+    """
     proof = "proven best by the formula" if prediction.exact else "the best that was found"
     if prediction.gap is None:
         return proof
     above = f"this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "this one takes no more"
-    return f"no plan takes less than {seconds_text(prediction.lower_bound_s)}; {above}, {proof}"
+    return f"no {what} less than {seconds_text(prediction.lower_bound_s)}; {above}, {proof}"
 
 
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:

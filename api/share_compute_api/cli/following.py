@@ -8,8 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from share_compute.jobs.states import JobState
 from share_compute.store.records import EventRecord, JobRecord
-from share_compute_api.cli.describe import event_line
-from share_compute_api.cli.output import console, print_json, rate
+from share_compute_api.cli.describe import event_line, step_speed
+from share_compute_api.cli.output import console, print_json
 from share_compute_api.client import Client
 
 _EXIT_CODES = {JobState.succeeded: 0, JobState.failed: 10, JobState.cancelled: 11}
@@ -60,7 +60,7 @@ def _show(client: Client, job: JobRecord, after: int) -> None:
 
 def _advance(progress: Progress, task: TaskID, event: EventRecord) -> None:
     data = event.data
-    figures = f"loss {data['loss']:.4f}  {rate(data['tokens_per_s'])} tokens/s"
+    figures = f"loss {data['loss']:.4f}  {step_speed(data)}"
     progress.update(task, completed=data["step"], figures=figures)
 
 

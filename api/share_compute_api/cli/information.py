@@ -10,7 +10,7 @@ import typer
 from pydantic_settings import BaseSettings
 from rich.markup import escape
 
-from share_compute_actors.sizes import format_bytes
+from share_compute.planning.words import bytes_text
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import print_json, print_table, print_text, since, state_text
 
@@ -30,7 +30,7 @@ def contributors(as_json: Json = False) -> None:
             escape(one.name),
             state_text(one.state),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
-            format_bytes(one.machine().memory_bytes) if one.capacity else None,
+            bytes_text(one.machine().memory_bytes) if one.capacity else None,
             one.job_id,
             since(one.last_seen_at),
             escape(one.reason),

@@ -16,8 +16,8 @@ from share_compute_api.cli.output import (
     print_json,
     print_table,
     print_text,
-    rate,
     since,
+    speed,
     state_text,
 )
 
@@ -68,13 +68,13 @@ def list_jobs(
             state_text(job.state),
             f"{job.step}/{job.total_steps}",
             number(job.loss),
-            rate(job.tokens_per_s),
+            speed(job.tokens_per_s, of_tokens=job.spec.model.layers is None),
             since(job.created_at),
             escape(job.reason),
         )
         for job in page.jobs
     )
-    columns = ("id", "name", "state", "step", "loss", "tokens/s", "submitted", "reason")
+    columns = ("id", "name", "state", "step", "loss", "speed", "submitted", "reason")
     print_table(columns, rows, empty="No jobs yet. Submit one: share-compute submit examples/tiny-llama.yaml")
     if page.next_cursor:
         console.print("[dim]There are more; raise --limit to see them.[/dim]")
@@ -99,7 +99,7 @@ def show(job: Job, as_json: Json = False) -> None:
         "attempt": record.attempt,
         "step": f"{record.step} of {record.total_steps}",
         "loss": number(record.loss),
-        "tokens/s": rate(record.tokens_per_s),
+        "speed": speed(record.tokens_per_s, of_tokens=record.spec.model.layers is None),
         "submitted": since(record.created_at),
         "started": since(record.started_at),
         "finished": since(record.finished_at),
@@ -168,6 +168,7 @@ def metrics(
     as_json: Json = False,
 ) -> None:
     """Print what each step measured."""
+    from share_compute_api.cli.describe import step_speed
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -184,13 +185,13 @@ def metrics(
             record.split,
             number(record.data["loss"], 5),
             number(record.data.get("learning_rate"), 3),
-            rate(record.data.get("tokens_per_s")),
+            step_speed(record.data) if record.split == "train" else None,
             number(record.data.get("accuracy")),
             number(record.data.get("perplexity")),
         )
         for record in records
     )
-    columns = ("step", "split", "loss", "learning rate", "tokens/s", "accuracy", "perplexity")
+    columns = ("step", "split", "loss", "learning rate", "speed", "accuracy", "perplexity")
     print_table(columns, rows, empty="Nothing measured yet.")
 
 

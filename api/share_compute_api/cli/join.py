@@ -9,10 +9,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+
+from share_compute_api.cli.output import console
 
 if TYPE_CHECKING:
     from share_compute_api.agent import View
@@ -46,11 +47,14 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     address: Annotated[
         str | None, typer.Option(help="IP address that other machines reach this one at.")
     ] = None,
+    leave_within: Annotated[
+        float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
 ) -> None:
     """Lend this machine to a pool.
 
-    Ctrl-C leaves, within 10 s if a job runs here: that job then fails and can be resumed. Twice: at once.
+    Ctrl-C leaves: a job that runs here is handed over to its other machines first. Twice: at once.
     """
     from share_compute_actors.sizes import parse_bytes
     from share_compute_api.agent import Agent
@@ -66,12 +70,13 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         cpu_threads=cpu_threads,
         gpus=gpus,
         address=address,
+        leave_within_s=leave_within,
     )
     try:
         if as_json:
             Agent(options, _JsonLines()).run()
             return
-        with Live(console=Console(), refresh_per_second=4) as live:
+        with Live(console=console, refresh_per_second=4) as live:
             Agent(options, lambda view: live.update(_table(view))).run()
     except KeyboardInterrupt:
         return
@@ -97,7 +102,7 @@ def _table(view: View) -> Table:
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
     table = Table.grid(padding=(0, 2))
     for label, value in (
-        ("machine", f"[bold]{escape(view.name)}[/] {view.contributor_id or ''}"),
+        ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
         ("server", escape(view.url)),
         ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
         ("holds", escape(f"{work.shard} of {work.job}") if work and work.shard else "-"),

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
-from rich.control import Control
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
@@ -42,29 +41,17 @@ _CLOSED_PIPE = 141
 """What a shell tells of a program that was ended by SIGPIPE."""
 
 
-class _Harmless:
-    """What another renderable shows, with control characters in its text written out."""
-
-    def __init__(self, inner: ConsoleRenderable) -> None:
-        self._inner = inner
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._inner, options):
-            # Colours are styles and not text, so whatever commands in the text came from somebody else.
-            yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
-
-
-class _HarmlessHook(RenderHook):
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [one if isinstance(one, Control) else _Harmless(one) for one in renderables]
-
-
 class Terminal(Console):
     """A console on which names of strangers cannot command the terminal, and that ends when nobody reads on."""
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
-        self.push_render_hook(_HarmlessHook())
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render something, with control characters in its text written out; what is live passes here, too."""
+        for segment in super().render(renderable, options):
+            # Colours are styles and not text, so whatever commands in the text came from somebody else.
+            yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
 
     def on_broken_pipe(self) -> None:
         """End as if by the signal, e.g. in `share-compute plan job.yaml | head -3`."""
@@ -145,5 +132,10 @@ def number(value: float | None, digits: int = 4) -> str | None:
 
 
 def rate(per_s: float | None) -> str | None:
-    """Return tokens per second without needless digits."""
+    """Return so many a second without needless digits."""
     return None if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
+
+
+def speed(per_s: float | None, *, of_tokens: bool) -> str | None:
+    """Return tokens per second, or samples per second of a model whose samples are no text."""
+    return None if per_s is None else f"{rate(per_s)} {'tokens/s' if of_tokens else 'samples/s'}"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 
 from share_compute_api.cli.completion import complete_strategy
 from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import Terminal
 
 if TYPE_CHECKING:
     from share_compute.errors import PlanInfeasible
@@ -179,7 +179,7 @@ def _require_machines(topology: Topology, file: Path) -> None:
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
     """Say that something is going on, to whoever looks on."""
-    errors = Console(stderr=True)
+    errors = Terminal(stderr=True)
     if errors.is_terminal:
         with errors.status(what):
             yield
@@ -191,7 +191,7 @@ def _print_missing(failure: PlanInfeasible) -> None:
     """Print which machines lack memory, and what else would make the job fit; the error itself says the rest."""
     from share_compute.planning.words import exact_bytes_text
 
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Terminal(stderr=True, soft_wrap=True)
     missing = failure.details.get("missing_by_machine") or {}
     for machine, size in list(missing.items())[:_MOST_MACHINES]:
         errors.print(f"       {escape(machine)} lacks {exact_bytes_text(size)}")

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from share_compute.planning.plan import IdleMachine, Plan
 from share_compute.planning.report import Alternative, IslandProposal, PlanReport, ServingPrediction
-from share_compute.planning.words import seconds_text
-from share_compute_actors.sizes import format_bytes
+from share_compute.planning.words import bytes_text, seconds_text
 from share_compute_api.cli.describe import bound_text, idle_lines
 from share_compute_api.cli.output import console, number, rate
 from share_compute_api.cli.picture import (
@@ -24,6 +23,7 @@ from share_compute_api.cli.picture import (
 _MOST_MACHINES = 40
 _MOST_NAMES = 5
 _NAME_COLUMNS = 20
+_LINKS_ASSUMED = "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s."
 _WIDE_COLUMNS = 60
 """From here on reasons stand beside the machines."""
 
@@ -69,27 +69,35 @@ def _training(plan: Plan) -> Text:
     prediction = plan.prediction
     if prediction is None:
         return Text("Nothing is predicted: the speed of a machine was not measured.", style="yellow")
+    is_text = prediction.tokens_per_s != prediction.samples_per_s
+    tokens = f"   {_per_s(prediction.tokens_per_s)} tokens/s" if is_text else ""
     text = Text.assemble(
         (f"{seconds_text(prediction.step_s)} a step", "bold green"),
         f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
-        f"   {_per_s(prediction.samples_per_s)} samples/s   {_per_s(prediction.tokens_per_s)} tokens/s\n",
+        f"   {_per_s(prediction.samples_per_s)} samples/s{tokens}\n",
         f"{_capital(bound_text(prediction))}.\n{prediction.bottleneck.sentence}",
     )
     if prediction.links_assumed:
-        text.append(
-            "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s.", style="yellow"
-        )
+        text.append(_LINKS_ASSUMED, style="yellow")
     return text
 
 
 def _serving(found: ServingPrediction) -> Text:
+    what = "request takes" if found.objective == "latency" else "token follows the one before it in"
     text = Text.assemble(
         (f"{seconds_text(found.first_token_s)} to the first token", "bold green"),
         (f", {seconds_text(found.next_token_s)} to each other", "bold green"),
-        f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}",
+        f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}\n",
+        f"{_capital(bound_text(found, what))}.\n{found.bottleneck.sentence}",
     )
     if not found.within_limits:
         text.append("\nNo placement that was found keeps the limits; this one comes closest.", style="yellow")
+    if found.speeds_assumed:
+        text.append(
+            "\nNo machine's speed was measured: all are taken for alike, of 1 GFLOP/s.", style="yellow"
+        )
+    if found.links_assumed:
+        text.append(_LINKS_ASSUMED, style="yellow")
     return text
 
 
@@ -114,7 +122,7 @@ def _machines(plan: Plan) -> Group:
             table.add_row(
                 Text(cut(member.name, _NAME_COLUMNS, ink), style=colour_of(index)),
                 f"{pool.start}" if pool.stop == pool.start + 1 else f"{pool.start}-{pool.stop - 1}",
-                f"{format_bytes(member.memory_bytes)}{used}",
+                f"{bytes_text(member.memory_bytes)}{used}",
                 "-" if member.busy_fraction is None else _percent(member.busy_fraction),
                 *([escape(why)] if is_wide else []),
             )

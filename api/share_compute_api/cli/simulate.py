@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from share_compute.simulation.fleet_name import FleetName
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import console, duration, print_json, print_table, rate
+from share_compute_api.cli.output import Terminal, console, duration, print_json, print_table, rate
 
 if TYPE_CHECKING:
     from share_compute.simulation.report import SimulationReport
@@ -109,15 +108,15 @@ def parse_time(text: str, option: str) -> float:
 
 
 def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) -> SimulationReport:
-    from share_compute.models.blueprint import dissect
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of, dissect
     from share_compute.simulation.run import simulate as simulate_job
-    from share_compute_api.planning import blueprint_of
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    errors = Console(stderr=True)
+    errors = Terminal(stderr=True)
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
         task = bar.add_task("counting and planning", total=1.0)
-        profile = dissect(blueprint_of(spec))
+        profile = dissect(blueprint_of(spec, expected_vocab_size(spec)))
 
         def told(share: float) -> None:
             bar.update(task, completed=share, description="simulating")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from share_compute_actors.sizes import format_bytes
+from share_compute.planning.words import bytes_text
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import console, number, print_json, print_table, rate, state_text
+from share_compute_api.cli.output import console, number, print_json, print_table, speed, state_text
 
 _GONE = ("left", "lost")
 _MOST_JOBS = 10
@@ -22,7 +22,7 @@ def status(as_json: Json = False) -> None:
     if as_json:
         print_json({"server": found, "contributors": here, "jobs": jobs})
         return
-    console.print(f"[bold]{found.url}[/]  {found.database} in {escape(found.data_folder)}")
+    console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)} in {escape(found.data_folder)}")
     if not found.has_cluster:
         console.print("[yellow]without a cluster: machines cannot join and jobs wait[/]")
     console.print()
@@ -31,7 +31,7 @@ def status(as_json: Json = False) -> None:
             escape(machine.name),
             state_text(machine.state.value),
             f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
-            format_bytes(machine.limits["memory_bytes"]),
+            bytes_text(machine.limits["memory_bytes"]),
             machine.job_id,
             escape(machine.reason),
         )
@@ -47,8 +47,8 @@ def status(as_json: Json = False) -> None:
             state_text(job.state.value),
             f"{job.step}/{job.total_steps}",
             number(job.loss),
-            rate(job.tokens_per_s),
+            speed(job.tokens_per_s, of_tokens=job.spec.model.layers is None),
         )
         for job in jobs
     )
-    print_table(("id", "name", "state", "step", "loss", "tokens/s"), work, empty="No jobs yet.")
+    print_table(("id", "name", "state", "step", "loss", "speed"), work, empty="No jobs yet.")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from share_compute_api.cli.options import Json
@@ -23,7 +22,7 @@ def topology(
     from share_compute.errors import UserError
     from share_compute.jobs.states import ContributorState
     from share_compute.topology_file import write_topology
-    from share_compute_api.cli.output import console, print_text
+    from share_compute_api.cli.output import Terminal, console, print_text
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -32,7 +31,7 @@ def topology(
     missing = len(ready) - len(found.contributors)
     if missing > 0:
         left_out = "1 machine is" if missing == 1 else f"{missing} machines are"
-        Console(stderr=True).print(f"{left_out} left out: what was measured there is missing or impossible")
+        Terminal(stderr=True).print(f"{left_out} left out: what was measured there is missing or impossible")
     is_json = as_json or (output is not None and output.suffix == ".json")
     text = write_topology(found, "json" if is_json else "yaml")
     if output is None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
 from share_compute.settings import Settings
+from share_compute_api.cli.output import Terminal
 
 if TYPE_CHECKING:
     from share_compute_api.server import Running
@@ -39,7 +39,7 @@ def up(
         "database_url": database_url,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    console = Console(stderr=as_json)
+    console = Terminal(stderr=as_json)
     with console.status("starting") as status:
 
         def announce(running: Running) -> None:

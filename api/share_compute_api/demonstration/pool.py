@@ -65,6 +65,8 @@ class LocalPool:
         command = own_command(
             *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
+            # They leave only when all ends: nobody is left to hand over to.
+            *("--leave-within", "0"),
         )
         # Arguments can be read by everybody on the machine, the environment cannot.
         self._machines[name] = self._roster.start(name, command, environment={"SHARE_COMPUTE_INVITE": code})

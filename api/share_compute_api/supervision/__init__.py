@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from share_compute.topology import HEAD
-
-__all__ = ["AWAY", "HEAD", "LABEL", "ClusterInfo"]
-
 LABEL = "share-compute-contributor"
 """Ray label that names the contributor that a node belongs to."""
 AWAY = "the server was restarted; waiting for the machine to come back"

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
-from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
+from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events, topologies
+from share_compute.topology import Topology
 from share_compute_api.supervision import ClusterInfo
 
 _RETRY_S = 1.0
@@ -24,6 +25,16 @@ class Attempt(Protocol):
 
     async def cancel(self) -> None:
         """Ask it to stop after the step it is in."""
+
+    async def offer(self, topology: Topology) -> None:
+        """Say which machines it may use from now on, in place of those it was told before.
+
+        It keeps what it holds, and takes of the others what its next plan makes use of. Who is named may be used again,
+        also after a drain.
+        """
+
+    async def drain(self, contributor_id: str) -> None:
+        """Ask it to do without a machine: to hand over what that one holds, and use it no more."""
 
     def kill(self) -> None:
         """End it and all that it started."""
@@ -108,6 +119,16 @@ class RayAttempt:
         """Ask it to stop after the step it is in."""
         with _translated(self._job_id):
             await self._actor.cancel.remote()
+
+    async def offer(self, topology: Topology) -> None:
+        """Say which machines it may use from now on, in place of those it was told before."""
+        with _translated(self._job_id):
+            await self._actor.offer.remote(topologies.dump_json(topology).decode())
+
+    async def drain(self, contributor_id: str) -> None:
+        """Ask it to do without a machine."""
+        with _translated(self._job_id):
+            await self._actor.drain.remote(contributor_id)
 
     def kill(self) -> None:
         """End it and all that it started."""

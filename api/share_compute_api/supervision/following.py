@@ -1,110 +1,93 @@
-"""Follows one attempt at a job: writes what it tells, and sees to it that it ends."""
+"""Follows one attempt at a job: writes what it tells, tells it what it must know, and sees to it that it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
-from share_compute.errors import Conflict, PlanInfeasible, ShareComputeError, Unavailable
-from share_compute.jobs.events import AttemptEnded, AttemptEvent
+from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.jobs.events import AttemptEnded, AttemptEvent, StepCommitted
 from share_compute.jobs.states import JobState
 from share_compute.store import JobRecord, Store
+from share_compute_api.supervision.allotting import Allotted
 from share_compute_api.supervision.coordinators import Attempt
+from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.patience import Patience, patiently
+from share_compute_api.supervision.sequel import Failure
 
 _POLL_S = 1.0
 """Longest wait for an attempt's next event; also how soon a wish to cancel is noticed."""
 _log = logging.getLogger(__name__)
 
 
-class TooFew(Exception):
-    """The job does not fit, but might when other jobs give their machines back."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class Following:
-    """Follows attempts.
+    """Follows one attempt.
 
     Args:
         store: where jobs are.
-        patience: how long to wait for an attempt.
-        others_run: whether other jobs hold machines right now.
+        patience: how long to wait for the attempt.
+        job: the job, as it was when the attempt began.
+        allotted: machines that the attempt may use.
     """
 
-    def __init__(self, store: Store, patience: Patience, others_run: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, patience: Patience, job: JobRecord, allotted: Allotted) -> None:
         self._store = store
         self._patience = patience
-        self._others_run = others_run
+        self._job = job
+        self._allotted = allotted
+        self.has_committed = False
+        """Whether the attempt has committed a step."""
 
-    async def follow(self, job: JobRecord, attempt: Attempt) -> None:
-        """Return when the job is over.
+    async def follow(self, attempt: Attempt) -> Failure | None:
+        """Return how the attempt failed, which is not written down yet; None when the job is over.
 
         Raises:
-            TooFew: it does not fit beside the other jobs.
             ShareComputeError: the attempt is lost, or the store does not answer.
         """
         # Beside each other, because an attempt that does not answer must still be ended when that is wished.
         tasks = [
-            asyncio.create_task(self._write_events(job, attempt)),
-            asyncio.create_task(self._heed_wish(job, attempt)),
+            asyncio.create_task(self._write_events(attempt)),
+            asyncio.create_task(self._heed_wish(attempt)),
+            asyncio.create_task(self._pass_on(attempt)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            failures = [task.result() for task in done]
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return next(filter(None, failures), None)
 
-    async def fail(self, job: JobRecord, failure: ShareComputeError) -> None:
-        """Write down that the attempt failed; does nothing when it is over already."""
-        error = {"code": failure.code, "message": failure.message, **failure.facts()}
-        try:
-            await self._move(job, JobState.failed, failure.message, error)
-        except Conflict as over:
-            _log.info("job %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
-
-    async def _write_events(self, job: JobRecord, attempt: Attempt) -> None:
+    async def _write_events(self, attempt: Attempt) -> Failure | None:
         received = 0
-        while not job.state.is_final:
+        while True:
             try:
                 async with asyncio.timeout(self._patience.answer_s):
                     events = await attempt.events(received, _POLL_S)
             except TimeoutError as silence:
-                raise Unavailable(
-                    "the coordinator does not answer", mend=f"share-compute resume {job.id}", job=job.id
+                raise ContributorLost(
+                    "the job's coordinator does not answer",
+                    mend=f"share-compute resume {self._job.id}",
+                    job=self._job.id,
                 ) from silence
             received += len(events)
-            too_few = self._too_few(job, events)
-            if too_few is not None:
+            failure = _failure(events)
+            if failure is not None:
                 events = events[:-1]
             if events:
-                record = partial(self._store.progress.record, job.id, job.attempt, events)
-                job = await patiently(self._patience, record)
-            if too_few is not None:
-                raise too_few
+                record = partial(self._store.progress.record, self._job.id, self._job.attempt, events)
+                self._job = await patiently(self._patience, record)
+                self.has_committed |= any(isinstance(event, StepCommitted) for event in events)
+            if failure is not None or self._job.state.is_final:
+                return failure
 
-    def _too_few(self, job: JobRecord, events: list[AttemptEvent]) -> TooFew | None:
-        """Whether the job does not fit only because other jobs hold machines."""
-        ended = events[-1] if events else None
-        if not isinstance(ended, AttemptEnded) or ended.outcome != "failed" or not self._others_run():
-            return None
-        if (ended.error or {}).get("code") != PlanInfeasible.code:
-            return None
-        _log.info("job %s waits for machines of other jobs: %s", job.id, ended.reason)
-        return TooFew(f"waiting for contributors that other jobs hold: {ended.reason}")
-
-    async def _heed_wish(self, job: JobRecord, attempt: Attempt) -> None:
+    async def _heed_wish(self, attempt: Attempt) -> None:
         """Wait for a wish to cancel, pass it on, and end the attempt when it does not stop by itself."""
-        look = partial(self._store.jobs.get, job.id)
+        job_id, number = self._job.id, self._job.attempt
+        look = partial(self._store.jobs.get, job_id)
         while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
             await asyncio.sleep(_POLL_S)
         deadline = asyncio.get_running_loop().time() + self._patience.cancel_s
@@ -113,10 +96,29 @@ class Following:
                 await attempt.cancel()
         await asyncio.sleep(deadline - asyncio.get_running_loop().time())
         reason = f"cancelled; it did not stop within {self._patience.cancel_s:.0f} s and was ended"
-        await self._move(job, JobState.cancelled, reason)
-
-    async def _move(
-        self, job: JobRecord, state: JobState, reason: str, error: dict[str, Any] | None = None
-    ) -> None:
-        move = partial(self._store.jobs.move, job.id, state, reason, attempt=job.attempt, error=error)
+        move = partial(self._store.jobs.move, job_id, JobState.cancelled, reason, attempt=number)
         await patiently(self._patience, move)
+
+    async def _pass_on(self, attempt: Attempt) -> None:
+        """Tell the attempt which machines it may use and which it must do without, as that changes."""
+        told = self._allotted.assigned
+        while True:
+            wanted = await self._allotted.other_than(told)
+            try:
+                for contributor_id in sorted(wanted.leaving - told.leaving):
+                    await attempt.drain(contributor_id)
+                if wanted.nodes != told.nodes:
+                    await attempt.offer(live_topology(wanted.machines))
+            except ShareComputeError as failure:
+                # Whether the attempt is lost shows in its events; else it is told once more.
+                _log.warning("job %s was not told of its machines: %s", self._job.id, failure.message)
+                await asyncio.sleep(_POLL_S)
+            else:
+                told = wanted
+
+
+def _failure(events: list[AttemptEvent]) -> Failure | None:
+    ended = events[-1] if events else None
+    if not isinstance(ended, AttemptEnded) or ended.outcome != "failed":
+        return None
+    return Failure.told(ended.reason, ended.error)

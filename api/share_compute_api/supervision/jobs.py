@@ -1,20 +1,25 @@
-"""Runs queued jobs: each on the ready contributors that no other job holds."""
+"""Runs queued jobs: each on the ready contributors that no other job holds, again and again until it is over."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from share_compute.errors import Conflict, ShareComputeError
-from share_compute.jobs.events import Assignment
+from share_compute.jobs.events import Assignment, AttemptEnded
+from share_compute.planning.timings import MachineTimings
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute_api.bell import Bell
+from share_compute_api.supervision.allotting import Allotted, Allotting, allotment
 from share_compute_api.supervision.coordinators import Launch
-from share_compute_api.supervision.following import Following, TooFew
+from share_compute_api.supervision.following import Following
 from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.patience import Patience, patiently
+from share_compute_api.supervision.sequel import Failure, sequel
 from share_compute_api.supervision.waiting import Waiting
 
 _LOOK_S = 1.0
@@ -23,10 +28,19 @@ _LOST = "its attempt was lost"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """An attempt of this supervisor."""
+
+    task: asyncio.Task[None]
+    allotted: Allotted
+
+
 class JobSupervisor:
     """Takes queued jobs and follows each attempt to its end. Rows first, effects after.
 
     Jobs begin in the order they came, except that one which needs fewer machines may pass one that waits for more.
+    What no queued job could use is offered to those that run.
 
     Args:
         store: where jobs are.
@@ -54,7 +68,10 @@ class JobSupervisor:
         self._patience = patience or Patience()
         self._drift = drift
         self._waiting = Waiting(self._patience)
-        self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._allotting = Allotting(self._patience)
+        self._next_allotting_s = 0.0
+        """By the loop's clock."""
+        self._attempts: dict[str, _Running] = {}
         self._interruption = _RESTARTED
         """What happened to attempts that the store knows and this supervisor does not."""
 
@@ -72,17 +89,17 @@ class JobSupervisor:
                     _log.warning("jobs could not be looked at: %s", failure.message)
                 await self._bell.wait(ticket, _LOOK_S)
         finally:
-            tasks = list(self._attempts.values())
+            tasks = [running.task for running in self._attempts.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
-        await self._requeue_lost()
+        running = await self._requeue_lost()
         queued = [
             job for job in await asyncio.to_thread(self._store.jobs.queued) if job.id not in self._attempts
         ]
-        if not queued:
+        if not queued and not (running and self._is_time_to_allot()):
             return
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         pool = self._waiting.look(present, queued, anything_runs=bool(self._attempts))
@@ -92,17 +109,40 @@ class JobSupervisor:
                 machines = pool.take()
                 if not await self._start(job, machines):
                     return  # something changed, so the bell rang: look again
+            elif self._waiting.rests(job):
+                pool.take()  # or a job behind it would have them before it is awake
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
+        self._allot(running, present, pool.spare(queued))
 
-    async def _requeue_lost(self) -> None:
-        """Whatever is active without an attempt of ours: its server stopped, or its end could not be written."""
+    async def _requeue_lost(self) -> list[JobRecord]:
+        """Queue again what is active without an attempt of ours; returns the jobs of our attempts.
+
+        Its server stopped, or its end could not be written.
+        """
         active = await asyncio.to_thread(self._store.jobs.active)
         if any(job.id not in self._attempts for job in active):
             await asyncio.to_thread(
                 self._store.jobs.requeue_interrupted, self._interruption, but=list(self._attempts)
             )
         self._interruption = _LOST
+        return [job for job in active if job.id in self._attempts]
+
+    def _is_time_to_allot(self) -> bool:
+        """Whether machines were not looked at for a while; the bell rings at each step that a job commits."""
+        return asyncio.get_running_loop().time() >= self._next_allotting_s
+
+    def _allot(
+        self,
+        running: Sequence[JobRecord],
+        present: Sequence[ContributorRecord],
+        spare: Sequence[ContributorRecord],
+    ) -> None:
+        """Let running attempts be told which machines they may use, and which they must do without."""
+        self._next_allotting_s = asyncio.get_running_loop().time() + _LOOK_S
+        for job_id, newest in self._allotting.look(running, present, spare).items():
+            if job_id in self._attempts:
+                self._attempts[job_id].allotted.put(newest)
 
     async def _start(self, job: JobRecord, machines: list[ContributorRecord]) -> bool:
         try:
@@ -112,8 +152,10 @@ class JobSupervisor:
         except Conflict as changed:
             _log.info("job %s does not begin yet: %s", job.id, changed.message)
             return False
-        task = asyncio.create_task(self._attempt(job, machines))
-        self._attempts[job.id] = task
+        self._waiting.began(job)
+        allotted = Allotted(allotment(machines))
+        task = asyncio.create_task(self._attempt(job, machines, allotted))
+        self._attempts[job.id] = _Running(task, allotted)
         task.add_done_callback(lambda ended: self._ended(job.id, ended))
         return True
 
@@ -123,34 +165,66 @@ class JobSupervisor:
             _log.error("job %s: its end could not be written; it is queued again", job_id, exc_info=failure)
         self._bell.ring()
 
-    async def _attempt(self, job: JobRecord, machines: list[ContributorRecord]) -> None:
-        following = Following(self._store, self._patience, others_run=lambda: self._others_run(job))
+    async def _attempt(self, job: JobRecord, machines: list[ContributorRecord], allotted: Allotted) -> None:
+        following = Following(self._store, self._patience, job, allotted)
+        failure: Failure | None
         try:
-            attempt = await self._launch(self._assignment(job, machines))
+            known = partial(self._store.progress.timings, job.id)
+            timings = await patiently(self._patience, known)
+            attempt = await self._launch(self._assignment(job, machines, timings))
             try:
-                await following.follow(job, attempt)
+                failure = await following.follow(attempt)
             finally:
                 attempt.kill()
-        except TooFew as failure:
-            again = await patiently(
-                self._patience,
-                partial(self._store.jobs.requeue, job.id, failure.reason, attempt=job.attempt),
-            )
-            self._waiting.too_few(again, machines)
-        except ShareComputeError as failure:
-            _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.message)
-            await following.fail(job, failure)
-        except Exception as failure:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
+        except ShareComputeError as lost:
+            failure = Failure.noticed(lost)
+        except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
-            mistake = ShareComputeError(
-                f"the server made a mistake: {type(failure).__name__}", mend="look into its log", job=job.id
+            reason = f"the server made a mistake: {type(mistake).__name__}"
+            failure = Failure.noticed(ShareComputeError(reason, mend="look into its log", job=job.id))
+        if failure is not None:
+            try:
+                await self._go_on(job, machines, failure, has_committed=following.has_committed)
+            except Conflict as over:
+                _log.info("job %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
+
+    async def _go_on(
+        self,
+        job: JobRecord,
+        machines: list[ContributorRecord],
+        failure: Failure,
+        *,
+        has_committed: bool,
+    ) -> None:
+        """Queue a job again whose attempt failed, or write down that it failed."""
+        _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.reason)
+        again = sequel(job, failure, has_committed=has_committed, others_run=self._others_run(job))
+        if again is None:
+            ended = AttemptEnded(outcome="failed", reason=failure.reason, error=failure.error)
+            await patiently(
+                self._patience, partial(self._store.progress.record, job.id, job.attempt, [ended])
             )
-            await following.fail(job, mistake)
+            return
+        requeue = partial(
+            self._store.jobs.requeue,
+            job.id,
+            again.why,
+            attempt=job.attempt,
+            fruitless_attempts=again.fruitless_attempts,
+            error=failure.error,
+        )
+        queued = await patiently(self._patience, requeue)
+        if again.needs_others:
+            self._waiting.tried(queued, machines)
+        else:
+            self._waiting.rest(queued)
 
     def _others_run(self, job: JobRecord) -> bool:
         return any(other != job.id for other in self._attempts)
 
-    def _assignment(self, job: JobRecord, machines: list[ContributorRecord]) -> Assignment:
+    def _assignment(
+        self, job: JobRecord, machines: list[ContributorRecord], timings: dict[str, MachineTimings]
+    ) -> Assignment:
         folder = self._folder / job.id
         folder.mkdir(parents=True, exist_ok=True)
         return Assignment(
@@ -161,4 +235,5 @@ class JobSupervisor:
             folder=folder,
             checkpoint=job.checkpoint_path,
             drift=self._drift,
+            timings=timings,
         )

@@ -10,7 +10,7 @@ from collections import defaultdict
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, Store
-from share_compute_api.supervision import HEAD
+from share_compute.topology import HEAD
 from share_compute_api.supervision.live_topology import require_sound, sound_links
 from share_compute_api.supervision.machines import Machine, Start, start_machine
 

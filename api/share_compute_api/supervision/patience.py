@@ -29,6 +29,11 @@ class Patience:
     """For machines that an earlier server knew to come back, before a job begins without them."""
     arrival_s: float = 120.0
     """For machines that are joining or being measured, before a job begins without them."""
+    retry_s: float = 4.0
+    """After an attempt was lost, before the next: until then Ray has noticed which machines are dead. Twice as long
+    after each further attempt that is lost before it committed a step."""
+    offer_s: float = 300.0
+    """For a running job to take a machine that it is offered, before another one is offered it."""
 
 
 async def patiently(patience: Patience, work: Callable[[], Result]) -> Result:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
 from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.patience import Patience
+from share_compute_api.supervision.sequel import may_wait
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
+_Nodes: TypeAlias = frozenset[tuple[str, str | None]]
+"""Contributors with their Ray nodes: who comes back may be another machine than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PutOff:
+    """Why a queued job does not begin at once though machines are free."""
+
+    attempt: int
+    until: float = -math.inf
+    tried: _Nodes = frozenset()
+    """Machines that could not hold it."""
 
 
 class Waiting:
@@ -28,16 +43,38 @@ class Waiting:
         self._start = clock()
         self._since: dict[str, float] = {}
         """When a job was first seen that could begin, but not with all machines that are about to come."""
-        self._too_few: dict[tuple[str, int], frozenset[str]] = {}
-        """By job and attempt: contributors that were offered and could not hold it."""
+        self._put_off: dict[str, _PutOff] = {}
+        """By job, until it begins again."""
 
-    def too_few(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
-        """Remember that these machines cannot hold the job, so that it is not offered just them again."""
-        self._too_few[job.id, job.attempt] = frozenset(machine.id for machine in machines)
+    def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
+        """Remember that these machines cannot hold the job, so that it is not given just them again."""
+        self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
+
+    def rest(self, job: JobRecord) -> None:
+        """Let a job rest whose attempt was lost, longer each time if none commits a step."""
+        pause_s = self._patience.retry_s * 2.0 ** max(job.fruitless_attempts - 1, 0)
+        self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
+
+    def began(self, job: JobRecord) -> None:
+        """Forget why a job waited."""
+        self._put_off.pop(job.id, None)
+
+    def rests(self, job: JobRecord) -> bool:
+        """Whether a job rests now."""
+        return self._clock() < self._of(job).until
+
+    def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
+        """Whether these machines, alone or with others, were tried with this job, and others may come."""
+        return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
+
+    def _of(self, job: JobRecord) -> _PutOff:
+        put_off = self._put_off.get(job.id)
+        # Somebody may have cancelled and resumed it, which is a wish to try.
+        return put_off if put_off is not None and put_off.attempt == job.attempt else _PutOff(job.attempt)
 
     def states(self) -> list[ContributorState]:
         """Return the states of the contributors that matter now."""
-        states = [*_ARRIVING, ContributorState.ready]
+        states = [*_ARRIVING, ContributorState.ready, ContributorState.draining]
         return [*states, ContributorState.lost] if self._are_returning() else states
 
     def _are_returning(self) -> bool:
@@ -45,7 +82,7 @@ class Waiting:
 
     def look(
         self, present: Sequence[ContributorRecord], queued: Sequence[JobRecord], *, anything_runs: bool
-    ) -> Offer:
+    ) -> Supply:
         """Return what can be given away now.
 
         Args:
@@ -53,9 +90,6 @@ class Waiting:
             queued: the jobs that wait.
             anything_runs: whether a job may still give machines back.
         """
-        waiting = {(job.id, job.attempt) for job in queued}
-        known = self._too_few.items() if anything_runs else ()
-        self._too_few = {key: offered for key, offered in known if key in waiting}
         names = {job.id for job in queued}
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in names}
         ready = [machine for machine in present if machine.state is ContributorState.ready]
@@ -66,19 +100,15 @@ class Waiting:
             if machine.state is ContributorState.lost and machine.reason == AWAY and self._are_returning()
         ]
         coming = len(away) + sum(machine.state in _ARRIVING for machine in present)
-        return Offer(self, free, busy=len(ready) - len(free), coming=coming)
+        return Supply(self, free, len(ready) - len(free), coming, anything_runs)
 
     def is_patient(self, job: JobRecord) -> bool:
         """Whether a job that could begin still waits for machines that are about to come."""
         return self._clock() - self._since.setdefault(job.id, self._clock()) < self._patience.arrival_s
 
-    def cannot_hold(self, job: JobRecord, machines: Sequence[ContributorRecord]) -> bool:
-        """Whether just these machines were tried with this job already."""
-        return self._too_few.get((job.id, job.attempt)) == frozenset(machine.id for machine in machines)
-
 
 @dataclass(slots=True)
-class Offer:
+class Supply:
     """The machines that queued jobs can be given at one moment."""
 
     waiting: Waiting
@@ -87,6 +117,8 @@ class Offer:
     """Ready, but leased to a job."""
     coming: int
     """Joining, being measured, or on the way back after a restart."""
+    anything_runs: bool
+    """Whether a job may still give machines back."""
 
     def take(self) -> list[ContributorRecord]:
         """Give all that is free to one job; its plan gives back what it does not use."""
@@ -94,15 +126,29 @@ class Offer:
         self.busy += len(taken)
         return taken
 
+    def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
+        """Return what is left when none of these jobs could begin with it, nor with what is about to come as well."""
+        return [] if any(self._may_do_for(job) for job in queued) else self.free
+
+    def _may_do_for(self, job: JobRecord) -> bool:
+        if len(self.free) + self.coming < job.spec.parallelism.machines_needed:
+            return False
+        return self.coming > 0 or not self._cannot_hold(job)
+
+    def _cannot_hold(self, job: JobRecord) -> bool:
+        return self.waiting.cannot_hold(job, self.free, others_run=self.anything_runs)
+
     def why_not(self, job: JobRecord) -> str | None:
         """Say why a job cannot begin now; None when it can."""
+        if self.waiting.rests(job):
+            return job.reason  # it says what happened
         parallelism = job.spec.parallelism
         needed = parallelism.machines_needed
         if len(self.free) < needed:
             others = f" ({self.busy} more {_work(self.busy)} for other jobs)" if self.busy else ""
             have = "none is" if not self.free else f"{len(self.free)} {_be(len(self.free))}"
             return f"waiting for contributors: needs {needed}, {have} ready{others}{_continues(job)}"
-        if self.waiting.cannot_hold(job, self.free):
+        if self._cannot_hold(job):
             return job.reason  # it says already what is missing
         if parallelism.pools is None and self.coming and self.waiting.is_patient(job):
             return (
@@ -110,6 +156,10 @@ class Offer:
                 f"{self.coming} {_be(self.coming)} about to be{_continues(job)}"
             )
         return None
+
+
+def _nodes(machines: Iterable[ContributorRecord]) -> _Nodes:
+    return frozenset((machine.id, machine.node_id) for machine in machines)
 
 
 def _continues(job: JobRecord) -> str:

@@ -19,7 +19,6 @@ from share_compute.data.tokenization import (
     find_source,
     has_tokenizer,
     load_tokenizer,
-    model_vocab_size,
     train_tokenizer,
     vocabulary_size,
 )
@@ -34,6 +33,7 @@ from share_compute.data.tokens import (
     writing,
 )
 from share_compute.errors import UserError
+from share_compute.models.configuration import model_vocab_size
 from share_compute.specification import DataSpec, TrainJob
 
 _FORMAT = 1

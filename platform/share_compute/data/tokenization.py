@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from share_compute.errors import UserError
-from share_compute.specification import ModelSpec, TrainJob
+from share_compute.models.configuration import model_vocab_size
+from share_compute.specification import TrainJob
 
 DEFAULT_VOCAB_SIZE = 4096
 MIN_VOCAB_SIZE = 257
@@ -48,35 +48,6 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
-def model_vocab_size(model: ModelSpec) -> int | None:
-    """Return how many tokens the model has embeddings for; None when its configuration does not say.
-
-    Raises:
-        UserError: the model's folder or its config.json cannot be read, or the number is not one.
-    """
-    config = model.config
-    if model.path is not None:
-        if not model.path.is_dir():
-            raise UserError(
-                f"model folder {model.path} does not exist on the server",
-                mend="give the path of a Hugging Face folder that the server can read",
-            )
-        try:
-            config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as failure:
-            raise UserError(
-                f"{model.path / 'config.json'} cannot be read: {failure}",
-                mend="give a folder that save_pretrained wrote",
-            ) from failure
-    if not isinstance(config, dict):
-        return None
-    inner = config.get("text_config")
-    size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise UserError(f"the model's vocab_size is {size!r}", mend="make it a positive whole number")
-    return size
-
-
 def find_source(spec: TrainJob) -> TokenizerSource:
     """Decide where the tokenizer comes from.
 
@@ -104,6 +75,23 @@ def find_source(spec: TrainJob) -> TokenizerSource:
         )
     check_fits(size, limit)
     return TokenizerSource("trained", None, size)
+
+
+def expected_vocab_size(spec: TrainJob) -> int | None:
+    """Return the size of the vocabulary that a job will have, without a look at its data; None without text.
+
+    A tokenizer that is to be trained counts as large as was asked for; little text may give a smaller one.
+
+    Raises:
+        UserError: the model's folder or its tokenizer cannot be read.
+    """
+    if spec.model.layers is not None:
+        return None
+    declared = model_vocab_size(spec.model)
+    if declared is not None:
+        return declared
+    source = find_source(spec)
+    return source.vocab_size if source.path is None else vocabulary_size(load_tokenizer(source.path))
 
 
 def check_fits(vocab_size: int, limit: int | None) -> None:

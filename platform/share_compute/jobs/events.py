@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from share_compute.planning.plan import Plan
+from share_compute.planning.timings import MachineTimings
+from share_compute.protocol.failures import Failure
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
 from share_compute.topology import Topology
@@ -28,6 +30,10 @@ class Assignment(StrictModel):
     """Folder of the checkpoint to continue from."""
     drift: float = Field(default=0.25, gt=0)
     """Share by which the measured step may differ from the predicted one before the job is planned again."""
+    timings: dict[str, MachineTimings] = Field(default_factory=dict)
+    """What earlier attempts timed, by contributor id."""
+    failures: tuple[Failure, ...] = ()
+    """What goes wrong, at named points of the protocol; only tests have some."""
 
 
 class Planned(StrictModel):
@@ -35,6 +41,29 @@ class Planned(StrictModel):
 
     type: Literal["planned"] = "planned"
     plan: Plan
+
+
+class Reformed(StrictModel):
+    """Machines came or went, and training goes on: another epoch, with another plan."""
+
+    type: Literal["reformed"] = "reformed"
+    epoch: int
+    step: int
+    """The open step, with which the epoch begins."""
+    plan: Plan
+    """Who holds what from now on."""
+    lost: tuple[str, ...] = ()
+    """Ids of contributors that died or went silent."""
+    joined: tuple[str, ...] = ()
+    """Ids of contributors that hold a part from now on."""
+    left: tuple[str, ...] = ()
+    """Ids of contributors that handed over what they held."""
+    seconds: float = Field(ge=0)
+    """How long no step was computed."""
+    recomputed: int = Field(ge=0)
+    """Microbatches of the open step that had to be computed again."""
+    sentence: str
+    """Who came or went, and why, for people; without the figures above."""
 
 
 class Started(StrictModel):
@@ -75,6 +104,17 @@ class Validated(StrictModel):
     """exp(loss), for a language model."""
 
 
+class Sampled(StrictModel):
+    """What the model made of a prompt: always the likeliest token next."""
+
+    type: Literal["sampled"] = "sampled"
+    step: int
+    """After which it was made."""
+    prompt: str
+    text: str
+    """What follows the prompt."""
+
+
 class PoolTiming(StrictModel):
     """One pool, on paper and in reality."""
 
@@ -95,6 +135,16 @@ class Measured(StrictModel):
     """Median of the last steps."""
     pools: tuple[PoolTiming, ...]
     """In pipeline order."""
+
+
+class LayersTimed(StrictModel):
+    """How long layers take on the machines that hold them; the job's next plans are made with it."""
+
+    type: Literal["layers-timed"] = "layers-timed"
+    step: int
+    """The last of those timed."""
+    machines: dict[str, MachineTimings]
+    """By contributor id; only what is new."""
 
 
 class ReplanProposed(StrictModel):
@@ -152,10 +202,13 @@ class AttemptEnded(StrictModel):
 
 AttemptEvent: TypeAlias = Annotated[
     Planned
+    | Reformed
     | Started
     | StepCommitted
     | Validated
+    | Sampled
     | Measured
+    | LayersTimed
     | ReplanProposed
     | CheckpointSaved
     | ArtifactSaved
@@ -166,3 +219,5 @@ AttemptEvent: TypeAlias = Annotated[
 
 attempt_events: TypeAdapter[list[AttemptEvent]] = TypeAdapter(list[AttemptEvent])
 """Reads and writes lists of events as JSON."""
+topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
+"""Reads and writes what a running attempt is offered as JSON."""

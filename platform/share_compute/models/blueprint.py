@@ -11,18 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.errors import UserError
+from share_compute.models.configuration import declared_config, model_vocab_size
+from share_compute.models.precision import computing_in, require_precision
 from share_compute.planning.partitioning import Shard
 from share_compute.planning.profile import ModelProfile
-from share_compute.specification import LayerSpec
+from share_compute.specification import LayerSpec, LoraSpec, Precision, TrainJob
 from share_compute.strict import StrictModel
 
 
 class Blueprint(StrictModel):
-    """The declared model: a Hugging Face configuration, or a list of torch layers."""
+    """The declared model, a Hugging Face configuration or a list of torch layers, and how it is trained."""
 
     config: dict[str, Any] | None = None
     """Hugging Face configuration, with ``model_type``."""
     layers: tuple[LayerSpec, ...] = ()
+    precision: Precision = "float32"
+    """What layers compute in."""
+    activation_checkpointing: bool = False
+    """Whether only what enters a layer is kept for its backward."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of stored names, and ranges of layers, that are not trained."""
+    lora: LoraSpec | None = None
+    """Adapters that are trained instead of the model's own weights."""
 
     @property
     def task(self) -> Literal["language", "classification"]:
@@ -30,42 +40,117 @@ class Blueprint(StrictModel):
         return "language" if self.config is not None else "classification"
 
 
+def blueprint_of(
+    spec: TrainJob, vocab_size: int | None, special_tokens: Mapping[str, int | None] | None = None
+) -> Blueprint:
+    """Return the model of a job as it will be built.
+
+    Args:
+        spec: the job.
+        vocab_size: of its tokenizer; counts where the model's configuration says none.
+        special_tokens: ids such as ``eos_token_id`` for a model that starts without weights.
+
+    Raises:
+        UserError: the model's configuration cannot be read, or its window is shorter than the job's samples.
+    """
+    model, training = spec.model, spec.training
+    if model.layers is not None:
+        return Blueprint(
+            layers=model.layers,
+            precision=training.precision,
+            activation_checkpointing=training.activation_checkpointing,
+            freeze=training.freeze,
+        )
+    config = declared_config(model)
+    if model_vocab_size(model) is None:
+        config["vocab_size"] = vocab_size
+    length, window = training.sequence_length, config.get("max_position_embeddings")
+    if isinstance(window, int) and length > window:
+        raise UserError(
+            f"sequence_length {length} is longer than the model's window of {window} tokens",
+            mend=f"set training.sequence_length to {window} or less",
+        )
+    if model.path is None:
+        config.update(special_tokens or {})
+    return Blueprint(
+        config=config,
+        precision=training.precision,
+        activation_checkpointing=training.activation_checkpointing,
+        freeze=training.freeze,
+        lora=training.lora,
+    )
+
+
 class Stage(ABC):
     """One shard of a model, ready to compute.
 
     The first stage takes samples (token ids ``[batch, seq]`` or features ``[batch, features]``), later ones the
     hidden states ``[batch, seq, hidden]`` of the stage before; the last returns logits.
+
+    Args:
+        blueprint: of the whole model.
+        shard: which part of it this is.
+        device: where it is.
+
+    Raises:
+        UserError: the device cannot compute in the blueprint's precision.
     """
 
-    shard: Shard
     module: nn.Module
-    """Parameters carry the same names as in the whole model."""
+    """Parameters carry about the same names as in the whole model; `stored_name` says which."""
     tied: Mapping[str, str]
     """Parameters that are another stage's: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+    trains_before: bool
+    """Whether a stage before this one trains something, and so needs the gradient of what enters here."""
+
+    def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
+        require_precision(blueprint.precision, device)
+        self.shard = shard
+        self._device = device
+        self._precision = blueprint.precision
+        self._cell: tuple[int, ...] = ()
 
     @property
     @abstractmethod
     def layers(self) -> Mapping[int, nn.Module]:
         """The shard's layers, by their place in the whole model."""
 
-    @abstractmethod
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the shard on one microbatch."""
+        """Compute the shard on one microbatch, in the blueprint's precision."""
+        with computing_in(self._precision, self._device):
+            return self.compute(inputs)
+
+    @abstractmethod
+    def compute(self, inputs: Tensor) -> Tensor:
+        """Do what `forward` does, in the precision that is set."""
 
     @abstractmethod
     def initialize(self, seed: int) -> None:
         """Give every tensor its starting value; depends on the seed and the tensor's name only."""
 
+    def initialize_added(self, seed: int) -> None:
+        """Give those tensors their starting values that no folder of the model's weights has; default: has all."""
+
+    @property
+    def added(self) -> frozenset[str]:
+        """Stored names of the tensors that `initialize_added` is for."""
+        return frozenset()
+
     def prepare_cell(self, *key: int) -> None:
-        """Seed the randomness of the next forward (dropout), from (seed, step, microbatch); default: there is none."""
+        """Key the randomness (dropout) of each layer in the next forward by (seed, step, microbatch) and layer."""
+        self._cell = key
+
+    def stored_name(self, name: str) -> str:
+        """Return the name under which a tensor of `module` is stored; a tied one's is that of its source."""
+        return self.tied.get(name, name)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters by the name under which they are stored (a tied one under its source's name)."""
-        return {self.tied.get(name, name): parameter for name, parameter in self.module.named_parameters()}
+        """Return the parameters by stored name."""
+        return {self.stored_name(name): parameter for name, parameter in self.module.named_parameters()}
 
     def persistent(self) -> dict[str, Tensor]:
         """Return all tensors that belong in a checkpoint: parameters and persistent buffers, by stored name."""
-        return {self.tied.get(name, name): tensor for name, tensor in self.module.state_dict().items()}
+        return {self.stored_name(name): tensor for name, tensor in self.module.state_dict().items()}
 
 
 def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -104,27 +189,29 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
     """Build one stage on ``device``; its parameters hold no meaningful values until `Stage.initialize` or a load.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, or an option of a layer is wrong.
+        UserError: the architecture declares no pipeline plan, an option of a layer is wrong, or the device cannot
+            compute in the precision.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
 
-        return HuggingFaceStage(blueprint.config, shard, device)
+        return HuggingFaceStage(blueprint, shard, device)
     from share_compute.models.layers import LayeredStage  # noqa: PLC0415
 
-    return LayeredStage(blueprint.layers, shard, device)
+    return LayeredStage(blueprint, shard, device)
 
 
 def dissect(blueprint: Blueprint) -> ModelProfile:
     """Count what a model costs, from its own code: no memory is taken for its weights, and nothing is computed.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, or the model's options are wrong.
+        UserError: the architecture declares no pipeline plan, the model's options are wrong, or what is frozen or
+            adapted is not there.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface_profile import profile_config  # noqa: PLC0415
 
-        return profile_config(blueprint.config)
+        return profile_config(blueprint)
     from share_compute.models.layers import profile_layers  # noqa: PLC0415
 
-    return profile_layers(blueprint.layers)
+    return profile_layers(blueprint)

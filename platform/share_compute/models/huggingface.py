@@ -19,7 +19,10 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Stage, derive_seed
+from share_compute.models.adapter_names import is_adapter, stored_name
+from share_compute.models.blueprint import Blueprint, Stage, derive_seed
+from share_compute.models.cells import run_by_cell
+from share_compute.models.freezing import BEFORE, Named, Places, freeze, require_sense, trains_before
 from share_compute.planning.partitioning import Shard
 
 _SMALL = 2**14
@@ -78,6 +81,12 @@ class Outline:
         self.opening = list(dict.fromkeys(order[: order.index(self.layers)] + dropouts))
         self.closing = [name for name in order if name not in (*self.opening, self.layers)]
         self.heads = [name for name, _ in model.named_children() if getattr(model, name) is not self.base]
+        prefix = next(name for name, child in model.named_modules() if child is self.base)
+        self.places = Places(
+            stack=f"{prefix}.{self.layers}.",
+            num_layers=len(getattr(self.base, self.layers)),
+            opening=tuple(f"{prefix}.{name}." for name in self.opening),
+        )
 
 
 def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
@@ -194,14 +203,42 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
+def trained_sketch(blueprint: Blueprint) -> tuple[PreTrainedModel, Outline]:
+    """Return the sketch of a whole model with its adapters; what is not trained takes no gradient.
+
+    Raises:
+        UserError: the configuration makes no causal language model that can be cut, or what is frozen or adapted is
+            not there.
+    """
+    model = sketch(blueprint.config or {})
+    outline = Outline(model)
+    if blueprint.lora is not None:
+        from share_compute.models.adapters import adapt  # noqa: PLC0415 - takes time to import, and few need it
+
+        adapt(model, blueprint.lora, outline.places)
+    stored = list(_stored_parameters(model))
+    require_sense([name for name, _ in stored], blueprint.freeze, outline.places)
+    freeze(stored, blueprint.freeze, outline.places)
+    return model, outline
+
+
+def _stored_parameters(model: PreTrainedModel) -> Iterator[Named]:
+    tied = tied_names(model)
+    for name, parameter in model.named_parameters():
+        yield tied.get(name, name), parameter
+
+
 class HuggingFaceStage(Stage):
     """One shard of a causal language model."""
 
-    def __init__(self, config: Mapping[str, Any], shard: Shard, device: torch.device) -> None:
-        self.shard = shard
-        model = sketch(config)
-        outline = Outline(model)
+    def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
+        super().__init__(blueprint, shard, device)
+        model, outline = trained_sketch(blueprint)
         tied = tied_names(model)
+        self.trains_before = not shard.is_first and trains_before(
+            _stored_parameters(model), shard.start, outline.places
+        )
+        self._is_adapted = blueprint.lora is not None
         self._keep(model, outline)
         _materialize(model, device)
         present = set(model.state_dict())
@@ -214,12 +251,16 @@ class HuggingFaceStage(Stage):
         self._model = model
         self._base = outline.base
         self._stack = outline.layers
-        self._cell: tuple[int, ...] = ()
-        if any(
+        draws = any(
             "drop" in name and isinstance(value, float) and value > 0
             for name, value in vars(model.config).items()
-        ):
-            self._seed_randomness(outline)
+        ) or (blueprint.lora is not None and blueprint.lora.dropout > 0)
+        for place, layer in self.layers.items():
+            run_by_cell(
+                layer, place, lambda: self._cell, draws=draws, recomputes=blueprint.activation_checkpointing
+            )
+        if draws and shard.is_first:
+            self._seed_opening(outline)
 
     def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
         layers = getattr(outline.base, outline.layers)
@@ -238,19 +279,13 @@ class HuggingFaceStage(Stage):
             for name in outline.heads:
                 setattr(model, name, PassThrough())
 
-    def _seed_randomness(self, outline: Outline) -> None:
-        def seeder(place: int) -> Any:
-            def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
-                if module.training:
-                    torch.manual_seed(derive_seed(*self._cell, place))
+    def _seed_opening(self, outline: Outline) -> None:
+        def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
+            if module.training:
+                torch.manual_seed(derive_seed(*self._cell, BEFORE))
 
-            return seed
-
-        layers = getattr(outline.base, outline.layers)
-        for index in range(self.shard.start, self.shard.stop):
-            layers[index].register_forward_pre_hook(seeder(index), with_kwargs=True)
-        for name in outline.opening if self.shard.is_first else ():
-            getattr(outline.base, name).register_forward_pre_hook(seeder(-1), with_kwargs=True)
+        for name in outline.opening:
+            getattr(outline.base, name).register_forward_pre_hook(seed, with_kwargs=True)
 
     @property
     def layers(self) -> dict[int, nn.Module]:
@@ -258,11 +293,7 @@ class HuggingFaceStage(Stage):
         stack = getattr(self._base, self._stack)
         return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
 
-    def prepare_cell(self, *key: int) -> None:
-        """Key the dropout of each layer by (key, layer), so that it does not matter who computes it."""
-        self._cell = key
-
-    def forward(self, inputs: Tensor) -> Tensor:
+    def compute(self, inputs: Tensor) -> Tensor:
         """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or the last shard's logits."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         if self.shard.is_last:
@@ -282,17 +313,37 @@ class HuggingFaceStage(Stage):
             own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
             if not own or isinstance(module, PassThrough):
                 continue
-            torch.manual_seed(derive_seed(seed, name))
-            if name in sources:
+            stored = self.stored_name(name)
+            torch.manual_seed(derive_seed(seed, stored))
+            if stored in sources:
                 if whole is None:
                     continue  # the embedding itself is here, and already has its values
                 # A tied head starts as the embedding does: by the embedding's rule and seed.
-                twin = whole.get_submodule(sources[name]).to_empty(device=own[0].device)
-                torch.manual_seed(derive_seed(seed, sources[name]))
+                twin = whole.get_submodule(sources[stored]).to_empty(device=own[0].device)
+                torch.manual_seed(derive_seed(seed, sources[stored]))
                 self._model._init_weights(twin)  # noqa: SLF001 - the architecture's rule has no public name
                 module.weight.copy_(twin.weight)
             else:
                 self._model._init_weights(module)  # noqa: SLF001
+        self.initialize_added(seed)
+
+    def initialize_added(self, seed: int) -> None:
+        """Give adapters their starting values."""
+        if self._is_adapted:
+            from share_compute.models.adapters import initialize_adapters  # noqa: PLC0415
+
+            initialize_adapters(self.module, seed)
+
+    @property
+    def added(self) -> frozenset[str]:
+        """Stored names of the tensors of adapters."""
+        return frozenset(filter(is_adapter, self.persistent())) if self._is_adapted else frozenset()
+
+    def stored_name(self, name: str) -> str:
+        """Return the name under which a tensor of `module` is stored: that of the whole model without adapters."""
+        if self._is_adapted:
+            name = stored_name(name)
+        return super().stored_name(name)
 
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:

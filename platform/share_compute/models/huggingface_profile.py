@@ -7,7 +7,7 @@ are alike, only the first. Where code does not run without data, shapes tell abo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_iter
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from share_compute.models.blueprint import summed_cross_entropy
-from share_compute.models.huggingface import Outline, PassThrough, sketch, tied_names
+from share_compute.models.blueprint import Blueprint, summed_cross_entropy
+from share_compute.models.huggingface import Outline, PassThrough, tied_names, trained_sketch
 from share_compute.models.profiling import (
     LOSS_COPIES,
     UNCOUNTABLE,
@@ -33,8 +33,8 @@ from share_compute.models.profiling import (
     fake_mode,
     fit,
 )
-from share_compute.models.shape_estimate import ShapeEstimate, parameters_of
-from share_compute.planning.profile import Growth, ModelProfile
+from share_compute.models.shape_estimate import ShapeEstimate, frozen_parameters_of, parameters_of
+from share_compute.planning.profile import Growth, ModelProfile, forward_only_before_training
 
 _LENGTHS = (256, 512, 1024, 768)
 """Tokens of the counted samples: whole chunks of linear attention; the last one checks what the others say."""
@@ -43,18 +43,18 @@ _LONGER = (1280, 2048, 3072, 2560)
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
 _Lengths = tuple[int, ...]
-_Found = dict[str, Growth]
+_Found = dict[str, Growth | int]
 """Fields of a `LayerProfile` that could be counted."""
 
 
-def profile_config(config: Mapping[str, Any]) -> ModelProfile:
+def profile_config(blueprint: Blueprint) -> ModelProfile:
     """Count a causal language model, layer by layer; tied weights count once, with the embedding.
 
     Raises:
-        UserError: the configuration makes no causal language model that can be cut.
+        UserError: the configuration makes no causal language model that can be cut, or what is frozen or adapted is
+            not there.
     """
-    model = sketch(config)
-    outline = Outline(model)
+    model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
     embedding = getattr(outline.base, outline.embedding)
     tied = next(
@@ -62,20 +62,25 @@ def profile_config(config: Mapping[str, Any]) -> ModelProfile:
         None,
     )
     twin = model.get_parameter(tied).numel() if tied else 0
-    rest = parameters_of(model) - parameters_of(embedding) - sum(map(parameters_of, layers))
+    rest, frozen = (
+        held(model) - held(embedding) - sum(map(held, layers))
+        for held in (parameters_of, frozen_parameters_of)
+    )
+    tied_trains = tied is not None and model.get_parameter(tied).requires_grad
     estimate = ShapeEstimate(model.config.get_text_config())
-    guesses = [estimate.embedding(embedding), *map(estimate.layer, layers), estimate.head(rest, twin)]
+    guesses = [estimate.embedding(embedding), *map(estimate.layer, layers), estimate.head(rest, twin, frozen)]
     parts = _Parts(model, outline)
     found = [parts.embedding(), *parts.layers(), parts.head()]
-    first, *between, last = (
-        guess.model_copy(update=better) for guess, better in zip(guesses, found, strict=True)
+    first, *between, last = forward_only_before_training(
+        [guess.model_copy(update=better) for guess, better in zip(guesses, found, strict=True)]
     )
     return ModelProfile(
         layers=tuple(between),
         embedding=first,
         head=last,
         tied=twin,
-        tied_name=tied,
+        tied_trains=tied_trains or not twin,
+        tied_name=tied if tied_trains else None,
         counted=all("forward_flops" in better for better in found),
     )
 
@@ -232,6 +237,8 @@ def _growths(lengths: _Lengths, counts: Sequence[Count]) -> _Found:
     return {
         "forward_flops": fit(lengths, [each.forward_flops for each in counts]),
         "backward_flops": fit(lengths, [each.backward_flops for each in counts]),
+        "forward_operations": max(each.forward_operations for each in counts),
+        "backward_operations": max(each.backward_operations for each in counts),
         "activation_bytes": fit(lengths, [each.kept_bytes for each in counts]),
         "boundary_numbers": fit(lengths, [each.output.numel() for each in counts]),
     }
@@ -264,7 +271,7 @@ def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> li
 
 
 def _likeness(layer: nn.Module) -> Hashable:
-    """Return all that tells layers apart, but their place: modules, their plain attributes, shapes of parameters."""
+    """Return all that tells layers apart but their place: modules, plain attributes, shapes, what is trained."""
     return tuple(
         (
             name,
@@ -276,7 +283,10 @@ def _likeness(layer: nn.Module) -> Hashable:
                 and "idx" not in key
                 and "index" not in key
             ),
-            tuple((key, value.shape) for key, value in module.named_parameters(recurse=False)),
+            tuple(
+                (key, value.shape, value.requires_grad)
+                for key, value in module.named_parameters(recurse=False)
+            ),
         )
         for name, module in layer.named_modules()
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Stage, derive_seed, summed_cross_entropy
+from share_compute.models.blueprint import Blueprint, Stage, derive_seed, summed_cross_entropy
+from share_compute.models.cells import run_by_cell
+from share_compute.models.freezing import Places, freeze, require_sense, trains_before
 from share_compute.models.profiling import (
     LOSS_COPIES,
     UNCOUNTABLE,
@@ -20,12 +21,21 @@ from share_compute.models.profiling import (
     fake_mode,
     storage_of,
 )
+from share_compute.models.shape_estimate import frozen_parameters_of, parameters_of
 from share_compute.planning.partitioning import Shard
-from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile, ModelProfile
+from share_compute.planning.profile import (
+    FLOAT_BYTES,
+    Growth,
+    LayerProfile,
+    ModelProfile,
+    forward_only_before_training,
+)
 from share_compute.specification import LayerSpec
 
 _FEATURES = 64
 """Numbers in a sample of the only data set that such models train on: 8 x 8 pixels."""
+_DENSE_BACKWARD_OPERATIONS = 5
+"""Two products, the sum for the bias, and the addition of two gradients to what is there."""
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {
     "avg_pool2d": nn.AvgPool2d,
@@ -76,34 +86,30 @@ class _Layers(nn.Module):
 class LayeredStage(Stage):
     """One shard of a declared list of layers."""
 
-    def __init__(self, specs: Sequence[LayerSpec], shard: Shard, device: torch.device) -> None:
-        self.shard = shard
+    def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
+        super().__init__(blueprint, shard, device)
         with torch.device("meta"):
-            module = _Layers(specs, shard.start, shard.stop)
+            whole = _whole(blueprint)
+            module = _Layers(blueprint.layers, shard.start, shard.stop)
+        self.trains_before = trains_before(whole.named_parameters(), shard.start, _places(blueprint))
+        freeze(module.named_parameters(), blueprint.freeze, _places(blueprint))
         self.module: _Layers = module.to_empty(device=device)
         self.tied = {}
-        self._key: tuple[int, ...] = ()
         for name, layer in module.layers.items():
-            if isinstance(layer, nn.Dropout):
-                layer.register_forward_pre_hook(self._seeder(int(name)))
-
-    def _seeder(self, index: int) -> Callable[[nn.Module, Any], None]:
-        def seed(module: nn.Module, _args: Any) -> None:
-            if module.training:
-                torch.manual_seed(derive_seed(*self._key, index))
-
-        return seed
+            run_by_cell(
+                layer,
+                int(name),
+                lambda: self._cell,
+                draws=isinstance(layer, nn.Dropout),
+                recomputes=blueprint.activation_checkpointing,
+            )
 
     @property
     def layers(self) -> dict[int, nn.Module]:
         """The shard's layers, by their place in the whole model."""
         return {int(name): layer for name, layer in self.module.layers.items()}
 
-    def prepare_cell(self, *key: int) -> None:
-        """Key dropout by (key, layer)."""
-        self._key = key
-
-    def forward(self, inputs: Tensor) -> Tensor:
+    def compute(self, inputs: Tensor) -> Tensor:
         """Take the features ``[batch, ...]`` or the output of the stage before; return the output of its last layer."""
         outputs: Tensor = self.module(inputs)
         return outputs
@@ -117,21 +123,33 @@ class LayeredStage(Stage):
                 reset()
 
 
-def profile_layers(specs: Sequence[LayerSpec]) -> ModelProfile:
+def _places(blueprint: Blueprint) -> Places:
+    return Places("layers.", len(blueprint.layers))
+
+
+def _whole(blueprint: Blueprint) -> _Layers:
+    """Return all layers; what is frozen takes no gradient."""
+    module, places = _Layers(blueprint.layers, 0, len(blueprint.layers)), _places(blueprint)
+    require_sense([name for name, _ in module.named_parameters()], blueprint.freeze, places)
+    freeze(module.named_parameters(), blueprint.freeze, places)
+    return module
+
+
+def profile_layers(blueprint: Blueprint) -> ModelProfile:
     """Count a declared model, layer by layer; samples have no length, so all growth is constant.
 
     Layers that do not fit their samples are estimated: it is for training to say what is wrong with them.
 
     Raises:
-        UserError: a layer has wrong options.
+        UserError: a layer has wrong options, or what is frozen is not there.
     """
     with torch.device("meta"):
-        modules = [_make(index, spec) for index, spec in enumerate(specs)]
+        modules = list(_whole(blueprint).layers.values())
     try:
         layers, head, counted = *_counted(modules), True
     except UNCOUNTABLE:
         layers, head, counted = [_estimated(module) for module in modules], LayerProfile(parameters=0), False
-    return ModelProfile(layers=tuple(layers), head=head, counted=counted)
+    return ModelProfile(layers=forward_only_before_training(layers), head=head, counted=counted)
 
 
 def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerProfile]:
@@ -167,9 +185,12 @@ def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerPro
 
 def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile:
     return LayerProfile(
-        parameters=_parameters(module),
+        parameters=parameters_of(module),
+        frozen=frozen_parameters_of(module),
         forward_flops=Growth(counts.forward_flops),
         backward_flops=Growth(counts.backward_flops),
+        forward_operations=counts.forward_operations,
+        backward_operations=counts.backward_operations,
         activation_bytes=Growth(kept_bytes),
         boundary_numbers=Growth(counts.output.numel()),
     )
@@ -177,16 +198,15 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
 
 def _estimated(module: nn.Module) -> LayerProfile:
     """Take a layer for a dense one: each parameter is used once, in one multiplication and one addition."""
-    parameters = _parameters(module)
+    parameters = parameters_of(module)
     width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)
     return LayerProfile(
         parameters=parameters,
+        frozen=frozen_parameters_of(module),
         forward_flops=Growth(2.0 * parameters),
         backward_flops=Growth(4.0 * parameters),
+        forward_operations=1,
+        backward_operations=_DENSE_BACKWARD_OPERATIONS,
         activation_bytes=Growth(float(FLOAT_BYTES * width)),
         boundary_numbers=Growth(float(width)),
     )
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -42,6 +44,9 @@ class Count:
 
     forward_flops: int
     backward_flops: int
+    forward_operations: int
+    """Calls of kernels, without views."""
+    backward_operations: int
     kept_bytes: int
     """What is kept between the two: what autograd saved, and the output; without inputs and parameters."""
     saved: Mapping[StorageWeakRef, torch.UntypedStorage]
@@ -88,11 +93,14 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
         return tensor
 
     saving = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
-    with torch.enable_grad(), flop_counter() as forward, saving:
+    with torch.enable_grad(), flop_counter() as forward, Operations() as forward_operations, saving:
         output = run()
-    with flop_counter() as backward:
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # as in training: gradients are added to what is there
+    gradient = torch.ones_like(output)
+    with flop_counter() as backward, Operations() as backward_operations:
         if output.requires_grad:
-            output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
+            output.backward(gradient)  # type: ignore[no-untyped-call]
     for tensor in (*module.parameters(), *module.buffers()):
         saved.pop(storage_of(tensor), None)
     kept = {**saved, storage_of(output): output.untyped_storage()}
@@ -100,7 +108,32 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
         if isinstance(tensor, Tensor):
             kept.pop(storage_of(tensor), None)
     kept_bytes = sum(storage.nbytes() for storage in kept.values())
-    return Count(forward.get_total_flops(), backward.get_total_flops(), kept_bytes, saved, output)
+    return Count(
+        forward_flops=forward.get_total_flops(),
+        backward_flops=backward.get_total_flops(),
+        forward_operations=forward_operations.count,
+        backward_operations=backward_operations.count,
+        kept_bytes=kept_bytes,
+        saved=saved,
+        output=output,
+    )
+
+
+class Operations(TorchDispatchMode):
+    """Counts calls of kernels; views of a tensor are none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let an operation run, and count it."""
+        del types
+        # Fake tensors ask for their device through the dispatcher.
+        self.count += not func.is_view and func.namespace != "prim"
+        return func(*args, **(kwargs or {}))
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef:

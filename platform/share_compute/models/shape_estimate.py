@@ -22,6 +22,10 @@ _EXPERTS_OF_A_TOKEN = (
     "moe_top_k",
     "top_k_experts",
 )
+_FORWARD_OPERATIONS, _BACKWARD_OPERATIONS = 5, 9
+"""For each module that holds parameters, with what stands between: a layer of Llama has 41 and 78 for 9 modules."""
+_HEAD_PARTS = 3
+"""A norm, a matrix, the loss."""
 _LOSS_NUMBERS = 4
 """For each class: logits, their logarithms after the softmax, gradients of both."""
 
@@ -29,6 +33,11 @@ _LOSS_NUMBERS = 4
 def parameters_of(module: nn.Module) -> int:
     """Return the numbers that a module holds."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def frozen_parameters_of(module: nn.Module) -> int:
+    """Return how many of these take no gradient."""
+    return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
 
 
 class ShapeEstimate:
@@ -53,35 +62,46 @@ class ShapeEstimate:
         products = 2.0 * self._active_parameters(module)
         scores = 4.0 * self._attention
         kept = 10 * self._hidden + 4 * self._intermediate
+        parts = sum(bool(part._parameters) for part in module.modules())  # noqa: SLF001 - theirs, not their children's
         return LayerProfile(
             parameters=parameters_of(module),
+            frozen=frozen_parameters_of(module),
             forward_flops=Growth(0.0, products, scores),
             backward_flops=Growth(0.0, 2 * products, 2.5 * scores),
             activation_bytes=Growth(0.0, float(FLOAT_BYTES * kept)),
             boundary_numbers=Growth(0.0, float(self._hidden)),
             cache_numbers=Growth(0.0, 2.0 * self._keys),
+            forward_operations=_FORWARD_OPERATIONS * parts,
+            backward_operations=_BACKWARD_OPERATIONS * parts,
         )
 
     def embedding(self, module: nn.Module) -> LayerProfile:
         """Estimate what stands before the first layer: it looks up, and multiplies nothing."""
         return LayerProfile(
             parameters=parameters_of(module),
+            frozen=frozen_parameters_of(module),
+            forward_operations=1,
+            backward_operations=2,
             activation_bytes=Growth(0.0, float(FLOAT_BYTES * self._hidden)),
             boundary_numbers=Growth(0.0, float(self._hidden)),
         )
 
-    def head(self, parameters: int, tied: int) -> LayerProfile:
+    def head(self, parameters: int, tied: int, frozen: int = 0) -> LayerProfile:
         """Estimate what stands after the last layer, with the loss.
 
         Args:
             parameters: held there.
             tied: of the embedding, when it is the head too.
+            frozen: of those held there, how many are not trained.
         """
         products = 2.0 * (parameters + tied)
         return LayerProfile(
             parameters=parameters,
+            frozen=frozen,
             forward_flops=Growth(0.0, products),
             backward_flops=Growth(0.0, 2 * products),
+            forward_operations=_HEAD_PARTS * _FORWARD_OPERATIONS,
+            backward_operations=_HEAD_PARTS * _BACKWARD_OPERATIONS,
             activation_bytes=Growth(0.0, float(FLOAT_BYTES * _LOSS_NUMBERS * self._vocabulary)),
         )
 

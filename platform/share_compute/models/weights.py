@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from share_compute.errors import Unavailable, UserError
@@ -198,6 +199,7 @@ class FolderWriter:
         def publish() -> None:
             for stem in ("model", "optimizer"):
                 self._number(stem)
+            self._join("adapter_model")
             for path in (*self._staging.iterdir(), self._staging):
                 _sync(path)
             old = self.target.with_name(f".{self.target.name}.old")
@@ -227,6 +229,17 @@ class FolderWriter:
                 f"{stem}.safetensors.index.json",
                 {"metadata": {"total_size": total}, "weight_map": places},
             )
+
+    def _join(self, stem: str) -> None:
+        """Make one file of all pieces: ``peft`` reads no others."""
+        pieces = sorted(self._staging.glob(f"{stem}-*.part"))
+        tensors: dict[str, Tensor] = {}
+        for piece in pieces:
+            tensors.update(load_file(piece))
+        for content in stream_file(tensors) if pieces else ():
+            self.write(f"{stem}.safetensors", content)
+        for piece in pieces:
+            piece.unlink()
 
     def discard(self) -> None:
         """Remove what was written so far."""

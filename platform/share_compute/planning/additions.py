@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.problem import Problem
+from share_compute.planning.schedule_simulator import simulate_step
 
 _MOST_TRIED: Final = 12
+
+
+class Addition(NamedTuple):
+    """A layout with one more machine."""
+
+    layout: Layout
+    step_s: float
+    """By the simulation."""
+
+
+class Additions:
+    """What a step would take with one idle machine more, of the fastest of them; each layout is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
+
+    def of(self, problem: Problem, layout: Layout) -> dict[int, Addition | None]:
+        """Return by machine the layout with it worked in that the formula likes best; None where it fits nowhere."""
+        key = problem.cost.workload.microbatches, layout
+        if key not in self._known:
+            self._known[key] = {
+                machine: _best_with(problem, layout, machine)
+                for machine in worth_trying(problem.cost, layout)
+            }
+        return self._known[key]
 
 
 def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
@@ -20,10 +46,12 @@ def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
     return sorted(idle, key=lambda machine: (-speeds[machine], machine))[:_MOST_TRIED]
 
 
-def best_with(problem: Problem, layout: Layout, machine: int) -> Layout | None:
-    """Return the layout with the machine worked in that the formula likes best; None where it fits nowhere."""
+def _best_with(problem: Problem, layout: Layout, machine: int) -> Addition | None:
     layouts = [each for each in _with(problem, layout.pools, machine) if problem.cost.fits(each)]
-    return min(layouts, key=problem.cost.step_s, default=None)
+    if not layouts:
+        return None
+    best = min(layouts, key=problem.cost.step_s)
+    return Addition(best, simulate_step(problem.cost, best).step_s)
 
 
 def _with(problem: Problem, pools: Sequence[PoolLayout], machine: int) -> Iterator[Layout]:

@@ -31,6 +31,7 @@ def best_in_any_order(
     pools: int | None = None,
     width: int | None = None,
     budget: float,
+    all_below: bool = False,
 ) -> tuple[list[int], bool]:
     """Find pipelines of any of these machines in any order that are faster than the ceiling, and lower it.
 
@@ -41,6 +42,7 @@ def best_in_any_order(
         pools: exactly that many pools.
         width: suffixes that are kept for each first layer and number of machines.
         budget: candidates to look at; then it gives up.
+        all_below: leave the ceiling where it is, and find of each set of machines all that no other replaces.
 
     Returns:
         Ids of labels of whole pipelines, fastest first; and whether it left out nothing, so that no layout with pools
@@ -61,7 +63,8 @@ def best_in_any_order(
             labels = suffixes.keep(_settle(suffixes, labels, sets, pools, width))
             whole = labels.take(labels.start == 0)
             found += zip(whole.step_s.tolist(), whole.id.tolist(), strict=True)
-            suffixes.ceiling_s = min(suffixes.ceiling_s, min(whole.step_s, default=np.inf))
+            if not all_below:
+                suffixes.ceiling_s = min(suffixes.ceiling_s, min(whole.step_s, default=np.inf))
             labels = labels.take(labels.start > 0)
         for bits, members in options:
             ready = np.flatnonzero(((labels.slot & bits) == 0) & sets.allowed(labels.slot | bits))
@@ -142,6 +145,7 @@ class _Sets:
             cost.may_pool((one, other))
             and cost.memory_bytes[one] == cost.memory_bytes[other]
             and cost.update_s_per_parameter[one] == cost.update_s_per_parameter[other]
+            and cost.call_s[one] == cost.call_s[other]
             and np.array_equal(cost.forward_s[one], cost.forward_s[other])
             and np.array_equal(cost.backward_s[one], cost.backward_s[other])
         )

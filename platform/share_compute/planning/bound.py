@@ -4,7 +4,7 @@ A layout has some number of pools, on machines of some regions. For each number 
 links of one speed join, all of these hold; the largest counts, and of all numbers and sets the smallest:
 
 - The work of all layers and microbatches fits into the speed of all machines; layers may be cut anywhere and everything
-  overlaps. A machine in use computes at least one microbatch of one layer.
+  overlaps. A machine in use computes at least one microbatch of one layer, and is called once.
 - One microbatch passes all layers, each on the machine that is fastest for it, and a link between any two pools, there
   and back. Whoever uses two regions uses a link as slow as the slowest of the best way between them.
 - A pool is one machine, or sums its gradients, so that it holds no more than its links carry in the time.
@@ -54,15 +54,16 @@ class _Relaxation:
         least = cells.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
-            # Most work that a pool takes over with each parameter that it holds.
-            per_parameter = np.where(least > 0, least / np.diff(cost.parameters), 0.0).max()
+            # Most work that a pool takes over with each trained parameter that it holds.
+            per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
         self._held_s = self._count * float(per_parameter) / FLOAT_BYTES
         update = (self._rates * cost.update_s_per_parameter[usable]).min()
         self._pass_s = float(least.sum())
-        self._work_s = self._count * self._pass_s + float(cost.parameters[-1] * update)
-        state = cost.parameters[-1] * FLOAT_BYTES * (2 + cost.workload.optimizer_tensors)
+        self._work_s = self._count * self._pass_s + float(cost.trained[-1] * update)
+        self._call_s = float(cost.call_s[usable].min())
+        state = float(cost.state_bytes(cost.parameters[-1], cost.trained[-1]))
         largest = np.cumsum(np.sort(cost.memory_bytes[usable])[::-1])
         self._fewest_pools = int((largest < state).sum()) + 1
 
@@ -95,7 +96,7 @@ class _Relaxation:
             rate = float(network.bytes_per_s[regions, regions].max())
             carried = self._held_s * rate if rate > 0 else 0.0
             speed = np.cumsum(np.maximum(fastest, carried))
-            needed_s = np.maximum(needed_s, self._count * self._pass_s / speed)
+            needed_s = np.maximum(needed_s, self._count * self._pass_s / speed) + self._call_s
         else:
             staggered = np.cumsum(fastest * (1 - 1 / self._count) ** np.arange(most))
             carry_s = _hops(self._cost, np.array(sorted(group.regions)), latency=False).min()
@@ -103,7 +104,7 @@ class _Relaxation:
             turns = (self._count - 1) // pools
             waits_s = np.maximum(np.where(turns > 0, np.maximum(turns, 1) * fill_s, 0.0), carried_s)
             work_s = self._count * self._pass_s / staggered
-            needed_s = np.maximum.reduce([needed_s, fill_s + waits_s, work_s])
+            needed_s = np.maximum(np.maximum(needed_s, work_s) + self._call_s, fill_s + waits_s)
         needed_s[: self._fewest_pools - 1] = math.inf
         return float(needed_s.min())
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.network import Network
+from share_compute.planning.plan import CauseKind
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.topology import Contributor
-
-CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
 
 _MOST_OF_A_KIND = 4
 """Only the machines that compute longest and the links that take longest are tried."""
@@ -58,12 +56,7 @@ class _Focus:
         self._machines = layout.machines
         place = {machine: index for index, machine in enumerate(self._machines)}
         self._of = None if of is None else place[of]
-        self.layout = Layout(
-            tuple(
-                pool._replace(members=tuple(place[member] for member in pool.members))
-                for pool in layout.pools
-            )
-        )
+        self.layout = layout.renumbered(place)
         chosen = [cost.topology.contributors[machine] for machine in self._machines]
         regions = cost.network.region[list(self._machines)]
         self._cost = replace(
@@ -128,15 +121,11 @@ class _Focus:
         """Whether a machine waits for its memory rather than for its arithmetic."""
         contributor = self._cost.topology.contributors[machine]
         pool = next(pool for pool in self.layout.pools if machine in pool.members)
-        fast_memory = replace(
-            contributor,
-            devices=tuple(replace(device, memory_bytes_per_s=0.0) for device in contributor.devices),
-        )
         alone = [
             replace(
                 self._cost, topology=replace(self._cost.topology, contributors=(one,)), timings={}
             ).cell_s(0, pool.start, pool.stop)
-            for one in (contributor, fast_memory)
+            for one in (contributor, with_boundless_memory(contributor))
         ]
         return alone[1] < 0.5 * alone[0]
 
@@ -158,12 +147,19 @@ class _Focus:
         return replace(self._cost, network=replace(network, **tables))
 
 
+def with_boundless_memory(machine: Contributor) -> Contributor:
+    """Return the machine as if it never waited for its memory."""
+    devices = tuple(replace(device, memory_bytes_per_s=0.0) for device in machine.devices)
+    return replace(machine, devices=devices)
+
+
 def _boundless(machine: Contributor) -> Contributor:
     devices = tuple(
         replace(
             device,
             flops_per_s={dtype: speed * _BOUNDLESS for dtype, speed in device.flops_per_s.items()},
             memory_bytes_per_s=device.memory_bytes_per_s * _BOUNDLESS,
+            overhead_s=0.0,
         )
         for device in machine.devices
     )

@@ -18,82 +18,58 @@ For microbatches 1..M that flow through ordered pools p, the predicted time of a
     flight(p)  = microbatches that pool p keeps in flight: window(p) + members(p), of the schedule (1F1B)
     tail(p)    = gradient sums that do not hide behind the last backward + the optimizer's update
                = max(ring(p) - backward(p), ring(p) / buckets(p)) + update(p)
+    update(p)  = max over members of (what the optimizer reads and writes / measured memory bandwidth + call)
+    call       = STEP_OPERATIONS * measured overhead of an operation: a member is called and answers once in a step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the pool's n members
-    forward    = max(operations / measured FLOP/s, weight bytes / measured memory bandwidth)
+    forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
+                 + operations * measured overhead of one
 
-A layer that a profiler timed on a machine takes that time instead. Every term is a wait that no schedule avoids, so
+An operation is a call of a kernel, which takes its time however small its tensors are: it decides for small models. A
+layer that a profiler timed on a machine takes that time instead. Every term is a wait that no schedule avoids, so
 the event simulator (`share_compute.planning.schedule_simulator`), which knows the order of all cells, does not come out
 below it. One exception: gradient sums of a pool behind the first may hide behind the backwards of those before it.
 Memory of a member::
 
-    parameters * 4 * (2 + optimizer tensors) + min(window(p) + 1, its microbatches) * activation bytes
+    parameters * 4 + trained parameters * 4 * (1 + optimizer tensors)
+        + min(window(p) + 1, its microbatches) * activation bytes + what one layer computes again
+
+In two-byte precision each microbatch in flight also keeps a copy of the weights in that type. With activation
+checkpointing only what enters a layer counts as activation; its inside is there for one layer and microbatch at a time,
+and its backward takes its forward's time once more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
+from typing import Literal
 
 import numpy as np
 
 from share_compute.planning.layout import Layout, PoolLayout
-from share_compute.planning.network import Floats, Network, transfer_s
-from share_compute.planning.profile import FLOAT_BYTES, LayerProfile, ModelProfile
-from share_compute.planning.workload import BYTES, GRADIENT_BUCKET_BYTES, TrainingWorkload
-from share_compute.topology import Contributor, Topology
+from share_compute.planning.network import Floats, transfer_s
+from share_compute.planning.profile import FLOAT_BYTES, NOTHING, LayerProfile, joined
+from share_compute.planning.tables import CostTables, sums
+from share_compute.planning.workload import AUTOCAST_KEPT, BYTES, GRADIENT_BUCKET_BYTES, TrainingWorkload
 from share_compute.training.schedule import windows
 
-MEMORY_SHARE = 0.9
-"""Of the lent memory, how much a plan may fill: the rest is for the process and for what the model does not know."""
+STEP_OPERATIONS = 400
+"""Small operations that take as long as what a member does once in a step beside its cells: it is called, gets its
+samples, measures gradients, runs the optimizer, answers. Measured with a small CNN on a CPU."""
 _UPDATE_PASSES = 3
 """Times that an update goes over the weights: gradient and weight read, weight written. Each optimizer tensor: two."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTiming:
-    """What a profiler measured of one layer on one machine, for one microbatch."""
-
-    forward_s: float
-    backward_s: float
-
-
-Timings = Mapping[str, Mapping[int, LayerTiming]]
-"""By contributor id and layer; layer 0 with the embedding, the last with the head."""
-
-
 @dataclass(frozen=True, eq=False)
-class TrainingCost:
-    """Tables and formula of one job on one topology.
+class TrainingCost(CostTables):
+    """Tables and formula of one training job on one topology."""
 
-    Args:
-        profile: the model.
-        topology: the machines.
-        network: their links.
-        workload: the job's batches.
-        timings: measured times, which replace estimates. Layers of a machine that were not timed are scaled by what
-            its timed ones took against their estimates, and machines that were not timed by the median of the others.
-    """
-
-    profile: ModelProfile
-    topology: Topology
-    network: Network
     workload: TrainingWorkload
-    timings: Timings = field(default_factory=dict)
 
     # -- tables --------------------------------------------------------------------------------------------------
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return len(self.profile.layers)
-
-    @property
-    def num_machines(self) -> int:
-        """Machines of the topology."""
-        return len(self.topology.contributors)
 
     @cached_property
     def forward_s(self) -> Floats:
@@ -108,86 +84,86 @@ class TrainingCost:
     @cached_property
     def parameters(self) -> Floats:
         """Parameters of the first l layers ``[layers + 1]``; without the second copy of a tied head."""
-        return _sums([float(piece.parameters) for piece in self._pieces])
+        return sums(np.array([float(piece.parameters) for piece in self._pieces]))
+
+    @cached_property
+    def trained(self) -> Floats:
+        """Of these, the ones that are trained ``[layers + 1]``: they have gradients and state of the optimizer."""
+        return sums(np.array([float(piece.parameters - piece.frozen) for piece in self._pieces]))
 
     @cached_property
     def activation_bytes(self) -> Floats:
         """Kept by the first l layers for one microbatch ``[layers + 1]``."""
-        tokens = self.workload.sequence_length
-        scale = self.workload.microbatch_size * BYTES[self.workload.dtype] / FLOAT_BYTES
-        return _sums([scale * piece.activation_bytes.at(tokens) for piece in self._pieces])
+        layers = self.profile.layers
+        kept = [self._inside_bytes(layer) for layer in layers]
+        if self.workload.activation_checkpointing:
+            kept = [min(each, self._leaving_bytes(layer)) for each, layer in zip(kept, layers, strict=True)]
+        kept[0] += self._inside_bytes(self.profile.embedding)
+        kept[-1] += self._inside_bytes(self.profile.head)
+        return sums(np.array(kept))
+
+    @cached_property
+    def recomputed_bytes(self) -> float:
+        """What there is for a moment, when the inside of the largest layer is computed again."""
+        if not self.workload.activation_checkpointing:
+            return 0.0
+        return max(map(self._inside_bytes, self.profile.layers))
 
     @cached_property
     def boundary_bytes(self) -> Floats:
         """What one microbatch carries over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
-        tokens, scale = self.workload.sequence_length, self.workload.microbatch_size * FLOAT_BYTES
-        inner = [scale * layer.boundary_numbers.at(tokens) for layer in self.profile.layers[:-1]]
-        return np.array([0.0, *inner, 0.0])
-
-    @cached_property
-    def memory_bytes(self) -> Floats:
-        """What a plan may fill of each machine ``[machines]``."""
-        lent = [machine.memory_bytes for machine in self.topology.contributors]
-        return MEMORY_SHARE * np.array(lent, dtype=np.float64)
+        return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
 
     @cached_property
     def update_s_per_parameter(self) -> Floats:
         """Time of the optimizer for one parameter ``[machines]``."""
         passes = _UPDATE_PASSES + 2 * self.workload.optimizer_tensors
-        speeds = [machine.memory_bytes_per_s for machine in self.topology.contributors]
-        return np.array([passes * FLOAT_BYTES / speed if 0 < speed < math.inf else 0.0 for speed in speeds])
+        return passes * FLOAT_BYTES / self.memory_bytes_per_s
 
     @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """Kind of device of each machine: the members of a pool sum gradients, which takes devices of one kind."""
-        return tuple(machine.device.kind if machine.devices else "" for machine in self.topology.contributors)
+    def call_s(self) -> Floats:
+        """What a member does once in a step, whatever its layers ``[machines]``."""
+        return STEP_OPERATIONS * self.overhead_s
 
     @cached_property
     def _pieces(self) -> list[LayerProfile]:
         """Layers, with what lives beside the first and the last added to them."""
-        return [_joined(self.profile, index) for index in range(self.num_layers)]
+        pieces = list(self.profile.layers)
+        pieces[0] = joined([self.profile.embedding, pieces[0]])
+        pieces[-1] = joined([pieces[-1], self.profile.head])
+        return pieces
 
-    def _seconds(self, way: str) -> Floats:
-        tokens, size, dtype = (
-            self.workload.sequence_length,
-            self.workload.microbatch_size,
-            self.workload.dtype,
+    def _inside_bytes(self, piece: LayerProfile) -> float:
+        """Return what a layer keeps of one microbatch for its backward, with its output."""
+        size, tokens = self.workload.microbatch_size, self.workload.sequence_length
+        if self.workload.dtype == "float32":
+            return size * piece.activation_bytes.at(tokens)
+        copies = piece.parameters * BYTES[self.workload.dtype] if piece is not self.profile.embedding else 0
+        return AUTOCAST_KEPT * size * piece.activation_bytes.at(tokens) + copies
+
+    def _leaving_bytes(self, layer: LayerProfile) -> float:
+        """Return what a layer hands on of one microbatch."""
+        return (
+            self.workload.microbatch_size
+            * FLOAT_BYTES
+            * layer.boundary_numbers.at(self.workload.sequence_length)
         )
-        grown = [getattr(piece, f"{way}_flops").at(tokens) * size for piece in self._pieces]
-        weights = [piece.parameters * BYTES[dtype] * (1 if way == "forward" else 2) for piece in self._pieces]
-        times = np.array(
-            [
-                _roofline(np.array(grown), np.array(weights, dtype=np.float64), machine, dtype)
-                for machine in self.topology.contributors
-            ]
-        ).reshape(self.num_machines, self.num_layers)
-        timed = [
-            {layer: getattr(timing, f"{way}_s") for layer, timing in self.timings.get(machine.id, {}).items()}
-            for machine in self.topology.contributors
-        ]
-        for row, factor in enumerate(self._corrections(times, timed)):
-            times[row] *= factor
-            times[row, list(timed[row])] = list(timed[row].values())
-        return np.concatenate([np.zeros((self.num_machines, 1)), np.cumsum(times, axis=1)], axis=1)
 
-    def _corrections(self, times: Floats, timed: Sequence[Mapping[int, float]]) -> list[float]:
-        """Return by what to multiply each machine's estimates: what its timed layers took against theirs.
+    def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
+        estimated = self._estimated_s(self._pieces, way)
+        if way == "backward" and self.workload.activation_checkpointing:
+            layers = self.profile.layers
+            again = [layer.backward_flops != NOTHING or layer.backward_operations > 0 for layer in layers]
+            estimated = estimated + np.where(again, self._estimated_s(layers, "forward"), 0.0)
+        return self.corrected_s(estimated, self.timed(way))
 
-        A machine without timed layers is taken to be as wrong as the median of those of its kind, or of all: what was
-        measured must not make it look fast only because nobody looked.
-        """
-        own = [1.0] * self.num_machines
-        known: dict[str, list[float]] = {}
-        for row, layers in enumerate(timed):
-            guessed = float(times[row, list(layers)].sum()) if layers else 0.0
-            if 0 < guessed < math.inf:
-                own[row] = sum(layers.values()) / guessed
-                known.setdefault(self.kinds[row], []).append(own[row])
-        every = [factor for factors in known.values() for factor in factors]
-        for row, layers in enumerate(timed):
-            if not layers and every:
-                own[row] = float(np.median(known.get(self.kinds[row], every)))
-        return own
+    def _estimated_s(self, pieces: Sequence[LayerProfile], way: Literal["forward", "backward"]) -> Floats:
+        tokens, size = self.workload.sequence_length, self.workload.microbatch_size
+        flops = [getattr(piece, f"{way}_flops").at(tokens) * size for piece in pieces]
+        passes = BYTES[self.workload.dtype] * (1 if way == "forward" else 2)
+        weights = [float(piece.parameters * passes) for piece in pieces]
+        operations = [float(getattr(piece, f"{way}_operations")) for piece in pieces]
+        return self.estimated_s(np.array(flops), np.array(weights), np.array(operations))
 
     # -- the formula ---------------------------------------------------------------------------------------------
 
@@ -208,6 +184,25 @@ class TrainingCost:
         """Return the parameters that a member with layers [start, stop) holds."""
         copy = self.profile.tied if stop == self.num_layers and start > 0 else 0
         return float(self.parameters[stop] - self.parameters[start]) + copy
+
+    def trained_parameters(self, start: int, stop: int) -> float:
+        """Return those of them that are trained."""
+        has_copy = self.profile.tied_trains and stop == self.num_layers and start > 0
+        return float(self.trained[stop] - self.trained[start]) + (self.profile.tied if has_copy else 0)
+
+    def state_bytes(self, held: Floats | float, trained: Floats | float) -> Floats | float:
+        """Return the memory of weights, gradients and optimizer state.
+
+        Args:
+            held: parameters.
+            trained: those of them that are trained.
+        """
+        return FLOAT_BYTES * (held + trained * (1 + self.workload.optimizer_tensors))
+
+    def carried_bytes(self, start: int, stop: int) -> float:
+        """Return what a newcomer fetches: weights and optimizer state, without gradients."""
+        held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
+        return FLOAT_BYTES * (held + trained * self.workload.optimizer_tensors)
 
     def first_s(self, pool: PoolLayout) -> float:
         """Return the time of one microbatch on the fastest member."""
@@ -244,24 +239,27 @@ class TrainingCost:
         count = len(pool.members)
         if count == 1:
             return 0.0
-        size = self.held_parameters(pool.start, pool.stop) * FLOAT_BYTES * 2 * (count - 1) / count
+        size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES * 2 * (count - 1) / count
         links = {self.network.link(a, b) for a in pool.members for b in pool.members if a != b}
         return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
 
     def tail_s(self, pool: PoolLayout) -> float:
         """Return what follows the last backward: sums that it did not hide, and the update."""
-        held = self.held_parameters(pool.start, pool.stop)
+        trained = self.trained_parameters(pool.start, pool.stop)
         ring = self.ring_s(pool)
         hidden = max(
             float(self.backward_s[member, pool.stop] - self.backward_s[member, pool.start])
             for member in pool.members
         )
-        update = max(held * float(self.update_s_per_parameter[member]) for member in pool.members)
+        update = max(
+            trained * float(self.update_s_per_parameter[member]) + float(self.call_s[member])
+            for member in pool.members
+        )
         return max(ring - hidden, ring / self.buckets(pool)) + update
 
     def buckets(self, pool: PoolLayout) -> int:
         """Return in how many pieces the members of a pool sum their gradients."""
-        size = self.held_parameters(pool.start, pool.stop) * FLOAT_BYTES
+        size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES
         return max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
 
     def step_s(self, layout: Layout) -> float:
@@ -303,11 +301,12 @@ class TrainingCost:
             share: its microbatches in a step.
             window: ranks that its pool's forwards may run ahead of its backwards.
         """
-        weights = self.held_parameters(start, stop) * FLOAT_BYTES * (2 + self.workload.optimizer_tensors)
+        held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
+        fixed = float(self.state_bytes(held, trained)) + self.recomputed_bytes
         # Where another pool is wider, all of `window + 1` consecutive ranks may be those of one member.
         kept = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
-        return weights + kept * (inside + float(self.boundary_bytes[start]))
+        return fixed + kept * (inside + float(self.boundary_bytes[start]))
 
     def fits(self, layout: Layout) -> bool:
         """Return whether no member needs more memory than a plan may fill of its machine."""
@@ -325,17 +324,22 @@ class TrainingCost:
         )
 
 
-def fill_shares(cell_s: Sequence[float], microbatches: int) -> tuple[int, ...] | None:
+def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
     """Share microbatches out so that the busiest member is done soonest; None if somebody would get none.
 
     Each microbatch goes to the member that would finish it first, which is optimal for equal pieces.
+
+    Args:
+        cell_s: time of one microbatch on each member.
+        microbatches: pieces of the batch.
+        least: everybody gets so many before that.
     """
     if microbatches < len(cell_s) or not all(map(math.isfinite, cell_s)):
         return None
-    shares = [0] * len(cell_s)
-    done = [(cell, member) for member, cell in enumerate(cell_s)]
+    shares = [least] * len(cell_s)
+    done = [((least + 1) * cell, member) for member, cell in enumerate(cell_s)]
     heapify(done)
-    for _ in range(microbatches):
+    for _ in range(microbatches - sum(shares)):
         member = done[0][1]
         shares[member] += 1
         heapreplace(done, ((shares[member] + 1) * cell_s[member], member))
@@ -345,31 +349,3 @@ def fill_shares(cell_s: Sequence[float], microbatches: int) -> tuple[int, ...] |
 def most_carried(microbatches: int, before: int, after: int) -> int:
     """Return how many microbatches one pair of members carries at least, between pools of so many members."""
     return -(-microbatches // (before + after - 1))
-
-
-def _roofline(operations: Floats, weight_bytes: Floats, machine: Contributor, dtype: str) -> Floats:
-    speed = machine.flops_per_s(dtype) or machine.flops_per_s()
-    if not 0 < speed < math.inf:
-        return np.full(len(operations), np.inf)
-    rate = machine.memory_bytes_per_s
-    times: Floats = np.maximum(operations / speed, weight_bytes / rate if 0 < rate < math.inf else 0.0)
-    return times
-
-
-def _joined(profile: ModelProfile, index: int) -> LayerProfile:
-    layer = profile.layers[index]
-    for beside, place in ((profile.embedding, 0), (profile.head, len(profile.layers) - 1)):
-        if index == place:
-            layer = LayerProfile(
-                parameters=layer.parameters + beside.parameters,
-                **{
-                    name: tuple(map(sum, zip(getattr(layer, name), getattr(beside, name), strict=True)))
-                    for name in ("forward_flops", "backward_flops", "activation_bytes", "cache_numbers")
-                },
-                boundary_numbers=layer.boundary_numbers,
-            )
-    return layer
-
-
-def _sums(values: Sequence[float]) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values)])

@@ -7,13 +7,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from share_compute.errors import PlanInfeasible
-from share_compute.planning.cost import Timings, TrainingCost
+from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout
 from share_compute.planning.network import transfer_s
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.profile import FLOAT_BYTES
 from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.timings import Timings
 from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
@@ -126,12 +127,7 @@ def _numbered_as_in(current: Solution, better: Solution) -> Layout | None:
     ids = [machine.id for machine in current.cost.topology.contributors]
     if any(ids[machine] not in place for machine in current.layout.machines):
         return None
-    return Layout(
-        tuple(
-            pool._replace(members=tuple(place[ids[machine]] for machine in pool.members))
-            for pool in current.layout.pools
-        )
-    )
+    return current.layout.renumbered({machine: place[ids[machine]] for machine in current.layout.machines})
 
 
 def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, int]:
@@ -162,8 +158,8 @@ def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, in
 
 
 def _state_bytes(cost: TrainingCost, layer: int) -> int:
-    held = float(cost.parameters[layer + 1] - cost.parameters[layer])
-    return math.ceil(held * FLOAT_BYTES * (1 + cost.workload.optimizer_tensors))
+    held, trained = (float(table[layer + 1] - table[layer]) for table in (cost.parameters, cost.trained))
+    return math.ceil(FLOAT_BYTES * (held + trained * cost.workload.optimizer_tensors))
 
 
 def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:

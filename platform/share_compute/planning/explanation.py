@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
-from share_compute.planning.additions import best_with, worth_trying
+from share_compute.planning.additions import Addition, Additions, worth_trying
+from share_compute.planning.cause_words import blamed, speed_text, worded
 from share_compute.planning.causes import Cause, causes
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.plan import Bottleneck, layer_span
 from share_compute.planning.problem import Problem
-from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
+from share_compute.planning.schedule_simulator import StepTimeline
 from share_compute.planning.words import (
     bytes_text,
-    flops_text,
     listed,
     percent_text,
-    rate_text,
     seconds_text,
 )
 
@@ -27,6 +27,8 @@ _SIMPLE = {
     "compute_weighted": "shares follow the speed that machines measured",
 }
 _NOTICEABLE = 1.001
+_ALIKE = 1.05
+"""Machines that differ by less count as equal: measured twice, they would stand the other way round."""
 
 
 class Explanation:
@@ -39,6 +41,7 @@ class Explanation:
         asked: pools and members per pool that the job insists on.
         strategy: its name.
         exact: whether no layout has a smaller formula, proved.
+        additions: what a step would take with an idle machine more.
     """
 
     def __init__(
@@ -49,7 +52,8 @@ class Explanation:
         *,
         asked: tuple[int | None, int | None],
         strategy: str,
-        exact: bool = False,
+        exact: bool,
+        additions: Additions,
     ) -> None:
         self._cost = cost
         self._layout = layout
@@ -57,6 +61,7 @@ class Explanation:
         self._pools, self._members = asked
         self._strategy = strategy
         self._exact = exact
+        self._additions = additions
 
     # -- the plan ------------------------------------------------------------------------------------------------
 
@@ -65,7 +70,7 @@ class Explanation:
         assert self._timeline is not None
         step_s = self._timeline.step_s
         worst = causes(self._cost, self._layout, step_s)[0]
-        where, what = self._worded(worst)
+        where, what = worded(self._cost, worst.kind, worst.machines)
         without = seconds_text(max(step_s - worst.saved_s, 0.0))
         if len(self._layout.machines) == 1:
             return Bottleneck(
@@ -78,24 +83,6 @@ class Explanation:
         else:
             hint = f"without that a step would take {without} instead of {seconds_text(step_s)}"
         return Bottleneck(kind=worst.kind, where=where, sentence=f"{what}: {hint}")
-
-    def _worded(self, cause: Cause) -> tuple[str, str]:
-        """Return where a cause is, and what it is in words."""
-        names = [self._name(machine) for machine in cause.machines]
-        match cause.kind:
-            case "compute":
-                return names[0], f"{names[0]} computes at {self._speed(cause.machines[0])}"
-            case "memory":
-                rate = rate_text(self._cost.topology.contributors[cause.machines[0]].memory_bytes_per_s)
-                return names[0], f"{names[0]} reads its weights from memory at {rate}"
-            case "link":
-                rate = rate_text(self._cost.network.link(*cause.machines)[1])
-                return listed(names), f"the link between {listed(names)} carries {rate}"
-            case "latency":
-                latency = seconds_text(self._cost.network.link(*cause.machines)[0])
-                return listed(names), f"a message between {listed(names)} takes {latency}"
-            case "synchronisation":
-                return listed(names), f"{listed(names)} sum their gradients in each step"
 
     # -- machines of the plan ------------------------------------------------------------------------------------
 
@@ -135,17 +122,17 @@ class Explanation:
         if self._timeline is None:
             return "no machine's speed was measured, so all count as alike"
         if len(self._layout.machines) == 1:
-            return self._speed(machine) + self._alone(machine)
-        speeds = [self._flops(other) for other in range(self._cost.num_machines)]
-        speed, faster = self._flops(machine), sum(other > self._flops(machine) for other in speeds)
-        alike = speeds.count(speed) > 1
+            return speed_text(self._cost, machine) + self._alone(machine)
+        others = [other for other in range(self._cost.num_machines) if other != machine]
+        faster = sum(self._is_slower(machine, other) for other in others)
+        alike = any(not self._is_slower(other, machine) for other in others)
         if faster == 0:
             return (
-                f"as fast as any here ({self._speed(machine)})"
+                f"as fast as any here ({speed_text(self._cost, machine)})"
                 if alike
-                else f"the fastest machine here ({self._speed(machine)})"
+                else f"the fastest machine here ({speed_text(self._cost, machine)})"
             )
-        return f"{self._speed(machine)}, {self._ordinal(faster + 1)} fastest here"
+        return f"{speed_text(self._cost, machine)}, {self._ordinal(faster + 1)} fastest here"
 
     def _alone(self, machine: int) -> str:
         """Return what is known of one machine against several."""
@@ -170,24 +157,64 @@ class Explanation:
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
         """Return for each machine without work why it has none."""
+        if self._timeline is None or self._strategy in _SIMPLE:
+            return {machine: self._without_search(machine) for machine in machines}
         tried = worth_trying(self._cost, self._layout)
         reasons = {machine: self._why_out(machine) for machine in tried if machine in machines}
         return reasons | {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
 
+    def _without_search(self, machine: int) -> str:
+        """Return why a machine has no work where no step was weighed against another."""
+        count = len(self._layout.machines)
+        if self._timeline is None:
+            return f"no machine's speed was measured, and the plan has work for {count} of them"
+        slower = self._is_slower(machine, self._slowest)
+        scarce = (
+            f"there is no work for more than {_machines(count)}"
+            if self._pools is None
+            else f"the job asks for {self._asked()}"
+        )
+        return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
+
     def _not_tried(self, machine: int) -> str:
         """Return a reason without figures of the machine's own: those of one cause are told together."""
         used = self._layout.machines
-        if float(self._cost.memory_bytes[machine]) < self._smallest_part():
+        if float(self._cost.memory_bytes[machine]) < self._smallest_part_bytes:
             return "the memory that it lends does not hold a single layer"
         if not any(self._reached(machine, other) for other in used):
             return "no usable link joins it to the machines of the plan"
-        causes_ = []
-        if self._flops(machine) < min(map(self._flops, used)):
-            causes_.append("it is slower than each of them")
-        if len(used) > 1 and self._nearest_s(machine) > max(self._nearest_s(other) for other in used):
-            causes_.append("its links to them are slower than theirs")
-        count = "1 machine makes" if len(used) == 1 else f"{len(used)} machines make"
-        return ", and ".join([f"{count} the shortest step that was found", *causes_])
+        return self._others(machine)
+
+    def _others(self, machine: int) -> str:
+        """Return that others have the work, and in what the machine is behind all of these."""
+        count = len(self._layout.machines)
+        behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
+        if self._is_slower(machine, self._slowest):
+            behind.append("it is slower than each of them")
+        if self._nearest_s(machine) > _ALIKE * self._farthest_s:
+            behind.append("its links to them are slower than theirs")
+        if _ALIKE * self._cost.memory_bytes[machine] < self._least_bytes:
+            behind.append("it lends less memory than each of them")
+        return ", and ".join(behind)
+
+    def _is_slower(self, machine: int, other: int) -> bool:
+        return _ALIKE * self._flops(machine) < self._flops(other)
+
+    @cached_property
+    def _slowest(self) -> int:
+        """The slowest machine of the plan."""
+        return min(self._layout.machines, key=self._flops)
+
+    @cached_property
+    def _least_bytes(self) -> float:
+        """Memory of the machine of the plan that has least."""
+        return min(float(self._cost.memory_bytes[machine]) for machine in self._layout.machines)
+
+    @cached_property
+    def _farthest_s(self) -> float:
+        """Time of one microbatch to the nearest other, from the machine of the plan that is farthest from all."""
+        used = self._layout.machines
+        return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
 
     def _nearest_s(self, machine: int) -> float:
         """Return the time of one microbatch to the machine of the plan that is nearest."""
@@ -196,26 +223,21 @@ class Explanation:
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)
 
     def _why_out(self, machine: int) -> str:
-        if self._timeline is None:
-            return f"no machine's speed was measured, and the plan has work for {len(self._layout.machines)} of them"
-        if self._strategy in _SIMPLE and self._pools is None:
-            return f"there is no work for more than {len(self._layout.machines)} machines, and the others are faster"
-        if self._strategy in _SIMPLE:
-            return f"the job asks for {self._asked()}, and the others are faster"
-        with_it = best_with(Problem(self._cost, self._pools, self._members), self._layout, machine)
+        problem = Problem(self._cost, self._pools, self._members)
+        with_it = self._additions.of(problem, self._layout)[machine]
         return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
 
     def _no_room(self, machine: int) -> str:
         lent = self._cost.topology.contributors[machine].memory_bytes
-        if float(self._cost.memory_bytes[machine]) < self._smallest_part():
+        if float(self._cost.memory_bytes[machine]) < self._smallest_part_bytes:
             return f"the {bytes_text(lent)} that it lends do not hold a single layer"
         if self._pools is not None:
-            return f"the job asks for {self._asked()}, and the others make a shorter step"
-        return "every place that it could take is held by a machine that makes a shorter step"
+            return f"the job asks for {self._asked()}, and {self._others(machine)}"
+        return f"no place is left for it, and {self._others(machine)}"
 
-    def _not_worth_it(self, machine: int, with_it: Layout) -> str:
+    def _not_worth_it(self, machine: int, with_it: Addition) -> str:
         assert self._timeline is not None
-        step_s, now_s = simulate_step(self._cost, with_it).step_s, self._timeline.step_s
+        step_s, now_s = with_it.step_s, self._timeline.step_s
         if math.isinf(step_s):
             return "no usable link joins it to the machines of the plan"
         if step_s * _NOTICEABLE < now_s:
@@ -225,31 +247,24 @@ class Explanation:
             )
         if step_s < now_s * _NOTICEABLE:
             return f"with it a step would be no shorter than {seconds_text(now_s)}, so it stays free for other jobs"
-        cause = causes(self._cost, with_it, step_s, of=machine)[0]
+        longer = f"with it a step would take {seconds_text(step_s)} instead of {seconds_text(now_s)}"
+        cause = next(iter(self._own_causes(machine, with_it.layout, step_s)), None)
         return (
-            f"with it a step would take {seconds_text(step_s)} instead of {seconds_text(now_s)}, "
-            f"because {self._blame(machine, cause)}"
+            longer
+            if cause is None
+            else f"{longer}, because {blamed(self._cost, cause.kind, cause.machines, machine)}"
         )
 
-    def _blame(self, machine: int, cause: Cause) -> str:
-        others = [other for other in cause.machines if other != machine]
-        names = listed([self._name(other) for other in others])
-        match cause.kind:
-            case "compute":
-                return f"it computes at {self._speed(machine)}"
-            case "memory":
-                rate = self._cost.topology.contributors[machine].memory_bytes_per_s
-                return f"it reads weights from memory at {rate_text(rate)}"
-            case "link":
-                return (
-                    f"its link to {names} carries {rate_text(self._cost.network.link(machine, others[0])[1])}"
-                )
-            case "latency":
-                return f"a message to {names} takes {seconds_text(self._cost.network.link(machine, others[0])[0])}"
-            case "synchronisation":
-                return f"it would have to sum gradients with {names} in each step"
+    def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
+        """Give what a longer step waits for; a speed is not at fault that others in the plan have, too."""
+        whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
+        is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)
+        for cause in causes(self._cost, with_it, step_s, of=machine):
+            if cause.saved_s > 0 and (is_slow or cause.kind not in ("compute", "memory")):
+                yield cause
 
-    def _smallest_part(self) -> float:
+    @cached_property
+    def _smallest_part_bytes(self) -> float:
         return min(self._cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(self._cost.num_layers))
 
     # -- words ---------------------------------------------------------------------------------------------------
@@ -259,7 +274,7 @@ class Explanation:
         pools = "1 pool" if count == 1 else f"{count} pools"
         if self._members is None and self._strategy not in _SIMPLE:
             return pools
-        return f"{pools} of {self._members or 1} machine{'s' if (self._members or 1) > 1 else ''}"
+        return f"{pools} of {_machines(self._members or 1)}"
 
     def _name(self, machine: int) -> str:
         return self._cost.topology.contributors[machine].name
@@ -267,5 +282,6 @@ class Explanation:
     def _flops(self, machine: int) -> float:
         return self._cost.topology.contributors[machine].flops_per_s()
 
-    def _speed(self, machine: int) -> str:
-        return flops_text(self._flops(machine))
+
+def _machines(count: int) -> str:
+    return "1 machine" if count == 1 else f"{count} machines"

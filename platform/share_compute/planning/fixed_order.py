@@ -1,27 +1,13 @@
-"""Best pipeline over machines in a given order: pools are machines that stand side by side, any may be skipped."""
+"""Best pipeline over machines in a given order: pools are machines that stand side by side, others are skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Final
 
 import numpy as np
 
-from share_compute.planning.cost import TrainingCost
 from share_compute.planning.labels import Labels, Suffixes, join, undominated
-
-MANY: Final = 64
-"""Machines from which on less is kept, and fewer orders and pools are tried."""
-_EXACT: Final = 800
-"""Machines times layers that are searched exactly."""
-
-
-def width_for(cost: TrainingCost, machines: int) -> int | None:
-    """Return the width with which so many machines are searched in seconds; None where that is exactly."""
-    if machines * cost.num_layers <= _EXACT:
-        return None
-    return 24 if machines <= MANY else 6
 
 
 def best_in_order(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final
 
-from share_compute.planning.cost import LayerTiming, TrainingCost
+from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
-from share_compute.planning.profile import Growth, LayerProfile
+from share_compute.planning.profile import LayerProfile, joined
+from share_compute.planning.timings import LayerTiming
 
 MOST_LAYERS: Final = 192
 """The tables of a search grow with the square of the layers: of more, neighbours are put together."""
@@ -60,7 +61,7 @@ def group(cost: TrainingCost, least: int) -> Grouped:
     layers = cost.profile.layers
     edges = _edges(layers, least)
     profile = cost.profile.model_copy(
-        update={"layers": tuple(_joined(layers[start:stop]) for start, stop in pairwise(edges))}
+        update={"layers": tuple(joined(layers[start:stop]) for start, stop in pairwise(edges))}
     )
     timings = {
         machine: {
@@ -91,14 +92,3 @@ def _starts(runs: Sequence[int], size: int) -> Iterator[int]:
     for run in runs:
         yield from range(start, start + run, size)
         start += run
-
-
-def _joined(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return several layers as one: what each holds and does is added up, and the last one hands on."""
-    sums: dict[str, int | Growth] = {}
-    for name in LayerProfile.model_fields:
-        values = [getattr(layer, name) for layer in layers]
-        sums[name] = (
-            Growth(*map(sum, zip(*values, strict=True))) if isinstance(values[0], Growth) else sum(values)
-        )
-    return LayerProfile.model_validate({**sums, "boundary_numbers": layers[-1].boundary_numbers})

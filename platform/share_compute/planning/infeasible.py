@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, combinations, pairwise, product
 
 import numpy as np
 
 from share_compute.errors import PlanInfeasible
-from share_compute.planning.cost import MEMORY_SHARE
-from share_compute.planning.layout import Layout
+from share_compute.planning.layout import Layout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.partitioning import PartitioningStrategy
 from share_compute.planning.problem import Problem
+from share_compute.planning.remedies import largest, more_memory, to_lend
 from share_compute.planning.strategies import AutoPartitioning, RecursivePartitioning
 from share_compute.planning.words import bytes_text, exact_bytes_text, listed
-from share_compute.topology import Contributor
 
-_MOST_MACHINES_TRIED = 64
-"""Remedies are tried with up to so many machines."""
 _SMALL = 8
-"""With more machines, a quick strategy tries them; `auto` takes its placements into account, too."""
+"""With more machines, a quick strategy tries remedies; `auto` takes its placements into account, too."""
 _NEWCOMERS = (1, 2, 4, 8, 16)
-_MOST_FACTOR = 64.0
-_FACTOR_STEPS = 12
 
 
 def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout | None) -> PlanInfeasible:
@@ -36,37 +32,27 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
         tried: its layout that does not fit or that links cannot serve; None when it knew none.
     """
     cost = problem.cost
-    if cost.num_machines > _SMALL and isinstance(strategy, AutoPartitioning):
-        strategy = RecursivePartitioning()
-    lent = {
-        machine.name: float(bytes_)
-        for machine, bytes_ in zip(cost.topology.contributors, cost.memory_bytes, strict=True)
-    }
     if tried is not None and cost.fits(tried):
-        return _unreachable(problem, tried)
-    missing = _missing(problem, tried) if tried is not None else {}
-    if tried is not None:
-        needed = _needed(problem, tried)
-        lent = {
-            cost.topology.contributors[machine].name: float(cost.memory_bytes[machine])
-            for machine in tried.machines
-        }
-    else:
-        needed = cost.bytes_needed(0, cost.num_layers, 1, 0)
-    total = sum(lent.values())
+        return _unreachable(strategy, problem, tried)
+    machines = range(cost.num_machines) if tried is None else tried.machines
+    lent = sum(cost.topology.contributors[machine].memory_bytes for machine in machines)
+    needed = (
+        to_lend(cost.bytes_needed(0, cost.num_layers, 1, 0)) if tried is None else _needed(problem, tried)
+    )
+    missing = {} if tried is None else _missing(problem, tried)
     remedies = list(_remedies(strategy, problem))
     details = {
-        "needed_bytes": round(needed),
-        "lent_bytes": round(total),
-        "missing_bytes": max(round(needed) - round(total), 0),
-        "missing_by_machine": {name: round(size) for name, size in missing.items()},
+        "needed_bytes": needed,
+        "lent_bytes": lent,
+        "missing_bytes": max(needed - lent, 0),
+        "missing_by_machine": missing,
         "would_fit": remedies,
     }
     mend = remedies[0] if remedies else "let more machines join, lend more memory, or use a smaller model"
-    if needed > total:
+    if needed > lent:
         message = (
-            f"the job needs {exact_bytes_text(needed)} and these machines lend {exact_bytes_text(total)} for it: "
-            f"{exact_bytes_text(needed - total)} are missing"
+            f"the job needs {exact_bytes_text(needed)} of lent memory and these machines lend "
+            f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
         )
         return PlanInfeasible(message, mend=mend, details=details)
     if missing:
@@ -81,68 +67,60 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
             message, mend=remedies[0] if remedies else "look at share-compute topology", details=details
         )
     message = (
-        f"the machines lend {bytes_text(total)}, the job needs {bytes_text(needed)}, but no cut between layers gives "
+        f"the machines lend {bytes_text(lent)}, the job needs {bytes_text(needed)}, but no cut between layers gives "
         f"each machine a part that it can hold; the largest layer needs {exact_bytes_text(_largest_layer(problem))}"
     )
     return PlanInfeasible(message, mend=mend, details=details)
 
 
-def _unreachable(problem: Problem, tried: Layout) -> PlanInfeasible:
-    cost = problem.cost
+def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout) -> PlanInfeasible:
+    """Return the error for a layout that fits, but whose machines do not reach each other."""
+    machines, network = problem.cost.topology.contributors, problem.cost.network
+    between = chain.from_iterable(product(one.members, other.members) for one, other in pairwise(tried.pools))
+    within = chain.from_iterable(combinations(pool.members, 2) for pool in tried.pools)
     dead = [
-        (cost.topology.contributors[one].name, cost.topology.contributors[other].name)
-        for before, after in zip(tried.pools, tried.pools[1:], strict=False)
-        for one in before.members
-        for other in after.members
-        if math.isinf(cost.network.transfer_s(one, other, 1.0))
+        (machines[one].name, machines[other].name)
+        for one, other in chain(between, within)
+        if math.isinf(network.transfer_s(one, other, 1.0))
     ]
-    dead += [
-        (cost.topology.contributors[one].name, cost.topology.contributors[other].name)
-        for pool in tried.pools
-        for place, one in enumerate(pool.members)
-        for other in pool.members[place + 1 :]
-        if math.isinf(cost.network.transfer_s(one, other, 1.0))
-    ]
+    around = not isinstance(strategy, AutoPartitioning) and _feasible(AutoPartitioning(), problem)
     pairs = listed([f"{one} to {other}" for one, other in dead])
     return PlanInfeasible(
         f"this strategy puts neighbours on machines without a usable link: {pairs}",
-        mend="use parallelism.strategy: auto, which goes around dead links, or mend the link",
+        mend=("use parallelism.strategy: auto, which goes around dead links, or " if around else "")
+        + "mend the link",
         details={"dead_links": [list(pair) for pair in dead]},
     )
 
 
-def _needed(problem: Problem, tried: Layout) -> float:
+def _needed(problem: Problem, tried: Layout) -> int:
+    """Return what the machines of a layout would have to lend together."""
     return sum(
-        problem.cost.member_bytes(tried, place, seat)
+        to_lend(problem.cost.member_bytes(tried, place, seat))
         for place, pool in enumerate(tried.pools)
         for seat in range(len(pool.members))
     )
 
 
-def _missing(problem: Problem, tried: Layout) -> dict[str, float]:
+def _missing(problem: Problem, tried: Layout) -> dict[str, int]:
     """Return by machine how much more memory it would have to lend for its part."""
-    cost = problem.cost
+    cost, machines = problem.cost, problem.cost.topology.contributors
     short = {
-        machine: cost.member_bytes(tried, place, seat) - float(cost.memory_bytes[machine])
+        machines[machine].name: to_lend(cost.member_bytes(tried, place, seat))
+        - machines[machine].memory_bytes
         for place, pool in enumerate(tried.pools)
         for seat, machine in enumerate(pool.members)
     }
-    return {
-        cost.topology.contributors[machine].name: size / MEMORY_SHARE
-        for machine, size in short.items()
-        if size > 0
-    }
+    return {name: size for name, size in short.items() if size > 0}
 
 
-def _largest_layer(problem: Problem) -> float:
+def _largest_layer(problem: Problem) -> int:
     cost = problem.cost
-    return max(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers))
+    return to_lend(max(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers)))
 
 
 def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
     """Give what the submitter or the operator could change so that the job fits, the smallest change first."""
-    if problem.cost.num_machines > _MOST_MACHINES_TRIED:
-        return
     workload = problem.cost.workload
     if (problem.pools, problem.members_per_pool) != (None, None) and _feasible(
         strategy, replace(problem, pools=None, members_per_pool=None)
@@ -153,39 +131,36 @@ def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]
         strategy, _changed(problem, workload=replace(workload, microbatches=finest))
     ):
         yield f"cut the batch finer: set training.microbatches to {finest}"
+    if not workload.activation_checkpointing and _feasible(
+        strategy, _changed(problem, workload=replace(workload, activation_checkpointing=True))
+    ):
+        yield "set training.activation_checkpointing: true, which keeps less of each layer and computes it again"
     if workload.optimizer_tensors and _feasible(
         strategy, _changed(problem, workload=replace(workload, optimizer_tensors=0))
     ):
         yield "use training.optimizer.name: sgd, which keeps no state beside the weights"
-    if not problem.cost.num_machines:
-        return
-    yield from _more_memory(strategy, problem)
+    yield from more_memory(
+        problem.cost.topology,
+        problem.cost.member_bytes(solo(0, problem.cost.num_layers, workload.microbatches), 0, 0),
+        lambda topology: _feasible(strategy, _changed(problem, topology=topology)),
+    )
     yield from _more_machines(strategy, problem)
-
-
-def _more_memory(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
-    if not _feasible(strategy, _with_memory(problem, _MOST_FACTOR)):
-        return
-    low, high = 1.0, _MOST_FACTOR
-    for _ in range(_FACTOR_STEPS):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if _feasible(strategy, _with_memory(problem, middle)) else (middle, high)
-    lent = sum(machine.memory_bytes for machine in problem.cost.topology.contributors)
-    yield f"lend {high:.1f} times the memory on every machine: {exact_bytes_text((high - 1) * lent)} more in all"
 
 
 def _more_machines(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
     contributors = problem.cost.topology.contributors
-    largest = max(range(len(contributors)), key=lambda index: (contributors[index].memory_bytes, -index))
+    model = largest(problem.cost.topology)
     for count in _NEWCOMERS:
-        if _feasible(strategy, _with_copies(problem, largest, count)):
+        if _feasible(strategy, _with_copies(problem, model, count)):
             machines = "one more machine" if count == 1 else f"{count} more machines"
-            like = f"{contributors[largest].name} ({bytes_text(contributors[largest].memory_bytes)})"
+            like = f"{contributors[model].name} ({bytes_text(contributors[model].memory_bytes)})"
             yield f"let {machines} like {like} join"
             return
 
 
 def _feasible(strategy: PartitioningStrategy, problem: Problem) -> bool:
+    if isinstance(strategy, AutoPartitioning) and problem.cost.num_machines > _SMALL:
+        strategy = RecursivePartitioning()
     try:
         candidates = strategy.place(problem)
     except PlanInfeasible:
@@ -203,19 +178,6 @@ def _changed(problem: Problem, **changes: object) -> Problem:
 def _with_links(problem: Problem) -> Problem:
     """Return the problem with all machines on one fast network."""
     return _changed(problem, network=Network.alike(problem.cost.num_machines))
-
-
-def _with_memory(problem: Problem, factor: float) -> Problem:
-    topology = problem.cost.topology
-    machines = tuple(_lending(machine, factor) for machine in topology.contributors)
-    return _changed(problem, topology=replace(topology, contributors=machines))
-
-
-def _lending(machine: Contributor, factor: float) -> Contributor:
-    devices = tuple(
-        replace(device, memory_bytes=math.ceil(device.memory_bytes * factor)) for device in machine.devices
-    )
-    return replace(machine, devices=devices)
 
 
 def _with_copies(problem: Problem, index: int, count: int) -> Problem:

@@ -20,14 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from share_compute.planning.cost import TrainingCost
+from share_compute.planning.cost import TrainingCost, fill_shares
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.network import Network, transfer_s
 from share_compute.planning.profile import FLOAT_BYTES
 from share_compute.planning.report import IslandPlan, IslandProposal
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.search import search
-from share_compute.topology import Topology
 
 SYNCHRONISATION_SHARE = 0.05
 """Most of the time that synchronisation may take, where `MOST_STEPS` allows."""
@@ -80,16 +79,6 @@ def propose_islands(
     return best if best is not None and best.samples_per_s > WORTH * lockstep_samples_per_s else None
 
 
-def part_of(cost: TrainingCost, machines: Sequence[int]) -> TrainingCost:
-    """Return the same job on some of the machines, numbered anew in the order given."""
-    contributors = cost.topology.contributors
-    return replace(
-        cost,
-        topology=Topology(tuple(contributors[machine] for machine in machines)),
-        network=replace(cost.network, region=cost.network.region[list(machines)]),
-    )
-
-
 def interval(step_s: float, synchronisation_s: float) -> int:
     """Return the smallest number of steps between synchronisations that keeps them within `SYNCHRONISATION_SHARE`."""
     if synchronisation_s <= 0:
@@ -135,7 +124,7 @@ def _link(network: Network, ours: Iterable[int], theirs: Iterable[int]) -> tuple
 
 def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
     """Search an island of its own; None where the model does not fit it."""
-    part = part_of(cost, machines)
+    part = cost.part(machines)
     layouts = tuple(found.layout for found in search(part, finalists=3))
     if not layouts:
         return None
@@ -148,7 +137,8 @@ def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal |
     count, total = len(islands), cost.workload.microbatches
     if count < 2 or total < count:
         return None
-    shares = _shares([island.samples_per_s for island in islands], total)
+    shares = fill_shares([1 / island.samples_per_s for island in islands], total, least=1)
+    assert shares is not None  # there are enough for all
     planned = [
         _with_share(island, share, cost.workload.microbatch_size)
         for island, share in zip(islands, shares, strict=True)
@@ -164,15 +154,6 @@ def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal |
         synchronisation_s=synchronisation_s,
         samples_per_s=steps * cost.workload.batch_size / (steps * slowest_s + synchronisation_s),
     )
-
-
-def _shares(speeds: Sequence[float], microbatches: int) -> list[int]:
-    """Share microbatches out in proportion to speed, at least one each: always to whom it keeps busy the shortest."""
-    shares = [1] * len(speeds)
-    for _ in range(microbatches - len(speeds)):
-        chosen = min(range(len(speeds)), key=lambda one: ((shares[one] + 1) / speeds[one], one))
-        shares[chosen] += 1
-    return shares
 
 
 def _with_share(island: _Island, microbatches: int, microbatch_size: float) -> IslandPlan:

@@ -17,7 +17,6 @@ from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.network import Floats
 from share_compute.planning.options import Ints, Option, Options
-from share_compute.planning.profile import FLOAT_BYTES
 
 BETTER: Final = 1 - 1e-12
 """A step counts as faster than the best known one when it is below it by more than rounding."""
@@ -97,7 +96,7 @@ class Suffixes:
         least = cells.min(axis=0)
         self._prefix_s = np.concatenate([[0.0], np.cumsum(least)])
         """No microbatch passes the layers before l faster than this."""
-        self._state_bytes = cost.parameters * FLOAT_BYTES * (2 + cost.workload.optimizer_tensors)
+        self._state_bytes = np.asarray(cost.state_bytes(cost.parameters, cost.trained))
         starts = np.arange(self.layers + 1)[:, None] - 1 - np.arange(self.layers)
         self._ahead_s = np.where(starts >= 0, self._prefix_s[np.maximum(starts, 0)], np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):

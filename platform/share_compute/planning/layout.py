@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -25,6 +26,15 @@ class Layout(NamedTuple):
     def machines(self) -> tuple[int, ...]:
         """All machines that hold something, in pipeline order."""
         return tuple(member for pool in self.pools for member in pool.members)
+
+    def renumbered(self, numbers: Sequence[int] | Mapping[int, int]) -> Layout:
+        """Return the same with each machine's number replaced by what stands at its place in ``numbers``."""
+        return Layout(
+            tuple(
+                pool._replace(members=tuple(numbers[member] for member in pool.members))
+                for pool in self.pools
+            )
+        )
 
 
 def solo(machine: int, num_layers: int, microbatches: int) -> Layout:

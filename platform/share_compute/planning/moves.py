@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.fixed_order import best_in_order, width_for
+from share_compute.planning.fixed_order import best_in_order
 from share_compute.planning.labels import Suffixes
 from share_compute.planning.layout import Layout
+from share_compute.planning.limits import Limits, limits_for
 from share_compute.planning.options import Options
 
 _BUDGET: Final = 30_000_000
@@ -25,11 +26,13 @@ def improve(
     layout: Layout,
     sizes: Sequence[int],
     pools: int | None,
+    limits: Limits | None = None,
 ) -> Iterator[Layout]:
     """Yield ever faster layouts, from one that is good already.
 
     A move puts one machine to another place of the order, exchanges two, or brings in one that has nothing. Where to
     cut, whom to leave out and who shares a pool is then searched anew. The same input takes the same moves.
+    ``limits`` stand in for those of the number of machines.
     """
     best_s, looked_at, tries = cost.step_s(layout), 0, 0
     order, moved = layout.machines, True
@@ -37,7 +40,7 @@ def improve(
         moved = False
         for candidate in _neighbours(order, _spares(cost, rates, order)):
             suffixes = Suffixes(cost, options, best_s)
-            width = width_for(cost, len(candidate))
+            width = (limits or limits_for(len(candidate))).width_of(cost, len(candidate))
             few = sizes if width is None else [size for size in sizes if size <= 4]
             ids = best_in_order(suffixes, candidate, sizes=few or sizes, pools=pools, width=width)
             looked_at, tries = looked_at + suffixes.looked_at, tries + 1

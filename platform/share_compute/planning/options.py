@@ -102,7 +102,7 @@ class Options:
 
         cells = self._cells_s(rows, start, stop)
         shares = _shares(cells, cost.workload.microbatches)
-        held = self._held(start, stop)
+        fixed = self._fixed_bytes(start, stop)
         tail = self._tail_s(members, start, stop)
         valid = (shares > 0).all(axis=0)
         return Option(
@@ -110,7 +110,7 @@ class Options:
             region=int(cost.network.region[members[0]]),
             first_s=table(np.where(valid, cells.min(axis=0), np.inf), np.inf),
             own_s=table(np.where(valid, (shares * cells).max(axis=0) + tail, np.inf), np.inf),
-            window=table(np.where(valid, self._windows(rows, start, stop, held, shares), -1), -1).astype(
+            window=table(np.where(valid, self._windows(rows, start, stop, fixed, shares), -1), -1).astype(
                 np.int64
             ),
         )
@@ -128,44 +128,51 @@ class Options:
         times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
         return times
 
-    def _held(self, start: Ints, stop: Ints) -> Floats:
+    def _trained(self, start: Ints, stop: Ints) -> Floats:
         cost = self._cost
-        held = cost.parameters[stop] - cost.parameters[start]
-        copies: Floats = held + np.where((stop == cost.num_layers) & (start > 0), cost.profile.tied, 0)
-        return copies
+        tied = cost.profile.tied if cost.profile.tied_trains else 0
+        trained: Floats = cost.trained[stop] - cost.trained[start] + self._copies(start, stop, tied)
+        return trained
+
+    def _copies(self, start: Ints, stop: Ints, tied: int) -> Ints:
+        return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
+
+    def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
+        """Return the memory that a shard needs whatever is in flight, for each range of layers."""
+        cost = self._cost
+        held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
+        return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + cost.recomputed_bytes)
 
     def _tail_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
-        cost, rows, held = self._cost, np.array(members), self._held(start, stop)
+        cost, rows, trained = self._cost, np.array(members), self._trained(start, stop)
         backward = cost.backward_s[rows]
         hidden = (backward[:, stop] - backward[:, start]).max(axis=0)
-        ring = self._ring(members, held)
-        buckets = np.maximum(1, np.ceil(held * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
-        times: Floats = (
-            np.maximum(ring - hidden, ring / buckets) + held * cost.update_s_per_parameter[rows].max()
-        )
+        ring = self._ring(members, trained)
+        buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
+        update = np.multiply.outer(cost.update_s_per_parameter[rows], trained) + cost.call_s[rows, None]
+        times: Floats = np.maximum(ring - hidden, ring / buckets) + update.max(axis=0)
         return times
 
-    def _ring(self, members: tuple[int, ...], held: Floats) -> Floats:
+    def _ring(self, members: tuple[int, ...], trained: Floats) -> Floats:
         count = len(members)
         if count == 1:
-            return np.zeros(len(held))
+            return np.zeros(len(trained))
         latency, rate = self._cost.network.link(members[0], members[1])
-        moved = held * FLOAT_BYTES * 2 * (count - 1) / count
+        moved = trained * FLOAT_BYTES * 2 * (count - 1) / count
         if rate <= 0:
-            return np.full(len(held), np.inf)
+            return np.full(len(trained), np.inf)
         times: Floats = 2 * (count - 1) * latency + moved / rate
         return times
 
-    def _windows(self, rows: Ints, start: Ints, stop: Ints, held: Floats, shares: Floats) -> Floats:
+    def _windows(self, rows: Ints, start: Ints, stop: Ints, fixed: Floats, shares: Floats) -> Floats:
         """Solve ``bytes_needed(window) <= memory`` for the window, for each range of layers."""
         cost = self._cost
         memory = cost.memory_bytes[rows, None]
-        weights = held * FLOAT_BYTES * (2 + cost.workload.optimizer_tensors)
         each = cost.activation_bytes[stop] - cost.activation_bytes[start] + cost.boundary_bytes[start]
-        kept = np.minimum(np.floor((memory - weights) / np.maximum(each, 1e-9)), ANY_WINDOW)
+        kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
         # Division rounds; what decides is the sum.
-        kept = kept - (weights + kept * each > memory)
-        kept = kept + (weights + (kept + 1) * each <= memory)
+        kept = kept - (fixed + kept * each > memory)
+        kept = kept + (fixed + (kept + 1) * each <= memory)
         windows: Floats = np.where(kept >= shares, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
         return windows
 

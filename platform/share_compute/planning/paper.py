@@ -8,7 +8,7 @@ from share_compute.errors import PlanInfeasible, ShareComputeError
 from share_compute.planning.islands import propose_islands
 from share_compute.planning.layout import Layout
 from share_compute.planning.partitioning import Shard, strategy_names
-from share_compute.planning.plan import IdleMachine, MemberPlan, Plan, PoolPlan, layer_span
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, layer_span
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
@@ -20,14 +20,15 @@ from share_compute.planning.report import (
     TimelineCell,
 )
 from share_compute.planning.serving import ServingCost, search_serving
+from share_compute.planning.serving_bound import objective_s, serving_bound_s
+from share_compute.planning.serving_explanation import ServingExplanation
 from share_compute.planning.serving_infeasible import serving_infeasible
-from share_compute.planning.strategies import with_nominal_speeds
+from share_compute.planning.strategies import is_measured, with_nominal_speeds
 from share_compute.planning.words import bytes_text
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
-_WITH_CACHES = "with room for all caches"
 _MOST_CELLS = 4096
 """A timeline with more of them is no picture any more."""
 
@@ -117,22 +118,35 @@ def _serve(
     if not found:
         raise serving_infeasible(cost)
     best = found[0]
+    bound_s = serving_bound_s(cost)
+    exact = best.exact or objective_s(cost, best.layout) * (1 - 1e-9) <= bound_s
+    measured = any(map(is_measured, topology.contributors))
+    explanation = ServingExplanation(cost, best.layout, exact=exact, measured=measured)
     return ServingPrediction(
         objective=workload.objective,
-        plan=_serving_plan(spec, topology, cost, best.layout),
+        plan=_serving_plan(spec, topology, cost, best.layout, explanation),
         first_token_s=best.first_token_s,
         next_token_s=best.next_token_s,
+        request_s=cost.request_s(best.layout),
         tokens_per_s=best.tokens_per_s,
         within_limits=best.within_limits,
+        lower_bound_s=bound_s,
+        bottleneck=explanation.bottleneck(),
+        exact=exact,
+        links_assumed=cost.network.assumed,
+        speeds_assumed=not measured,
     )
 
 
-def _serving_plan(spec: TrainJob, topology: Topology, cost: ServingCost, layout: Layout) -> Plan:
+def _serving_plan(
+    spec: TrainJob, topology: Topology, cost: ServingCost, layout: Layout, explanation: ServingExplanation
+) -> Plan:
     contributors = cost.topology.contributors
     pools = []
-    for pool in layout.pools:
+    for place, pool in enumerate(layout.pools):
         machine = contributors[pool.members[0]]
         need = math.ceil(float(cost.needed_bytes[pool.start, pool.stop]))
+        standing = explanation.standing(place)
         filled = f"{bytes_text(need)} of {bytes_text(machine.memory_bytes)} used"
         member = MemberPlan(
             contributor_id=machine.id,
@@ -140,8 +154,9 @@ def _serving_plan(spec: TrainJob, topology: Topology, cost: ServingCost, layout:
             microbatches=(0,),
             memory_bytes=need,
             lent_bytes=machine.memory_bytes,
-            reason=f"holds {layer_span(pool.start, pool.stop)}: {filled}, {_WITH_CACHES}",
-            standing=_WITH_CACHES,
+            busy_fraction=explanation.busy_fraction(place),
+            reason=f"holds {layer_span(pool.start, pool.stop)}: {filled}, {standing}",
+            standing=standing,
         )
         shard = Shard(spec.name, pool.start, pool.stop, cost.num_layers)
         pools.append(
@@ -152,6 +167,8 @@ def _serving_plan(spec: TrainJob, topology: Topology, cost: ServingCost, layout:
                 members=(member,),
             )
         )
+    idle = [machine for machine in range(cost.num_machines) if machine not in set(layout.machines)]
+    reasons = {contributors[machine].id: reason for machine, reason in explanation.why_out(idle).items()}
     used = {contributors[machine].id for machine in layout.machines}
     return Plan(
         epoch=0,
@@ -165,7 +182,7 @@ def _serving_plan(spec: TrainJob, topology: Topology, cost: ServingCost, layout:
             IdleMachine(
                 contributor_id=machine.id,
                 name=machine.name,
-                reason=f"no placement with it was found that does better for {cost.workload.objective}",
+                reason=reasons.get(machine.id, NOT_MEASURED),
             )
             for machine in topology.contributors
             if machine.id not in used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,50 +14,67 @@ from share_compute.strict import StrictModel
 from share_compute.topology import Topology
 
 if TYPE_CHECKING:
-    from share_compute.planning.cost import Timings
     from share_compute.planning.profile import ModelProfile
+    from share_compute.planning.timings import Timings
+
+
+CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
+"""Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, the sum of a pool's gradients."""
 
 
 class Bottleneck(StrictModel):
-    """What a step would have to be rid of to be faster."""
+    """What a step, or a request, would have to be rid of to be faster."""
 
-    kind: Literal["compute", "memory", "link", "latency", "synchronisation"]
-    """Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, the sum of a pool's gradients."""
+    kind: CauseKind
     where: str
     """Name of the machine, or of both ends of the link."""
     sentence: str
     """The same for people."""
 
 
-class Prediction(StrictModel):
-    """What the cost model says of a plan."""
+class Bounded(StrictModel):
+    """A predicted time, with one that no plan for these machines is below."""
 
-    step_s: float
-    """Of one optimizer step, by the event simulator of the schedule."""
-    formula_s: float
-    """The same by the formula that the search minimises."""
     lower_bound_s: float
-    """No plan for these machines and this job is faster than this."""
-    samples_per_s: float
-    tokens_per_s: float
     bottleneck: Bottleneck
     exact: bool
     """Whether the search proved that no other plan has a smaller formula."""
     links_assumed: bool = False
     """Whether no link was measured, so that communication is an assumption."""
 
+    @property
+    @abstractmethod
+    def bounded_s(self) -> float:
+        """The time that the bound is about."""
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float | None:
         """How far the prediction is above the bound, as a share of it; None for a bound of 0."""
         # Both are sums of the same times in another order: rounding must not put a plan below its bound.
-        return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else None
+        return max(0.0, self.bounded_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else None
 
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_computed(cls, data: Any) -> Any:
         """Let what was written be read: the gap is worked out anew."""
         return {key: value for key, value in data.items() if key != "gap"} if isinstance(data, dict) else data
+
+
+class Prediction(Bounded):
+    """What the cost model says of a plan."""
+
+    step_s: float
+    """Of one optimizer step, by the event simulator of the schedule."""
+    formula_s: float
+    """The same by the formula that the search minimises."""
+    samples_per_s: float
+    tokens_per_s: float
+
+    @property
+    def bounded_s(self) -> float:
+        """The time of a step."""
+        return self.step_s
 
 
 NOT_MEASURED = "its speed was not measured, while that of others was"

@@ -10,18 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from share_compute.errors import UserError
-from share_compute.planning.additions import best_with, worth_trying
+from share_compute.planning.additions import Additions
 from share_compute.planning.bound import lower_bound_s
-from share_compute.planning.cost import Timings, TrainingCost
+from share_compute.planning.choice import Choice, Proposal, rounded
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.counts import worth_searching
 from share_compute.planning.explanation import Explanation
 from share_compute.planning.infeasible import infeasible
-from share_compute.planning.layout import Layout, solo
-from share_compute.planning.partitioning import Candidate, PartitioningStrategy, Shard, load_strategy
+from share_compute.planning.layout import Layout
+from share_compute.planning.partitioning import PartitioningStrategy, Shard, load_strategy
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
 from share_compute.planning.problem import Problem
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
-from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
+from share_compute.planning.schedule_simulator import StepTimeline
 from share_compute.planning.strategies import (
     AutoPartitioning,
     RecursivePartitioning,
@@ -29,18 +31,12 @@ from share_compute.planning.strategies import (
     is_measured,
     with_nominal_speeds,
 )
+from share_compute.planning.thorough import proposed, thorough
+from share_compute.planning.timings import Timings
 from share_compute.planning.workload import TrainingWorkload
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Topology
 from share_compute.training.schedule import blocks
-
-_MOST_CHOICES = 6
-"""Numbers of microbatches that are searched in earnest when the job leaves it open."""
-_SMALL = 8
-"""With more machines, only the number that a quick search prefers is."""
-_MOST_ADDED = 8
-"""Idle machines that are taken in after the search."""
-_NOTICEABLE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +50,6 @@ class Solution:
     """The same as the plan, by index into ``cost.topology``."""
     timeline: StepTimeline | None
     """One step as the simulator laid it; None where no machine's speed was measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Proposal:
-    """A layout at one number of microbatches."""
-
-    cost: TrainingCost
-    candidate: Candidate
-    formula_s: float
-
-    @property
-    def preference(self) -> tuple[float, int, int]:
-        """Sorts the fastest first; of equals, the one with fewer machines and larger microbatches."""
-        return (
-            rounded(self.formula_s),
-            len(self.candidate.layout.machines),
-            self.cost.workload.microbatches,
-        )
 
 
 def solve(
@@ -92,13 +70,18 @@ def solve(
         )
         for microbatches in microbatch_choices(spec)
     ]
-    proposals = _proposals(strategy, _worth_searching(strategy, problems))
-    chosen, timeline = _fastest(proposals) if measured else (proposals[0], None)
-    if timeline is not None and isinstance(strategy, AutoPartitioning):
-        chosen, timeline = _with_idle_machines(problems[0], chosen, timeline)
-    if timeline is not None and math.isinf(timeline.step_s):
-        raise infeasible(strategy, problems[-1], chosen.candidate.layout)
-    return _finish(spec, topology, epoch, problems, proposals, chosen, timeline)
+    additions = Additions()
+    timeline = None
+    if not measured:
+        proposals = _proposals(strategy, problems)
+        chosen = proposals[0]
+    else:
+        choice = _choose(strategy, problems, additions)
+        proposals = sorted(choice.proposals, key=lambda proposal: proposal.preference)
+        chosen, timeline = choice.best
+        if math.isinf(timeline.step_s):
+            raise infeasible(strategy, problems[-1], chosen.candidate.layout)
+    return _finish(spec, topology, epoch, problems, proposals, chosen, timeline, additions)
 
 
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
@@ -109,6 +92,8 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         microbatches=microbatches,
         sequence_length=1 if spec.model.layers is not None else training.sequence_length,
         optimizer_tensors=training.optimizer.name.state_tensors,
+        dtype=training.precision,
+        activation_checkpointing=training.activation_checkpointing,
     )
 
 
@@ -135,80 +120,32 @@ def _pools(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured:
     return max(1, min(len(usable.contributors) // size, len(profile.layers)))
 
 
-def _worth_searching(strategy: PartitioningStrategy, problems: list[Problem]) -> list[Problem]:
-    """Return the problems that deserve a search: all of a few, else those that a quick search prefers."""
-    most = _MOST_CHOICES if problems[0].cost.num_machines <= _SMALL else 1
-    if len(problems) <= most or not isinstance(strategy, SearchingStrategy):
-        return problems
-    quick_s = [_quick_s(problem) for problem in problems]
-    order = sorted(range(len(problems)), key=lambda place: (rounded(quick_s[place]), place))
-    able = [place for place in order if math.isfinite(quick_s[place])]
-    if not able:
-        spread = (len(problems) - 1) / (_MOST_CHOICES - 1)
-        able = [round(place * spread) for place in range(_MOST_CHOICES)]
-        most = len(able)
-    return [problems[place] for place in sorted(set(able[:most]))]
+def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: Additions) -> Choice:
+    """Return what a strategy makes of the machines' measured speeds; at least one layout."""
+    if isinstance(strategy, AutoPartitioning):
+        choice = thorough(problems, additions)
+        if not choice:
+            # The last one has the smallest microbatches, so it needs the least memory.
+            raise infeasible(strategy, problems[-1], None)
+        return choice
+    choice = Choice()
+    choice.offer(_proposals(strategy, problems))
+    return choice
 
 
-def _quick_s(problem: Problem) -> float:
-    """Return the step of a plan that is found fast."""
-    cost = problem.cost
-    layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]
-    if problem.pools in (None, 1) and problem.members_per_pool in (None, 1):
-        layouts += [
-            solo(machine, cost.num_layers, cost.workload.microbatches) for machine in range(cost.num_machines)
-        ]
-    return min((cost.step_s(layout) for layout in layouts if cost.fits(layout)), default=math.inf)
-
-
-def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[_Proposal]:
+def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[Proposal]:
     """Return all layouts that fit and that links can serve, best by the formula first."""
-    found: list[_Proposal] = []
+    found: list[Proposal] = []
     tried: list[Layout] = []
+    if isinstance(strategy, SearchingStrategy) and not isinstance(strategy, RecursivePartitioning):
+        problems = worth_searching(problems)
     for problem in problems:
-        for candidate in strategy.place(problem):
-            tried.append(candidate.layout)
-            formula_s = problem.cost.step_s(candidate.layout)
-            if math.isfinite(formula_s) and problem.cost.fits(candidate.layout):
-                found.append(_Proposal(problem.cost, candidate, formula_s))
+        candidates = strategy.place(problem)
+        tried += [candidate.layout for candidate in candidates]
+        found += proposed(problem, candidates)
     if not found:
-        # The last one has the smallest microbatches, so it needs the least memory.
         raise infeasible(strategy, problems[-1], tried[-1] if tried else None)
     return sorted(found, key=lambda proposal: proposal.preference)
-
-
-def _fastest(proposals: list[_Proposal]) -> tuple[_Proposal, StepTimeline]:
-    """Simulate all proposals: the formula is near the simulation, not below it and not in the same order."""
-    ranked = [
-        ((rounded(timeline.step_s), *proposal.preference[1:]), place, timeline)
-        for place, proposal in enumerate(proposals)
-        for timeline in [simulate_step(proposal.cost, proposal.candidate.layout)]
-    ]
-    _, place, timeline = min(ranked, key=lambda each: each[:2])
-    return proposals[place], timeline
-
-
-def _with_idle_machines(
-    asked: Problem, chosen: _Proposal, timeline: StepTimeline
-) -> tuple[_Proposal, StepTimeline]:
-    """Take in machines that the simulation, unlike the formula, finds a use for."""
-    cost = chosen.cost
-    problem = Problem(cost, asked.pools, asked.members_per_pool)
-    for _ in range(_MOST_ADDED):
-        layout = chosen.candidate.layout
-        grown = [best_with(problem, layout, machine) for machine in worth_trying(cost, layout)]
-        tried = [(simulate_step(cost, each), each) for each in grown if each is not None]
-        better = min(tried, key=lambda each: (rounded(each[0].step_s), each[1]), default=None)
-        if better is None or better[0].step_s >= _NOTICEABLE * timeline.step_s:
-            break
-        timeline, layout = better
-        chosen = _Proposal(cost, Candidate(layout), cost.step_s(layout))
-    return chosen, timeline
-
-
-def rounded(seconds: float) -> float:
-    """Return seconds to nine digits, so that the last bits of a sum decide nothing."""
-    return float(f"{seconds:.9e}")
 
 
 def _finish(
@@ -216,9 +153,10 @@ def _finish(
     topology: Topology,
     epoch: int,
     problems: list[Problem],
-    proposals: list[_Proposal],
-    chosen: _Proposal,
+    proposals: list[Proposal],
+    chosen: Proposal,
     timeline: StepTimeline | None,
+    additions: Additions,
 ) -> Solution:
     cost, layout = chosen.cost, chosen.candidate.layout
     bounds_s = [lower_bound_s(problem.cost) for problem in problems]
@@ -238,6 +176,7 @@ def _finish(
         asked=(problems[0].pools, problems[0].members_per_pool),
         strategy=spec.parallelism.strategy,
         exact=exact,
+        additions=additions,
     )
     prediction = None
     if timeline is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from share_compute.planning.plan import Plan
+from share_compute.planning.plan import Bounded, Plan
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
@@ -60,19 +60,28 @@ class IslandProposal(StrictModel):
     """Of all islands together, synchronisation included."""
 
 
-class ServingPrediction(StrictModel):
-    """What the same machines would do for requests."""
+class ServingPrediction(Bounded):
+    """What the same machines would do for requests. The bound is on what the objective makes small."""
 
     objective: Literal["latency", "throughput"]
     plan: Plan
     first_token_s: float
     """TTFT of one prompt."""
     next_token_s: float
-    """TPOT."""
+    """TPOT: of a request alone for objective latency, with all sequences in flight for throughput."""
+    request_s: float
+    """From prompt to last token of a request alone."""
     tokens_per_s: float
     """With all sequences in flight."""
     within_limits: bool = True
     """Whether it keeps the limits on first and next token; if not, no placement that was found does."""
+    speeds_assumed: bool = False
+    """Whether no machine's speed was measured, so that all times are assumptions."""
+
+    @property
+    def bounded_s(self) -> float:
+        """The time of a request alone for objective latency, from token to token for throughput."""
+        return self.request_s if self.objective == "latency" else self.next_token_s
 
 
 class PlanReport(StrictModel):

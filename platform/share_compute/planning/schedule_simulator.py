@@ -9,7 +9,8 @@ from times that are known before: no clock has to tick, one pass over the cells 
   directions work at once, sending does not hold up computing.
 - Members of a pool start to sum gradients when all of them are in their last backward; a last bucket follows it.
 - Copies of a tied weight, in the first and the last pool, are exchanged.
-- The update waits for word from all pools (the gradient's norm; the commit), which takes one latency.
+- The update waits for word from all pools (the gradient's norm; the commit), which takes one latency. What a member
+  does once in a step beside all this (`call` in the formula) follows it, and does not count as computing.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict
     latest = {region: sorted(times)[-2:] for region, times in latest.items()}
     updates: dict[int, tuple[float, float]] = {}
     for index, pool in enumerate(layout.pools):
-        held = cost.held_parameters(pool.start, pool.stop)
+        trained = cost.trained_parameters(pool.start, pool.stop)
         for machine in pool.members:
             here = int(cost.network.region[machine])
             heard_s = [
@@ -217,6 +218,7 @@ def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict
                 for time, other in times
                 if other != index
             ]
-            takes_s = held * float(cost.update_s_per_parameter[machine])
-            updates[machine] = (max(prepared[index], *heard_s, 0.0) + takes_s, takes_s)
+            takes_s = trained * float(cost.update_s_per_parameter[machine])
+            done_s = max(prepared[index], *heard_s, 0.0) + takes_s + float(cost.call_s[machine])
+            updates[machine] = (done_s, takes_s)
     return updates

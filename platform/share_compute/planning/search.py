@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
-from share_compute.planning.all_orders import MOST_IN_BEAM, MOST_MACHINES, best_in_any_order
+from share_compute.planning.all_orders import MOST_MACHINES, best_in_any_order
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.fixed_order import MANY, best_in_order, width_for
+from share_compute.planning.fixed_order import best_in_order
 from share_compute.planning.grouping import MOST_LAYERS, group
 from share_compute.planning.halving import halve
 from share_compute.planning.labels import BETTER, Suffixes
 from share_compute.planning.layout import Layout
+from share_compute.planning.limits import MANY, Limits, limits_for
 from share_compute.planning.moves import improve
 from share_compute.planning.options import Options
 from share_compute.planning.orders import orders, shortlist, simple_layouts
@@ -27,11 +28,6 @@ _SIZES_OF_MANY: Final = (1, 2, 4, 8)
 """Members of a pool that are tried where not all can be."""
 _VARIED, _VARIED_WIDTH = 16, 8
 """Machines, and suffixes kept, in the search for layouts with other numbers of pools."""
-_STARTS: Final = 3
-"""Layouts that local moves begin with."""
-_SOME: Final = 24
-_BEAM_WIDTHS: Final = (100, 30)
-"""Suffixes kept of each number of machines and first layer where not all can be: up to `_SOME` machines, and beyond."""
 _KEPT_OF_ORDER: Final = 3
 _NEAR: Final = 2.0
 """Finalists that are there for their kind take at most so many times as long as the best."""
@@ -54,6 +50,7 @@ def search(
     members_per_pool: int | None = None,
     method: Method = "auto",
     finalists: int = 8,
+    limits: Limits | None = None,
 ) -> list[Found]:
     """Find layouts with a small predicted step, all different and within memory.
 
@@ -70,6 +67,7 @@ def search(
             layers again and again; ``orders`` tries simple layouts, several orders and local moves; ``auto`` does that
             too, and all orders where it can.
         finalists: most layouts to return; those behind the first differ from it in pools or come close to it.
+        limits: in place of those of the number of machines, to measure what they cost.
 
     Returns:
         The fastest first; empty when nothing fits.
@@ -77,7 +75,7 @@ def search(
     deep = None
     if cost.num_layers > MOST_LAYERS and method != "recursive":
         deep = group(cost, pools or 0)
-    run = _Search(deep.coarse if deep else cost, pools, members_per_pool)
+    run = _Search(deep.coarse if deep else cost, pools, members_per_pool, limits)
     if run.sizes:
         if method in {"auto", "orders"}:
             run.auto(any_order=method == "auto")
@@ -95,8 +93,46 @@ def search(
     return fine.results(finalists)
 
 
+def all_below(
+    cost: TrainingCost,
+    ceiling_s: float,
+    *,
+    pools: int | None = None,
+    members_per_pool: int | None = None,
+    budget: float,
+) -> tuple[list[Layout], int]:
+    """Find, of each set of at most `MOST_MACHINES` machines, the layouts that no other of the set replaces.
+
+    One replaces another if its formula is as good with the same first pool, as the schedule sees it.
+
+    Args:
+        cost: the objective.
+        ceiling_s: only those whose formula is below it.
+        pools: exactly that many pools.
+        members_per_pool: exactly that many members in each pool.
+        budget: candidates to look at; then the largest sets are left out.
+
+    Returns:
+        The fastest first, and how many candidates were looked at. None of models with more than `MOST_LAYERS` layers.
+    """
+    run = _Search(cost, pools, members_per_pool)
+    if not run.sizes or len(run.candidates) > MOST_MACHINES or cost.num_layers > MOST_LAYERS:
+        return [], 0
+    suffixes = Suffixes(cost, run.options, ceiling_s)
+    ids, _ = best_in_any_order(
+        suffixes, run.candidates, sizes=run.sizes, pools=pools, budget=budget, all_below=True
+    )
+    return [suffixes.layout(each) for each in ids], suffixes.looked_at
+
+
 class _Search:
-    def __init__(self, cost: TrainingCost, pools: int | None, members_per_pool: int | None) -> None:
+    def __init__(
+        self,
+        cost: TrainingCost,
+        pools: int | None,
+        members_per_pool: int | None,
+        limits: Limits | None = None,
+    ) -> None:
         self.cost, self.pools, self.members_per_pool = cost, pools, members_per_pool
         self.options = Options(cost)
         self.known: dict[Layout, float] = {}
@@ -105,6 +141,7 @@ class _Search:
         self.proved = False
         self.sizes: list[int] = []
         self.candidates: list[int] = []
+        self._forced = limits
         usable = self.options.usable
         if not usable:
             return
@@ -135,7 +172,12 @@ class _Search:
 
     def in_order(self, order: Sequence[int]) -> None:
         """Search one order of machines."""
-        self.looked_at += self._search(order, self.best_s, self.pools, width_for(self.cost, len(order)))
+        width = self._limits.width_of(self.cost, len(order))
+        self.looked_at += self._search(order, self.best_s, self.pools, width)
+
+    @property
+    def _limits(self) -> Limits:
+        return self._forced or limits_for(len(self.candidates))
 
     def _search(self, order: Sequence[int], ceiling_s: float, pools: int | None, width: int | None) -> int:
         """Search one order of machines; return how many candidates that took."""
@@ -149,9 +191,7 @@ class _Search:
 
     def auto(self, *, any_order: bool) -> None:
         """Try everything that the number of machines allows."""
-        found = orders(self.cost, self.rates)
-        if len(self.candidates) > MANY:
-            found = found[:4]
+        found = orders(self.cost, self.rates)[: self._limits.orders]
         for order in found[:3]:
             self.offer(simple_layouts(self.cost, order, self.rates))
         self.offer(halve(self.cost, self.rates, found[0]))
@@ -167,22 +207,22 @@ class _Search:
         if not self.proved:
             self._beam()
         for start in [] if self.proved else self._starts():
-            self.offer(improve(self.cost, self.options, self.rates, start, self.sizes, self.pools))
+            self.offer(
+                improve(self.cost, self.options, self.rates, start, self.sizes, self.pools, self._forced)
+            )
         if self.known:
             self._vary()
 
     def _beam(self) -> None:
         """Search all orders of the machines that look best, with the most promising suffixes alone."""
-        if len(self.candidates) > MANY:
-            return
         chosen = sorted(self.candidates, key=lambda machine: (-self.rates[machine], machine))
         suffixes = Suffixes(self.cost, self.options, self.best_s)
         ids, _ = best_in_any_order(
             suffixes,
-            sorted(chosen[:MOST_IN_BEAM]),
+            sorted(chosen[: self._limits.beam_machines]),
             sizes=self.sizes,
             pools=self.pools,
-            width=_BEAM_WIDTHS[len(self.candidates) > _SOME],
+            width=self._limits.beam,
             budget=_EXACT_BUDGET,
         )
         self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
@@ -192,7 +232,7 @@ class _Search:
         by_order: dict[tuple[int, ...], Layout] = {}
         for layout in sorted(self.known, key=lambda layout: (self.known[layout], layout)):
             by_order.setdefault(layout.machines, layout)
-        return list(by_order.values())[: _STARTS if len(self.candidates) <= MANY else 1]
+        return list(by_order.values())[: self._limits.starts]
 
     @property
     def best(self) -> Layout:
@@ -218,12 +258,12 @@ class _Search:
 
     def _of_single_machines(self, ceiling_s: float) -> list[Layout]:
         """Search once more without pools of several members."""
-        single = _Search(self.cost, self.pools, 1)
+        single = _Search(self.cost, self.pools, 1, self._forced)
         single.options, single.best_s = self.options, ceiling_s
         if len(self.candidates) > MANY:
             single.in_order(orders(self.cost, self.rates)[0])
         elif single.sizes:
-            single.auto(any_order=True)
+            single.auto(any_order=self._forced is None)
         return list(single.known)
 
     def results(self, finalists: int) -> list[Found]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class FoundServing:
     within_limits: bool
     """Whether it keeps the limits on first and next token."""
     exact: bool
-    """Whether no layout is better. With a limit on the first token, layouts that the limit forbids hide others."""
+    """Whether no layout is better, proved. With a limit on the first token, layouts that it forbids hide others."""
 
 
 def search_serving(cost: ServingCost, *, finalists: int = 8) -> list[FoundServing]:
@@ -80,7 +80,7 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         within = not loaded or all(
             limit is None or time <= limit for time, limit in zip((first_s, next_s), limits, strict=True)
         )
-        found.append(FoundServing(layout, first_s, next_s, cost.tokens_per_s(layout), within, exact))
+        found.append(FoundServing(layout, first_s, next_s, cost.tokens_per_s(layout), within, exact=False))
     new = cost.workload.new_tokens
 
     def rank(one: FoundServing) -> tuple[bool, float, float, Layout]:
@@ -88,7 +88,10 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         worth = -one.tokens_per_s if cost.workload.objective == "throughput" else request_s
         return not one.within_limits, worth, request_s, one.layout
 
-    return sorted(found, key=rank)
+    found.sort(key=rank)
+    if exact and found:
+        found[0] = replace(found[0], exact=True)
+    return found
 
 
 def _orders(cost: ServingCost, machines: Sequence[int]) -> Iterator[list[int]]:

@@ -7,13 +7,16 @@ A request has P prompt tokens and N new ones; pools of one machine each stand in
 
     round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + the token ids' way back
     hop(t)     = latency + boundary bytes of t tokens / bandwidth
-    prompt(p)  = sum over layers of max(operations on P tokens / FLOP/s, weight bytes / memory bandwidth)
-    token(p,b) = sum over layers of max(b * operations on one token / FLOP/s,
+    prompt(p)  = sum over layers of max(FLOPs of P tokens / FLOP/s, weight bytes / memory bandwidth)
+                                    + operations * overhead of one
+    token(p,b) = sum over layers of max(b * FLOPs of one token / FLOP/s,
                                         (weight bytes + b * cache bytes) / memory bandwidth)
+                                    + operations * overhead of one
 
-The head sees a prompt's last token only; an embedding is looked up, not read. A token's operations and its cache are
-those half way through the N new tokens. With all c concurrent sequences in flight, n = min(pools, c) batches of
-b = ceil(c / n) sequences go round, and each sequence brings its prompt once in N tokens ::
+The head sees a prompt's last token only; an embedding is looked up, not read. A token's FLOPs and its cache are those
+half way through the N new tokens. Where prompts were timed, what they took against their estimates corrects both.
+With all c concurrent sequences in flight, n = min(pools, c) batches of b = ceil(c / n) sequences go round, and each
+sequence brings its prompt once in N tokens ::
 
     turn(p)    = token(p, b) + b * prompt(p) / N             what a pool works for one batch and one token
     carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from pool p to p + 1
@@ -29,59 +32,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from share_compute.planning.cost import MEMORY_SHARE, Timings
 from share_compute.planning.layout import Layout, PoolLayout
-from share_compute.planning.network import Floats, Network, transfer_s
-from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile, ModelProfile
+from share_compute.planning.network import Floats, transfer_s
+from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile
+from share_compute.planning.tables import CostTables, sums
 from share_compute.planning.workload import BYTES, ServingWorkload
-from share_compute.topology import Topology
 
 TOKEN_ID_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class ServingCost:
-    """Tables and formula of one deployment on one topology.
+class ServingCost(CostTables):
+    """Tables and formula of one deployment on one topology; timings are of forwards on one prompt."""
 
-    Args:
-        profile: the model.
-        topology: the machines.
-        network: their links.
-        workload: the requests.
-        timings: measured times of layers on one prompt (``forward_s``), which replace estimates; layers of a machine
-            that were not timed are scaled by what its timed ones took against their estimates.
-    """
-
-    profile: ModelProfile
-    topology: Topology
-    network: Network
     workload: ServingWorkload
-    timings: Timings = field(default_factory=dict)
 
     # -- tables --------------------------------------------------------------------------------------------------
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return len(self.profile.layers)
-
-    @property
-    def num_machines(self) -> int:
-        """Machines of the topology."""
-        return len(self.topology.contributors)
-
-    @cached_property
-    def memory_bytes(self) -> Floats:
-        """What a plan may fill of each machine ``[machines]``."""
-        lent = [machine.memory_bytes for machine in self.topology.contributors]
-        return MEMORY_SHARE * np.array(lent, dtype=np.float64)
 
     @cached_property
     def needed_bytes(self) -> Floats:
@@ -92,7 +64,7 @@ class ServingCost:
         held[0] += self.profile.embedding.parameters * number
         held[-1] += self.profile.head.parameters * number
         cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
-        total = _sums(held + cache * number * self.workload.concurrent)
+        total = sums(held + cache * number * self.workload.concurrent)
         needed = total[None, :] - total[:, None]
         needed[1:, -1] += self.profile.tied * number  # the second copy
         prompt = self.workload.prompt_tokens
@@ -105,27 +77,19 @@ class ServingCost:
     @cached_property
     def prompt_s(self) -> Floats:
         """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without speed."""
-        prompt = self.workload.prompt_tokens
-        operations = self._operations(lambda growth: growth.at(prompt))
-        table = self._roofline(operations, self._weight_bytes)
-        for row, machine in enumerate(self.topology.contributors):
-            timed = {layer: timing.forward_s for layer, timing in self.timings.get(machine.id, {}).items()}
-            if timed:
-                guessed = sum(table[row, layer] for layer in timed)
-                if 0 < guessed < math.inf:
-                    table[row] *= sum(timed.values()) / guessed
-                table[row, list(timed)] = list(timed.values())
-        return _rows_of_sums(table)
+        return self.corrected_s(self._prompt_estimates, self.timed("forward"))
 
     def token_s(self, batch: int) -> Floats:
         """Return the time of the first l layers for one token of each of ``batch`` sequences, as `prompt_s`."""
         prompt, new = self.workload.prompt_tokens, self.workload.new_tokens
-        operations = self._operations(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
+        flops = self._flops(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
         cache = self._of_layers(
             lambda layer: (layer.cache_numbers.at(prompt) + layer.cache_numbers.at(prompt + new)) / 2
         )
         moved = self._weight_bytes + batch * cache * BYTES[self.workload.dtype]
-        return _rows_of_sums(self._roofline(batch * operations, moved))
+        # Only prompts are timed: estimates of one machine are wrong alike.
+        factors = self.corrections(self._prompt_estimates, self.timed("forward"))
+        return sums(self.estimated_s(batch * flops, moved, self._operations) * factors)
 
     def boundary_bytes(self, tokens: float) -> Floats:
         """Return what so many tokens carry over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
@@ -134,28 +98,34 @@ class ServingCost:
         return np.array([0.0, *inner, 0.0])
 
     @cached_property
+    def _prompt_estimates(self) -> Floats:
+        """Time of each layer for one prompt ``[machines, layers]``."""
+        prompt = self.workload.prompt_tokens
+        flops = self._flops(lambda growth: growth.at(prompt))
+        return self.estimated_s(flops, self._weight_bytes, self._operations)
+
+    @cached_property
     def _weight_bytes(self) -> Floats:
         """What each layer's weights make a pass read ``[layers]``."""
         read = self._of_layers(lambda layer: layer.parameters)
         read[-1] += self.profile.head.parameters + self.profile.tied
         return read * BYTES[self.workload.dtype]
 
-    def _operations(self, of: Callable[[Growth], float]) -> Floats:
-        operations = self._of_layers(lambda layer: of(layer.forward_flops))
-        operations[0] += of(self.profile.embedding.forward_flops)
-        operations[-1] += self.profile.head.forward_flops.at(1)
+    @cached_property
+    def _operations(self) -> Floats:
+        operations = self._of_layers(lambda layer: layer.forward_operations)
+        operations[0] += self.profile.embedding.forward_operations
+        operations[-1] += self.profile.head.forward_operations
         return operations
+
+    def _flops(self, of: Callable[[Growth], float]) -> Floats:
+        flops = self._of_layers(lambda layer: of(layer.forward_flops))
+        flops[0] += of(self.profile.embedding.forward_flops)
+        flops[-1] += self.profile.head.forward_flops.at(1)
+        return flops
 
     def _of_layers(self, of: Callable[[LayerProfile], float]) -> Floats:
         return np.array([of(layer) for layer in self.profile.layers], dtype=np.float64)
-
-    def _roofline(self, operations: Floats, moved_bytes: Floats) -> Floats:
-        dtype, machines = self.workload.dtype, self.topology.contributors
-        speed = np.array([machine.flops_per_s(dtype) or machine.flops_per_s() for machine in machines])
-        rate = np.array([machine.memory_bytes_per_s or math.inf for machine in machines])
-        usable = np.where(speed > 0, speed, 1.0)[:, None]
-        times = np.maximum(operations[None] / usable, moved_bytes[None] / rate[:, None])
-        return np.where(speed[:, None] > 0, times, np.inf)
 
     # -- the formula ---------------------------------------------------------------------------------------------
 
@@ -227,13 +197,3 @@ class ServingCost:
 def _between(times: Floats, pool: PoolLayout) -> float:
     machine = pool.members[0]
     return float(times[machine, pool.stop] - times[machine, pool.start])
-
-
-def _sums(values: Floats) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values)])
-
-
-def _rows_of_sums(values: Floats) -> NDArray[np.float64]:
-    sums = np.zeros((values.shape[0], values.shape[1] + 1))
-    sums[:, 1:] = np.cumsum(values, axis=1)
-    return sums

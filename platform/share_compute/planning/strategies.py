@@ -104,14 +104,28 @@ class AutoPartitioning(SearchingStrategy):
 
     def place(self, problem: Problem) -> list[Candidate]:
         """Return what the search finds and what the other strategies propose, without what is there already."""
-        candidates = super().place(problem)
+        candidates = self.search(problem)
         known = {candidate.layout for candidate in candidates}
-        for rival in _RIVALS:
-            for layout in _proposed(rival, problem):
-                if layout not in known:
-                    known.add(layout)
-                    candidates.append(Candidate(layout))
-        return candidates
+        return candidates + [each for each in self.simpler(problem) if each.layout not in known]
+
+    def search(self, problem: Problem) -> list[Candidate]:
+        """Return what the search finds alone."""
+        return super().place(problem)
+
+    def simpler(self, problem: Problem, *, in_order: bool = True) -> list[Candidate]:
+        """Return what the other strategies propose, each layout once.
+
+        Args:
+            problem: the job.
+            in_order: dynamic programming as well, which takes seconds for many machines.
+        """
+        layouts = dict.fromkeys(
+            layout
+            for rival in _RIVALS
+            if in_order or not isinstance(rival, DynamicProgrammingPartitioning)
+            for layout in _proposed(rival, problem)
+        )
+        return [Candidate(layout) for layout in layouts]
 
 
 def _proposed(rival: PartitioningStrategy, problem: Problem) -> list[Layout]:

@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number, by dtype."""
+AUTOCAST_KEPT = 0.7
+"""Of what a layer keeps in float32, how much it keeps where products are in two bytes: norms and sums stay float32, and
+so does what runs past them. Measured on Llama."""
 GRADIENT_BUCKET_BYTES = 8 * 2**20
 """Gradients are summed in pieces of this size: most of a sum hides behind the backward pass, latency does not count."""
 
@@ -25,6 +28,8 @@ class TrainingWorkload:
     """Tensors as large as the weights that the optimizer keeps."""
     dtype: str = "float32"
     """What it computes in; weights, gradients and optimizer state are float32."""
+    activation_checkpointing: bool = False
+    """Whether only what enters a layer is kept for its backward, which computes the rest again."""
 
     @property
     def microbatch_size(self) -> float:

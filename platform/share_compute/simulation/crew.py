@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -18,10 +19,9 @@ from numpy.typing import NDArray
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.islands import part_of
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.partitioning import load_strategy
-from share_compute.planning.planner import solve, workload
+from share_compute.planning.planner import solve
 from share_compute.planning.problem import Problem
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
@@ -53,7 +53,6 @@ class Crew:
 
     def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
         self._spec, self._topology, self._profile = spec, topology, profile
-        self._network = complete(topology)
         self._strategy = load_strategy(spec.parallelism.strategy)
         self._most_candidates = _LEAST_CANDIDATES
         self._refused: Flags | None = None
@@ -72,15 +71,12 @@ class Crew:
             PlanInfeasible: the machines cannot hold the job; says what is missing.
         """
         solution = solve(self._spec, self._topology, self._profile, 0, {})
-        self.cost = TrainingCost(
-            self._profile,
-            self._topology,
-            self._network,
-            workload(self._spec, solution.plan.microbatches),
-        )
+        planned = solution.cost.topology.contributors
         place = {machine.id: index for index, machine in enumerate(self._topology.contributors)}
-        planned = [place[machine.id] for machine in solution.cost.topology.contributors]
-        layout = _renumbered(solution.layout, planned)
+        layout = solution.layout.renumbered([place[machine.id] for machine in planned])
+        self.cost = solution.cost
+        if planned != self._topology.contributors:  # some were not measured
+            self.cost = replace(self.cost, topology=self._topology, network=complete(self._topology))
         self._most_candidates = max(_LEAST_CANDIDATES, 2 * len(layout.machines))
         return layout
 
@@ -139,7 +135,7 @@ class Crew:
 
     def _search(self, machines: Sequence[int]) -> Layout | None:
         """Return the layout with the shortest step; None when these machines cannot hold the job."""
-        part = part_of(self.cost, machines)
+        part = self.cost.part(machines)
         asked = self._spec.parallelism
         strategy = self._strategy
         if isinstance(strategy, AutoPartitioning) and len(machines) > _LEAST_CANDIDATES:
@@ -154,7 +150,7 @@ class Crew:
         step_s, chosen = min(
             ((_step_s(part, layout), layout) for layout in fitting), default=(math.inf, None)
         )
-        return _renumbered(chosen, machines) if chosen is not None and step_s < math.inf else None
+        return chosen.renumbered(machines) if chosen is not None and step_s < math.inf else None
 
     def _candidates(self, there: Sequence[int]) -> list[int]:
         """Return the machines that a later search is shown, of those that are there."""
@@ -171,20 +167,11 @@ class Crew:
         """Yield the fastest of each region, then the second of each; the best linked regions first."""
         groups: dict[int, list[int]] = {}
         for machine in fastest:
-            groups.setdefault(int(self._network.region[machine]), []).append(machine)
-        rates = self._network.bytes_per_s
+            groups.setdefault(int(self.cost.network.region[machine]), []).append(machine)
+        rates = self.cost.network.bytes_per_s
         regions = sorted(groups, key=lambda region: (-rates[region, region], region))
         for turn in range(max(map(len, groups.values()), default=0)):
             yield from (groups[region][turn] for region in regions if turn < len(groups[region]))
-
-
-def _renumbered(layout: Layout, machines: Sequence[int]) -> Layout:
-    """Return the layout with each machine's number replaced by what stands there in ``machines``."""
-    return Layout(
-        tuple(
-            pool._replace(members=tuple(machines[member] for member in pool.members)) for pool in layout.pools
-        )
-    )
 
 
 def _first(able: Flags, cells: NDArray[np.float64]) -> list[int]:

@@ -28,6 +28,8 @@ _GIB = 2**30
 _PEERS = 4
 _SUSTAINED = (0.55, 0.8)
 """Share of a peak that a large dense product reaches."""
+_OVERHEAD_S: dict[DeviceKind, float] = {"cpu": 5e-6, "cuda": 8e-6}
+"""Of one small operation: as measured on a server's processor; of a GPU, an assumption."""
 _WIDEST_S = 0.04
 _NOISE = 0.1
 """Standard deviation of a measured link's logarithm."""
@@ -191,6 +193,7 @@ def _contributor(index: int, kind: _MachineKind, draw: Generator) -> Contributor
         memory_bytes=int(draw.uniform(*kind.memory_gib) * _GIB),
         flops_per_s={"float32": speed, "bfloat16": speed * kind.half_factor},
         memory_bytes_per_s=draw.uniform(*kind.memory_gb_per_s) * draw.uniform(*_SUSTAINED) * 1e9,
+        overhead_s=_OVERHEAD_S[kind.device],
     )
     return Contributor(id=f"c{index:05d}", name=f"{kind.name} {index}", devices=(device,))
 

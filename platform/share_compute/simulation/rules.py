@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.drift import moving
 from share_compute.planning.layout import Layout, PoolLayout
-from share_compute.planning.profile import FLOAT_BYTES
 
 
 class Pause(NamedTuple):
@@ -97,11 +96,8 @@ def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int
     """
     left = [tuple(member for member in pool.members if member not in gone) for pool in old.pools]
     if not any(left):
-        per_parameter = FLOAT_BYTES * (1 + cost.workload.optimizer_tensors)
         return max(
-            cost.network.transfer_s(
-                member, member, cost.held_parameters(pool.start, pool.stop) * per_parameter
-            )
+            cost.network.transfer_s(member, member, cost.carried_bytes(pool.start, pool.stop))
             for pool in new.pools
             for member in pool.members
         )

@@ -216,11 +216,27 @@ class Jobs:
                     mend="submit it again" if row.state == JobState.succeeded else "wait for it",
                     job=job_id,
                 )
+            row.fruitless_attempts = 0
             _again(session, row, f"resumed; continuing from {_from(row)}", self._clock())
             return JobRecord.model_validate(row)
 
-    def requeue(self, job_id: str, reason: str, *, attempt: int) -> JobRecord:
+    def requeue(
+        self,
+        job_id: str,
+        why: str,
+        *,
+        attempt: int,
+        fruitless_attempts: int = 0,
+        error: dict[str, Any] | None = None,
+    ) -> JobRecord:
         """Put an active job back into the queue for another attempt; cancel it if it was asked to stop.
+
+        Args:
+            job_id: the job.
+            why: what ended its attempt, or what it waits for; from where it continues is added.
+            attempt: the attempt that is over.
+            fruitless_attempts: how many in a row were lost before they committed a step.
+            error: code and facts of what ended the attempt; for the log.
 
         Raises:
             Conflict: the job is at another attempt, or not active.
@@ -228,7 +244,8 @@ class Jobs:
         with self._database.write() as session:
             row = job_row(session, job_id)
             _require_attempt(row, attempt)
-            _again_unless_cancelled(session, row, reason, self._clock())
+            row.fruitless_attempts = fruitless_attempts
+            _again_unless_cancelled(session, row, why, self._clock(), error)
             return JobRecord.model_validate(row)
 
     def requeue_interrupted(self, why: str, *, but: Collection[str] = ()) -> list[JobRecord]:
@@ -246,7 +263,7 @@ class Jobs:
         with self._database.write() as session:
             rows = session.scalars(select(Job).where(*abandoned).order_by(Job.created_at, Job.id)).all()
             for row in rows:
-                _again_unless_cancelled(session, row, f"{why}; continuing from {_from(row)}", now)
+                _again_unless_cancelled(session, row, why, now)
             return [JobRecord.model_validate(row) for row in rows if row.state == JobState.queued]
 
 
@@ -267,10 +284,15 @@ def move_job(
     *,
     error: dict[str, Any] | None = None,
 ) -> None:
-    """Change the state of a job's row and write the event, in the caller's transaction."""
+    """Change the state of a job's row and write the event, in the caller's transaction.
+
+    An attempt that fails after its job was asked to stop has stopped: such a job ends cancelled.
+    """
+    if state is JobState.failed and row.cancel_requested_at is not None:
+        state, reason, error = JobState.cancelled, f"cancelled; its attempt ended on its own: {reason}", None
     before = JobState(row.state)
     check_transition(row.id, before, state)
-    row.state, row.reason, row.error = state.value, reason, error
+    row.state, row.reason, row.error = state.value, reason, error if state is JobState.failed else None
     row.finished_at = now if state.is_final else None
     if state is JobState.running and row.started_at is None:
         row.started_at = now
@@ -290,25 +312,28 @@ def _require_attempt(row: Job, attempt: int) -> None:
         )
 
 
-def _again_unless_cancelled(session: Session, row: Job, reason: str, now: datetime) -> None:
-    if row.cancel_requested_at is None:
-        _again(session, row, reason, now)
-    else:
-        move_job(session, row, JobState.cancelled, "cancelled when its attempt ended", now)
+def _again_unless_cancelled(
+    session: Session, row: Job, why: str, now: datetime, error: dict[str, Any] | None = None
+) -> None:
+    if row.cancel_requested_at is not None:
+        move_job(session, row, JobState.cancelled, f"cancelled; its attempt ended on its own: {why}", now)
+        return
+    begins = "beginning" if row.started_at is None else f"continuing from {_from(row)}"
+    _again(session, row, f"{why}; {begins} as soon as enough machines are there", now, error)
 
 
-def _again(session: Session, row: Job, reason: str, now: datetime) -> None:
+def _again(
+    session: Session, row: Job, reason: str, now: datetime, error: dict[str, Any] | None = None
+) -> None:
     row.attempt += 1
     row.step = row.checkpoint_step or 0
     row.plan = row.measured = row.proposal = None
-    move_job(session, row, JobState.queued, reason, now)
+    move_job(session, row, JobState.queued, reason, now, error=error)
 
 
 def _from(row: Job) -> str:
     return (
-        "the start, for it has no checkpoint"
-        if row.checkpoint_step is None
-        else f"step {row.checkpoint_step}"
+        "the start (it has no checkpoint)" if row.checkpoint_step is None else f"step {row.checkpoint_step}"
     )
 
 

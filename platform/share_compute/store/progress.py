@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -16,19 +16,25 @@ from share_compute.jobs.events import (
     AttemptEnded,
     AttemptEvent,
     CheckpointSaved,
+    LayersTimed,
     Measured,
     Planned,
+    Reformed,
     ReplanProposed,
     StepCommitted,
     Validated,
 )
-from share_compute.jobs.states import JobState
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.planning.plan import Plan
+from share_compute.planning.timings import MachineTimings, merged
 from share_compute.store.database import Database
 from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
 from share_compute.store.secret import new_id
 from share_compute.store.tables import Artifact, Contributor, Job, Metric
+
+_USABLE = (ContributorState.ready.value, ContributorState.draining.value)
 
 
 class Progress:
@@ -63,6 +69,11 @@ class Progress:
                 _apply(session, row, event, now)
             add_job_events(session, (job_id, attempt), now, log)
             return JobRecord.model_validate(row)
+
+    def timings(self, job_id: str) -> dict[str, MachineTimings]:
+        """Return what all attempts at a job timed of its layers, by contributor id; NotFound without the job."""
+        with self._database.read() as session:
+            return _timings(job_row(session, job_id))
 
     def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
         """Return what the steps after ``after_step`` measured, in order; NotFound without the job."""
@@ -99,14 +110,13 @@ class Progress:
 def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> None:
     match event:
         case Planned(plan=plan):
-            row.plan = plan.model_dump(mode="json")
-            used = [member.contributor_id for pool in plan.pools for member in pool.members]
-            for spare in session.scalars(
-                select(Contributor).where(Contributor.job_id == row.id, Contributor.id.not_in(used))
-            ):
-                spare.job_id = None
+            _lay(session, row, plan)
             if row.state == JobState.planning:
-                move_job(session, row, JobState.running, _placement(len(plan.pools), len(used)), now)
+                move_job(session, row, JobState.running, _placement(plan), now)
+        case Reformed(plan=plan):
+            _lay(session, row, plan)
+            row.reason = _placement(plan)
+            row.measured = row.proposal = None  # of the plan that is over
         case StepCommitted():
             row.step, row.loss, row.tokens_per_s = event.step, event.loss, event.tokens_per_s
             _put_metric(session, row.id, "train", event)
@@ -114,6 +124,9 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
             _put_metric(session, row.id, event.split, event)
         case Measured():
             row.measured = event.model_dump(mode="json")
+        case LayersTimed():
+            kept = merged(_timings(row), event.machines)
+            row.timings = {machine: timed.model_dump(mode="json") for machine, timed in kept.items()}
         case ReplanProposed():
             row.proposal = event.model_dump(mode="json")
         case CheckpointSaved():
@@ -133,11 +146,26 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
         case AttemptEnded():
             move_job(session, row, JobState(event.outcome), event.reason, now, error=event.error)
         case _:
-            pass  # a start or a note changes nothing but the log
+            pass  # a start, a sample or a note changes nothing but the log
 
 
-def _placement(pools: int, machines: int) -> str:
-    return f"running on {_count(machines, 'machine')} in {_count(pools, 'pool')}"
+def _lay(session: Session, row: Job, plan: Plan) -> None:
+    """Write a plan down: the job holds the machines in it and no others, but takes none from another job."""
+    row.plan = plan.model_dump(mode="json")
+    held = Contributor.job_id == row.id
+    used = Contributor.id.in_([member.contributor_id for pool in plan.pools for member in pool.members])
+    free = Contributor.job_id.is_(None) & Contributor.state.in_(_USABLE)
+    session.execute(update(Contributor).where(held, ~used).values(job_id=None))
+    session.execute(update(Contributor).where(used, free).values(job_id=row.id))
+
+
+def _timings(row: Job) -> dict[str, MachineTimings]:
+    kept = row.timings or {}
+    return {machine: MachineTimings.model_validate(timed) for machine, timed in kept.items()}
+
+
+def _placement(plan: Plan) -> str:
+    return f"running on {_count(sum(plan.pool_sizes), 'machine')} in {_count(len(plan.pools), 'pool')}"
 
 
 def _count(number: int, word: str) -> str:

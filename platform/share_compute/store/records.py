@@ -121,6 +121,8 @@ class JobRecord(Record):
     """Code and facts of the error, when it failed."""
     attempt: int
     """Counted from 1."""
+    fruitless_attempts: int
+    """Attempts in a row that were lost before they committed a step."""
     step: int
     """Last committed step; 0 before the first."""
     total_steps: int

@@ -101,8 +101,10 @@ class Job(Base):
     plan: Mapped[dict[str, Any] | None]
     measured: Mapped[dict[str, Any] | None]
     proposal: Mapped[dict[str, Any] | None]
+    timings: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
     error: Mapped[dict[str, Any] | None]
     attempt: Mapped[int]
+    fruitless_attempts: Mapped[int] = mapped_column(server_default="0")
     step: Mapped[int]
     total_steps: Mapped[int]
     loss: Mapped[float | None]

@@ -1,100 +1,292 @@
-"""Gradients of a shard in flat buckets: one tensor to reduce, scale or measure instead of hundreds."""
+"""Gradients of a shard in flat buckets, added up microbatch by microbatch in the order of the job's summation tree.
+
+A member holds, of what it computed, the largest subexpressions that are complete: one set of buffers each. Autograd
+accumulates in place wherever the tree says so; elsewhere a microbatch gets a set of its own, which is added to its
+sibling when that is there. `buckets` may be reduced one by one while the last backward still runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from share_compute.planning.workload import GRADIENT_BUCKET_BYTES
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute.specification import GradientFusionSpec
+
+_AUTO_BUCKETS = 8
+"""With that many, most of a sum hides behind the backward."""
+_AUTO_BYTES = 64 * 2**20
+_ROW = 4096
+"""Squares are summed in float32 over so many elements, and in float64 over these sums: fast, and exact to 1e-8."""
+
+
+class _Buffers:
+    """Room for one gradient of all parameters.
+
+    Args:
+        layout: the parameters of each bucket.
+    """
+
+    def __init__(self, layout: Sequence[Sequence[nn.Parameter]]) -> None:
+        self.buckets: list[Tensor] = []
+        self.views: list[tuple[nn.Parameter, Tensor]] = []
+        for group in layout:
+            sizes = [parameter.numel() for parameter in group]
+            bucket = torch.empty(sum(sizes), dtype=group[0].dtype, device=group[0].device)
+            self.buckets.append(bucket)
+            for parameter, piece in zip(group, torch.split(bucket, sizes), strict=True):
+                self.views.append((parameter, piece.view_as(parameter)))
 
 
 class GradientBuckets:
-    """Makes every ``parameter.grad`` a view into a flat bucket.
+    """Makes every ``parameter.grad`` a view into flat buckets, as many sets of them as the tree needs.
+
+    For each microbatch: `begin`, the backward, `finish`; before the last backward also `watch`. Then each bucket's
+    `parts` are summed over the members of the pool into its `result`, and `settle` ends the sum.
 
     Buckets follow the reverse order of the parameters, which is about the order in which a backward finishes them.
 
     Args:
         parameters: by stored name; frozen ones have no gradient.
-        bucket_bytes: size at which a bucket is full.
+        tree: in which order the job adds.
+        fusion: where buckets end.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], bucket_bytes: int = GRADIENT_BUCKET_BYTES
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        tree: SummationTree,
+        fusion: GradientFusionSpec | None = None,
     ) -> None:
-        self._parameters = [parameter for parameter in parameters.values() if parameter.requires_grad]
-        self.buckets: list[Tensor] = []
-        self._sizes: list[int] = []
-        self._missing: list[int] = []
+        trained = {parameter: name for name, parameter in parameters.items() if parameter.requires_grad}
+        self._names = trained
+        self._tree = tree
+        self._layout = list(_cut(list(reversed(trained)), fusion or GradientFusionSpec()))
+        self._held: dict[Node, _Buffers] = {}
+        self._additions: list[tuple[_Buffers, _Buffers]] = []
+        """What the current backward makes possible: the second is added to the first, bucket by bucket."""
+        self._result: _Buffers | None = None
+        """Where the whole sum goes when nothing is held."""
+        self._free: list[_Buffers] = []
+        self._in_use = 0
+        self._most_in_use = 0
+        self._missing = [0] * len(self._layout)
         self._next = 0
-        self._on_full: Callable[[int], None] | None = None
-        group: list[nn.Parameter] = []
-        for parameter in reversed(self._parameters):
-            if group and sum(member.nbytes for member in group) + parameter.nbytes > bucket_bytes:
-                self._close(group)
-                group = []
-            group.append(parameter)
-        if group:
-            self._close(group)
+        self._on_bucket: Callable[[int], None] | None = None
+        for number, group in enumerate(self._layout):
+            for parameter in group:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, number=number: self._arrived(number)
+                )
 
-    def _close(self, group: list[nn.Parameter]) -> None:
-        number = len(self.buckets)
-        bucket = torch.zeros(
-            sum(member.numel() for member in group), dtype=group[0].dtype, device=group[0].device
-        )
-        start = 0
-        for parameter in group:
-            parameter.grad = bucket[start : start + parameter.numel()].view_as(parameter)
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _, number=number: self._arrived(number)
-            )
-            start += parameter.numel()
-        self.buckets.append(bucket)
-        self._sizes.append(len(group))
-        self._missing.append(0)
+    def __len__(self) -> int:
+        """Return the number of buckets."""
+        return len(self._layout)
 
-    def zero(self) -> None:
-        """Clear all gradients."""
-        for bucket in self.buckets:
-            bucket.zero_()
+    @property
+    def bucket_bytes(self) -> list[int]:
+        """Size of each bucket."""
+        return [sum(parameter.nbytes for parameter in group) for group in self._layout]
 
-    def watch(self, on_full: Callable[[int], None]) -> None:
-        """Call ``on_full(bucket)`` in the next backward, for one bucket after the other as they have all gradients.
+    @property
+    def held(self) -> tuple[Node, ...]:
+        """Sums that are here, in order; between `begin` and `finish` already those that will be."""
+        return tuple(sorted(self._held))
 
-        The order is fixed, since members that reduce in different orders would sum different buckets. `finish`
-        calls it for the buckets that are left.
+    # -- backwards -------------------------------------------------------------------------------------------------
+
+    def begin(self, microbatch: int) -> None:
+        """Make the next backward add to the gradient of this microbatch.
+
+        When that backward fails, what is held is lost: `reset`.
+
+        Raises:
+            ValueError: a sum that is held has it already.
         """
-        self._missing = list(self._sizes)
+        if any(node.start <= microbatch < node.stop for node in self._held):
+            raise ValueError(f"the gradient of microbatch {microbatch} is held already: {self.held}")
+        prefix = self._tree.grows(microbatch)
+        node = Node(microbatch, microbatch + 1)
+        if prefix is not None and prefix in self._held:
+            buffers = self._held.pop(prefix)
+            node = Node(prefix.start, node.stop)
+        else:
+            buffers = self._take()
+            for bucket in buffers.buckets:
+                bucket.zero_()
+        _point(buffers)
+        merges = list(self._tree.merges(self._held, node))
+        self._held[node] = buffers
+        for left, right, parent in merges:
+            target, source = self._held.pop(left), self._held.pop(right)
+            self._additions.append((target, source))
+            self._held[parent] = target
+
+    def watch(self, on_bucket: Callable[[int], None]) -> None:
+        """Call ``on_bucket(bucket)`` as soon as the `parts` of a bucket are complete, for one bucket after the other.
+
+        To be called before the last backward, or when none is left. The order is fixed, since members that
+        reduce in different orders would sum different buckets. `finish` calls it for the buckets that are left.
+        """
+        self._missing = [len(group) for group in self._layout]
         self._next = 0
-        self._on_full = on_full
+        self._on_bucket = on_bucket
 
     def _arrived(self, number: int) -> None:
-        if self._on_full is None:
+        if self._on_bucket is None:
             return
         self._missing[number] -= 1
-        while self._next < len(self.buckets) and self._missing[self._next] <= 0:
-            self._on_full(self._next)
-            self._next += 1
+        while self._next < len(self) and self._missing[self._next] <= 0:
+            self._complete_next()
+
+    def _complete_next(self) -> None:
+        number = self._next
+        self._next += 1
+        for target, source in self._additions:
+            target.buckets[number].add_(source.buckets[number])
+        if self._on_bucket is not None:
+            self._on_bucket(number)
 
     def finish(self) -> None:
-        """After the backward: call for the buckets that have a parameter which got no gradient; stop watching."""
-        if self._on_full is not None:
-            for number in range(self._next, len(self.buckets)):
-                self._on_full(number)
-        self._on_full = None
+        """After the backward: add up what is complete, also where a parameter got no gradient; stop watching."""
+        if self._on_bucket is None:
+            self._next = 0
+        while self._next < len(self):
+            self._complete_next()
+        self._on_bucket = None
+        for _, source in self._additions:
+            self._give(source)
+        self._additions.clear()
 
-    def squared_norm(self, without: nn.Parameter | None = None) -> float:
-        """Return the sum of squares of all gradients, without those of one parameter that is counted elsewhere."""
-        if without is None:
-            return sum(float(bucket.dot(bucket)) for bucket in self.buckets)
-        gradients = [parameter.grad for parameter in self._parameters if parameter is not without]
-        return sum(float(torch.sum(gradient.square())) for gradient in gradients if gradient is not None)
+    # -- the sum of the pool ---------------------------------------------------------------------------------------
+
+    def parts(self, bucket: int) -> list[Tensor]:
+        """Return what is held of a bucket: flat, one for each of `held`. The sum may use them up."""
+        return [self._held[node].buckets[bucket] for node in self.held]
+
+    def result(self, bucket: int) -> Tensor:
+        """Return where the whole sum of a bucket goes: the first of `parts`, if there is one; flat."""
+        if self._held:
+            return self._held[min(self._held)].buckets[bucket]
+        if self._result is None:
+            self._result = self._take()
+        return self._result.buckets[bucket]
+
+    def settle(self) -> None:
+        """Every `result` has the whole sum now: it is what is held, and each ``parameter.grad`` is a view of it."""
+        if self._held:
+            result = self._held.pop(min(self._held))
+        else:
+            result, self._result = self._result or self._take(), None
+        for buffers in self._held.values():
+            self._give(buffers)
+        self._held = {self._tree.root: result}
+        _point(result)
+
+    def reset(self) -> None:
+        """Hold nothing: the step is applied, or forgotten. As many buffers as it needed are kept for the next."""
+        self._free += [buffers for _, buffers in self._additions]
+        self._free += self._held.values()
+        if self._result is not None:
+            self._free.append(self._result)
+        self._forget()
+        del self._free[self._most_in_use :]
+        self._most_in_use = 0
+
+    def spoil(self) -> None:
+        """Hold nothing, and keep no buffer: a sum ended without result, and something may still write into them."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._additions.clear()
+        self._result = None
+        self._on_bucket = None
+        self._in_use = 0
+        for parameter in self._names:
+            parameter.grad = None
+
+    # -- the whole sum -----------------------------------------------------------------------------------------------
+
+    def squared_norms(self) -> dict[str, float]:
+        """Return the sum of squares of each parameter's gradient, by stored name.
+
+        It does not depend on which other parameters the shard has, so that sums over all parameters in the order of
+        their names do not depend on the plan.
+        """
+        sums = [_squared_sum(view.view(-1)) for _, view in self._whole.views]
+        names = [self._names[parameter] for parameter, _ in self._whole.views]
+        squares = torch.stack([each.cpu() for each in sums]).tolist() if sums else []
+        return dict(sorted(zip(names, squares, strict=True)))
 
     def scale(self, factor: float) -> None:
-        """Multiply all gradients."""
-        for bucket in self.buckets:
+        """Multiply the gradient."""
+        for bucket in self._whole.buckets:
             bucket.mul_(factor)
+
+    def digest(self) -> str:
+        """Return a fast hash (XXH3, 128 bits) of the gradient's bits: equal at all members of a pool."""
+        hashed = xxhash.xxh3_128()
+        for bucket in self._whole.buckets:
+            hashed.update(bucket.view(torch.uint8).cpu().numpy().data)
+        return hashed.hexdigest()
+
+    @property
+    def _whole(self) -> _Buffers:
+        if self._tree.root not in self._held:
+            raise ValueError(f"the sum is not complete: {self.held}")
+        return self._held[self._tree.root]
+
+    # -- buffers -----------------------------------------------------------------------------------------------------
+
+    def _take(self) -> _Buffers:
+        self._in_use += 1
+        self._most_in_use = max(self._most_in_use, self._in_use)
+        return self._free.pop() if self._free else _Buffers(self._layout)
+
+    def _give(self, buffers: _Buffers) -> None:
+        self._in_use -= 1
+        self._free.append(buffers)
+
+
+def _point(buffers: _Buffers) -> None:
+    for parameter, view in buffers.views:
+        parameter.grad = view
+
+
+def _squared_sum(flat: Tensor) -> Tensor:
+    """Return the sum of squares, one float64."""
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=torch.float32).double()
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).double()
+    squared: Tensor = rows.dot(rows) + rest * rest
+    return squared
+
+
+def _cut(parameters: Sequence[nn.Parameter], fusion: GradientFusionSpec) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters of each bucket; one bucket has one type and device."""
+    total = sum(parameter.nbytes for parameter in parameters)
+    edges = {0, len(parameters)}
+    if fusion.mode == "index":
+        edges |= {cut for cut in fusion.cuts or () if cut < len(parameters)}
+    else:
+        limit = fusion.bucket_bytes or min(_AUTO_BYTES, max(GRADIENT_BUCKET_BYTES, total // _AUTO_BUCKETS))
+        size = 0
+        for place, parameter in enumerate(parameters):
+            if size and size + parameter.nbytes > limit:
+                edges.add(place)
+                size = 0
+            size += parameter.nbytes
+    for place, (one, other) in enumerate(pairwise(parameters), start=1):
+        if (one.dtype, one.device) != (other.dtype, other.device):
+            edges.add(place)
+    for start, stop in pairwise(sorted(edges)):
+        yield list(parameters[start:stop])
 
 
 def clip_factor(norm: float, limit: float) -> float:

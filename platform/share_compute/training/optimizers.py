@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
+from share_compute.errors import UserError
 from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSpec
 
 _SEPARATOR = "::"
+_NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+"""Names in ``Trainer.get_decay_parameter_names`` of ``transformers``."""
 
 
-def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Return the torch optimizer that ``spec`` names; fused kernels where torch has them."""
+def build_optimizer(
+    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], undecayed: Collection[nn.Parameter] = ()
+) -> Optimizer:
+    """Return the torch optimizer that ``spec`` names; fused kernels where torch has them.
+
+    Args:
+        spec: which, and its options.
+        parameters: what is trained.
+        undecayed: those whose weight decay is 0 unless all decay; see `undecayed_parameters`.
+    """
     rate, decay = spec.learning_rate, spec.weight_decay
-    given = list(parameters)
+    given = _groups(spec, list(parameters), set(undecayed))
     match spec.name:
         case OptimizerName.sgd:
             return SGD(given, lr=rate, weight_decay=decay, fused=True)
@@ -33,17 +45,46 @@ def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> 
             return AdamW(given, lr=rate, weight_decay=decay, betas=spec.betas, eps=spec.epsilon, fused=True)
 
 
+def _groups(
+    spec: OptimizerSpec, parameters: list[nn.Parameter], undecayed: set[nn.Parameter]
+) -> list[dict[str, Any]]:
+    if spec.decays == "all" or not spec.weight_decay:
+        return [{"params": parameters}]
+    with_decay = [parameter for parameter in parameters if parameter not in undecayed]
+    without = [parameter for parameter in parameters if parameter in undecayed]
+    groups: list[dict[str, Any]] = [{"params": with_decay}, {"params": without, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return biases and the parameters of norms, as Hugging Face's trainer tells them: by their names and modules."""
+    from transformers.trainer_pt_utils import get_parameter_names  # noqa: PLC0415 - slow to import
+
+    decayed = set(get_parameter_names(module, [nn.LayerNorm], list(_NO_DECAY)))
+    return [parameter for name, parameter in module.named_parameters() if name not in decayed]
+
+
 def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
-    """Return the learning rate as a function of the step, counted from 1: a resumed job needs no state for it."""
+    """Return the learning rate as a function of the step, counted from 1: a resumed job needs no state for it.
+
+    Raises:
+        UserError: the schedule's options do not go together.
+    """
     from transformers import get_scheduler  # noqa: PLC0415 - slow to import, and only trainers need it
 
     bystander = SGD([nn.Parameter(torch.zeros(1))], lr=spec.optimizer.learning_rate)
-    schedule: LambdaLR = get_scheduler(
-        spec.schedule.name,
-        bystander,
-        num_warmup_steps=spec.schedule.warmup_steps,
-        num_training_steps=spec.steps,
-    )
+    try:
+        schedule: LambdaLR = get_scheduler(
+            spec.schedule.name,
+            bystander,
+            num_warmup_steps=spec.schedule.warmup_steps,
+            num_training_steps=spec.steps,
+            scheduler_specific_kwargs=spec.schedule.arguments,
+        )
+    except ValueError as failure:
+        raise UserError(
+            f"training.schedule: {failure}", mend="mend training.schedule.options, or leave them out"
+        ) from failure
     factor = schedule.lr_lambdas[0]
     return lambda step: spec.optimizer.learning_rate * float(factor(step - 1))
 

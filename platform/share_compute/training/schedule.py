@@ -8,7 +8,7 @@ one member a pool this is the usual one-forward-one-backward schedule, window = 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -42,9 +42,14 @@ def global_order(shares: Sequence[int]) -> list[int]:
 
     A member with twice the share of another has twice as many turns, evenly spread.
     """
+    return round_the_blocks(blocks(shares))
+
+
+def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
+    """Return microbatch ids in the order of `global_order`, given those of each member of the widest pool."""
     turns = [
         ((2 * place + 1) / (2 * len(block)), member, microbatch)
-        for member, block in enumerate(blocks(shares))
+        for member, block in enumerate(owned)
         for place, microbatch in enumerate(block)
     ]
     return [microbatch for _, _, microbatch in sorted(turns)]
@@ -66,9 +71,20 @@ def one_forward_one_backward(shares: Sequence[Sequence[int]], pool: int, member:
         pool: index of the member's pool.
         member: its place in the pool.
     """
-    rank = {microbatch: place for place, microbatch in enumerate(global_order(max(shares, key=len)))}
-    window = windows([len(members) for members in shares])[pool]
-    waiting = sorted(blocks(shares[pool])[member], key=rank.__getitem__)
+    order = global_order(max(shares, key=len))
+    return in_order(order, windows([len(members) for members in shares])[pool], blocks(shares[pool])[member])
+
+
+def in_order(order: Sequence[int], window: int, microbatches: Iterable[int]) -> list[Action]:
+    """Return forwards and backwards of some microbatches, as `one_forward_one_backward` has them.
+
+    Args:
+        order: all microbatch ids as all pools take them.
+        window: how many ranks forwards may run ahead of backwards.
+        microbatches: the member's.
+    """
+    rank = {microbatch: place for place, microbatch in enumerate(order)}
+    waiting = sorted(microbatches, key=rank.__getitem__)
     actions: list[Action] = []
     forwarded = 0
     for microbatch in waiting:
@@ -77,12 +93,3 @@ def one_forward_one_backward(shares: Sequence[Sequence[int]], pool: int, member:
             forwarded += 1
         actions.append(Action("B", microbatch))
     return actions
-
-
-def peak_in_flight(actions: Sequence[Action]) -> int:
-    """Return the most microbatches whose activations are kept at one time."""
-    kept = peak = 0
-    for action in actions:
-        kept += 1 if action.kind == "F" else -1
-        peak = max(peak, kept)
-    return peak

@@ -4,55 +4,124 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import combinations
+from typing import NamedTuple
 
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
 
-Groups = tuple[tuple[int, ...], ...]
+
+def best(
+    cost: TrainingCost,
+    *,
+    order: Sequence[int] | None = None,
+    pools: int | None = None,
+    members_per_pool: int | None = None,
+) -> tuple[float, Layout | None]:
+    """Return the smallest step that any feasible layout takes, to the last bit what `TrainingCost.step_s` says of it.
+
+    Layouts grow from the last pool to the first, as the formula does. One that already takes as long as the best is not
+    grown further: what comes before only adds.
+
+    Args:
+        cost: the objective.
+        order: only pools of machines that stand side by side in it, one after the other; machines before, between and
+            behind pools have nothing. All sets of machines in all orders without it.
+        pools: only layouts with so many pools.
+        members_per_pool: only pools with so many members.
+    """
+    walk = _Walk(cost, pools, members_per_pool)
+    if order is None:
+        walk.any_order(tuple(range(cost.num_machines)), _Suffix())
+    else:
+        walk.in_order(tuple(order), _Suffix())
+    return walk.best_s, walk.layout
 
 
-def ordered_groups(machines: frozenset[int]) -> Iterator[Groups]:
-    """Yield all sequences of disjoint sets of some of the machines."""
-    for size in range(1, len(machines) + 1):
-        for first in combinations(sorted(machines), size):
-            yield (first,)
-            for rest in ordered_groups(machines - frozenset(first)):
-                yield (first, *rest)
+def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
+    """Return whether a machine can have work at all; an order is one of machines that can."""
+    return math.isfinite(cost.cell_s(machine, 0, cost.num_layers)) and any(
+        cost.bytes_needed(layer, layer + 1, 1, 0) <= cost.memory_bytes[machine]
+        for layer in range(cost.num_layers)
+    )
 
 
-def groups_in_order(order: Sequence[int]) -> Iterator[Groups]:
-    """Yield all sequences of runs of neighbours in the order; machines before, between and behind are skipped."""
-    for begin in range(len(order)):
-        for end in range(begin + 1, len(order) + 1):
-            run = tuple(sorted(order[begin:end]))
-            yield (run,)
-            for rest in groups_in_order(order[end:]):
-                yield (run, *rest)
+class _Suffix(NamedTuple):
+    """The last pools of a pipeline, the first of them first."""
+
+    pools: tuple[PoolLayout, ...] = ()
+    window: int = 0
+    """Of the first pool."""
+    trip_s: float = 0.0
+    step_s: float = 0.0
 
 
-def layouts(cost: TrainingCost, groups: Groups) -> Iterator[Layout]:
-    """Yield all ways to cut the layers over these pools."""
-    if len(groups) > cost.num_layers or not all(cost.may_pool(members) for members in groups):
-        return
-    for cuts in combinations(range(1, cost.num_layers), len(groups) - 1):
-        edges = (0, *cuts, cost.num_layers)
-        shares = [cost.shares(members, edges[at], edges[at + 1]) for at, members in enumerate(groups)]
-        if all(share is not None for share in shares):
-            yield Layout(
-                tuple(
-                    PoolLayout(edges[at], edges[at + 1], members, shares[at] or ())
-                    for at, members in enumerate(groups)
-                )
-            )
+class _Walk:
+    """Goes through all layouts; what many of them ask the formula is asked once."""
 
+    def __init__(self, cost: TrainingCost, pools: int | None, members_per_pool: int | None) -> None:
+        self._cost, self._pools, self._members_per_pool = cost, pools, members_per_pool
+        self.best_s = math.inf
+        self.layout: Layout | None = None
+        self._pool, self._fits = cache(self._make_pool), cache(self._fits_anew)
+        self._first_s, self._own_s = (
+            cache(cost.first_s),
+            cache(lambda pool: cost.busy_s(pool) + cost.tail_s(pool)),
+        )
+        self._hop_s, self._carry_s = cache(cost.hop_s), cache(cost.carry_s)
 
-def best(cost: TrainingCost, all_groups: Iterator[Groups]) -> tuple[float, Layout | None]:
-    """Return the smallest step that any feasible layout takes."""
-    smallest, chosen = math.inf, None
-    for groups in all_groups:
-        for layout in layouts(cost, groups):
-            step_s = cost.step_s(layout)
-            if step_s < smallest and cost.fits(layout):
-                smallest, chosen = step_s, layout
-    return smallest, chosen
+    def any_order(self, free: tuple[int, ...], behind: _Suffix) -> None:
+        """Put every set of free machines before a suffix, and go on with the others."""
+        for size in range(1, len(free) + 1):
+            for members in combinations(free, size):
+                rest = tuple(machine for machine in free if machine not in members)
+                for grown in self._grown(members, behind):
+                    self.any_order(rest, grown)
+
+    def in_order(self, free: tuple[int, ...], behind: _Suffix) -> None:
+        """Put every run of free machines before a suffix, and go on with those before it."""
+        for end in range(len(free), 0, -1):
+            for begin in range(end):
+                for grown in self._grown(tuple(sorted(free[begin:end])), behind):
+                    self.in_order(free[:begin], grown)
+
+    def _grown(self, members: tuple[int, ...], behind: _Suffix) -> Iterator[_Suffix]:
+        """Yield suffixes with one more pool that do not hold all layers yet, and take note of those that do."""
+        if self._members_per_pool not in (None, len(members)) or not self._cost.may_pool(members):
+            return
+        stop = behind.pools[0].start if behind.pools else self._cost.num_layers
+        for start in range(stop):
+            pool = self._pool(members, start, stop)
+            grown = None if pool is None else self._before(pool, behind)
+            if grown is None or grown.step_s >= self.best_s:
+                continue
+            if start > 0:
+                yield grown
+            elif self._pools in (None, len(grown.pools)):
+                self.best_s, self.layout = grown.step_s, Layout(grown.pools)
+
+    def _make_pool(self, members: tuple[int, ...], start: int, stop: int) -> PoolLayout | None:
+        shares = self._cost.shares(members, start, stop)
+        return None if shares is None else PoolLayout(start, stop, members, shares)
+
+    def _before(self, pool: PoolLayout, behind: _Suffix) -> _Suffix | None:
+        """Do one turn of the loop of `TrainingCost.step_s`; None where memory is short."""
+        enter, carry, window = self._first_s(pool), 0.0, 0
+        if behind.pools:
+            after = behind.pools[0]
+            window = behind.window + max(len(pool.members), len(after.members))
+            enter += 2 * self._hop_s(pool, after)
+            carry = self._carry_s(pool, after)
+        if not self._fits(pool, window):
+            return None
+        trip = behind.trip_s + enter
+        waits = max(carry, (self._cost.workload.microbatches - 1) // (window + len(pool.members)) * trip)
+        step = max(enter + behind.step_s, self._own_s(pool), trip + waits)
+        return _Suffix((pool, *behind.pools), window, trip, step)
+
+    def _fits_anew(self, pool: PoolLayout, window: int) -> bool:
+        return all(
+            self._cost.bytes_needed(pool.start, pool.stop, share, window) <= self._cost.memory_bytes[machine]
+            for machine, share in zip(pool.members, pool.shares, strict=True)
+        )

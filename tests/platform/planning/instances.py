@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 
-from share_compute.planning.cost import LayerTiming, TrainingCost
+from share_compute.planning.cost import TrainingCost
 from share_compute.planning.network import Network
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.timings import LayerTiming
 from share_compute.planning.workload import TrainingWorkload
 from share_compute.topology import Contributor, Device, DeviceKind, Topology
 
@@ -34,6 +36,37 @@ def instance(seed: int, *, machines: int, layers: int, microbatches: int | None 
     return TrainingCost(profile, topology, _network(draw, machines, regions), workload, timings)
 
 
+def with_overhead(cost: TrainingCost) -> TrainingCost:
+    """Return a problem in which operations take their time on every other machine."""
+    machines = tuple(
+        replace(
+            machine,
+            devices=tuple(
+                replace(device, overhead_s=1e-3 * (index % 2) / (device.flops_per_s["float32"] or 1.0))
+                for device in machine.devices
+            ),
+        )
+        for index, machine in enumerate(cost.topology.contributors)
+    )
+    return replace(cost, topology=replace(cost.topology, contributors=machines))
+
+
+def sparing(cost: TrainingCost) -> TrainingCost:
+    """Return a problem that asks little of memory: some layers frozen, their insides computed again, in bfloat16."""
+    layers = tuple(
+        layer.model_copy(update={"frozen": layer.parameters if place % 3 == 0 else layer.parameters // 2})
+        for place, layer in enumerate(cost.profile.layers)
+    )
+    embedding = cost.profile.embedding.model_copy(update={"frozen": cost.profile.embedding.parameters})
+    return replace(
+        cost,
+        profile=cost.profile.model_copy(
+            update={"layers": layers, "embedding": embedding, "tied_trains": False}
+        ),
+        workload=replace(cost.workload, dtype="bfloat16", activation_checkpointing=True),
+    )
+
+
 def _profile(draw: random.Random, layers: int) -> ModelProfile:
     even = draw.random() < 0.4
 
@@ -43,6 +76,8 @@ def _profile(draw: random.Random, layers: int) -> ModelProfile:
             parameters=int(1e6 * size * scale),
             forward_flops=Growth(linear=size * scale),
             backward_flops=Growth(linear=2 * size * scale),
+            forward_operations=int(40 * scale),
+            backward_operations=int(80 * scale),
             activation_bytes=Growth(linear=1e5 * size),
             boundary_numbers=Growth(linear=1e4 if even else draw.uniform(0, 2e4)),
         )

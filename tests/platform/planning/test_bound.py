@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.platform.planning.instances import instance
+from tests.platform.planning.instances import instance, sparing, with_overhead
 
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.layout import solo
@@ -19,9 +19,10 @@ from share_compute.planning.workload import TrainingWorkload
 
 @pytest.mark.parametrize("seed", range(30))
 def test_never_above_the_best_plan_of_eight_machines(seed: int) -> None:
-    cost = instance(seed, machines=8, layers=12)
-    found = search(cost)
-    assert not found or 0 < lower_bound_s(cost) <= found[0].step_s * (1 + 1e-9)
+    plain = instance(seed, machines=8, layers=12)
+    for cost in (plain, with_overhead(plain), sparing(plain)):
+        found = search(cost)
+        assert not found or 0 < lower_bound_s(cost) <= found[0].step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.platform.planning.instances import instance
+from tests.platform.planning.instances import instance, sparing, with_overhead
+from tests.platform.schedules import peak_in_flight
 
-from share_compute.planning.cost import LayerTiming, fill_shares, most_carried
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.cost import STEP_OPERATIONS, TrainingCost, fill_shares, most_carried
+from share_compute.planning.layout import Layout, PoolLayout, solo
 from share_compute.planning.options import Options
-from share_compute.training.schedule import blocks, one_forward_one_backward, peak_in_flight, windows
+from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.timings import LayerTiming
+from share_compute.training.schedule import blocks, one_forward_one_backward, windows
 
 
 @st.composite
@@ -57,6 +61,51 @@ def test_memory_of_a_member_by_hand() -> None:
     assert cost.member_bytes(layout, 1, 0) == pytest.approx(expected)
 
 
+def test_memory_of_layers_that_are_computed_again_by_hand() -> None:
+    plain = instance(1, machines=2, layers=4, microbatches=4)
+    cost = replace(plain, workload=replace(plain.workload, activation_checkpointing=True))
+    profile, samples = cost.profile, cost.workload.microbatch_size
+    layout = Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1,), (4,))))
+    weights = profile.embedding.parameters + sum(layer.parameters for layer in profile.layers[:2])
+    kept = profile.embedding.activation_bytes.at(8)
+    kept += sum(4 * layer.boundary_numbers.at(8) for layer in profile.layers[:2])
+    inside = max(layer.activation_bytes.at(8) for layer in profile.layers)
+    expected = weights * 4 * (2 + cost.workload.optimizer_tensors) + samples * (2 * kept + inside)
+    assert cost.member_bytes(layout, 0, 0) == pytest.approx(expected)
+
+
+def test_layers_that_are_computed_again_take_their_forward_once_more() -> None:
+    plain = instance(2, machines=2, layers=4, microbatches=4)
+    cost = replace(plain, workload=replace(plain.workload, activation_checkpointing=True), timings={})
+    plain = replace(plain, timings={})
+    (machine,) = [each for each in range(2) if math.isfinite(plain.cell_s(each, 0, 4))][:1]
+    for layer in (1, 2):
+        once = plain.cell_s(machine, layer, layer + 1)
+        forward = plain.forward_s[machine, layer + 1] - plain.forward_s[machine, layer]
+        assert cost.cell_s(machine, layer, layer + 1) == pytest.approx(once + forward)
+
+
+def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
+    plain = instance(1, machines=2, layers=4, microbatches=4)
+    first, *rest = plain.profile.layers
+    frozen = first.model_copy(update={"frozen": first.parameters})
+    cost = replace(plain, profile=plain.profile.model_copy(update={"layers": (frozen, *rest)}))
+    layout = Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1,), (4,))))
+    saved = first.parameters * 4 * (1 + cost.workload.optimizer_tensors)
+    assert cost.member_bytes(layout, 0, 0) == pytest.approx(plain.member_bytes(layout, 0, 0) - saved)
+    assert cost.tail_s(layout.pools[0]) < plain.tail_s(layout.pools[0])
+
+
+def test_two_byte_precision_keeps_less_and_a_copy_of_the_weights() -> None:
+    plain = instance(1, machines=2, layers=4, microbatches=4)
+    cost = replace(plain, workload=replace(plain.workload, dtype="bfloat16"))
+    grown = np.diff(cost.activation_bytes)[1:3]
+    for layer, kept, before in zip(
+        plain.profile.layers[1:3], grown, np.diff(plain.activation_bytes)[1:3], strict=True
+    ):
+        assert kept == pytest.approx(0.7 * before + 2 * layer.parameters)
+
+
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), st.integers(1, 9))
 def test_shares_are_the_best_there_are(cells: list[float], microbatches: int) -> None:
     shares = fill_shares(cells, microbatches)
@@ -87,10 +136,11 @@ def test_some_pair_of_members_carries_at_least_what_the_formula_says(shares: lis
         assert max(common) >= most_carried(sum(before), len(before), len(after))
 
 
+@pytest.mark.parametrize("change", [with_overhead, sparing])
 @pytest.mark.parametrize("seed", range(30))
-def test_tables_say_what_the_formula_says(seed: int) -> None:
+def test_tables_say_what_the_formula_says(seed: int, change: Callable[[TrainingCost], TrainingCost]) -> None:
     draw = random.Random(seed)
-    cost = instance(seed, machines=5, layers=6)
+    cost = change(instance(seed, machines=5, layers=6))
     options = Options(cost)
     for _ in range(20):
         members = tuple(sorted(draw.sample(range(5), draw.randrange(1, 4))))
@@ -124,6 +174,25 @@ def test_what_has_no_speed_takes_for_ever_and_is_never_nan() -> None:
             assert not math.isnan(cell)
             assert math.isinf(cell) == (cost.topology.contributors[machine].flops_per_s() == 0)
         assert not np.isnan(cost.update_s_per_parameter).any()
+
+
+def test_operations_take_their_time_however_small_they_are() -> None:
+    plain = replace(instance(1, machines=2, layers=4, microbatches=4), timings={})
+    costly = with_overhead(plain)
+    overhead_s = costly.topology.contributors[1].overhead_s
+    assert overhead_s > 0
+    # 40 forward and 80 backward in each of 4 layers; 12 and 24 in the embedding and in the head.
+    operations = 120 * 4 + 36 * 2
+    assert costly.cell_s(1, 0, 4) == pytest.approx(plain.cell_s(1, 0, 4) + operations * overhead_s)
+    assert costly.cell_s(0, 0, 4) == plain.cell_s(0, 0, 4)
+    alone = solo(1, 4, 4)
+    extra_s = (4 * operations + STEP_OPERATIONS) * overhead_s
+    assert costly.step_s(alone) == pytest.approx(plain.step_s(alone) + extra_s)
+    timeline = simulate_step(costly, alone)
+    assert timeline.step_s == pytest.approx(simulate_step(plain, alone).step_s + extra_s)
+    # What a member does once in a step is not computing.
+    idle_s = timeline.step_s * (1 - timeline.busy_fractions[1])
+    assert idle_s == pytest.approx(STEP_OPERATIONS * overhead_s)
 
 
 def test_a_machine_that_nobody_timed_is_taken_to_be_as_wrong_as_the_others() -> None:

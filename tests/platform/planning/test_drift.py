@@ -7,10 +7,10 @@ import math
 import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
-from share_compute.planning.cost import LayerTiming, Timings
 from share_compute.planning.drift import DriftLimits, DriftWatch, moving, propose
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.planner import Solution, solve
+from share_compute.planning.timings import LayerTiming, Timings
 from share_compute.topology import Topology
 
 LIMITS = DriftLimits(drift=0.25, steps=3, restart_s=30.0)

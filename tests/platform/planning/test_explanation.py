@@ -16,7 +16,7 @@ from share_compute.planning.words import (
     rate_text,
     seconds_text,
 )
-from share_compute.topology import Link, Topology
+from share_compute.topology import Contributor, Link, Topology
 
 ALONE = {"pools": 2, "members_per_pool": 1}
 
@@ -116,6 +116,91 @@ class TestMachines:
         plan = make_plan(job(), lan(machine("a", 60), *crowd), PROFILE)
         assert len(plan.idle) == 20
         assert all(idle.reason for idle in plan.idle)
+
+    def test_all_idle_when_nothing_was_measured(self) -> None:
+        plan = make_plan(job(pools=1, members_per_pool=1), lan(machine("a", 0), machine("b", 0)), PROFILE)
+        assert "no machine's speed was measured" in plan.pools[0].members[0].reason
+        assert reason(plan, "b") == "no machine's speed was measured, and the plan has work for 1 of them"
+
+    def test_a_machine_whose_memory_bandwidth_is_at_fault(self) -> None:
+        starved = machine("starved", 60, memory_bytes_per_s=2e7)
+        plan = make_plan(job(), lan(machine("a", 60), machine("b", 60), starved), PROFILE)
+        assert "because it reads weights from memory at 20.0 MB/s" in reason(plan, "starved")
+
+
+class TestEqualMachines:
+    """Differences within a twentieth are noise: nobody is told to be slower for them, nor where he stands."""
+
+    def test_nobody_is_first_among_equals(self) -> None:
+        topology = lan(machine("a", 60), machine("b", 58), machine("c", 30))
+        plan = make_plan(job(pools=1, members_per_pool=3), topology, PROFILE)
+        standing = {member.name: member.standing for member in plan.pools[0].members}
+        assert standing["a"].startswith("as fast as any here (60.0 GFLOP/s)")
+        assert standing["b"].startswith("as fast as any here (58.0 GFLOP/s)")
+        assert standing["c"].startswith("30.0 GFLOP/s, 3rd fastest here")
+
+    @pytest.mark.parametrize("strategy", ["auto", "uniform", "compute_weighted", "recursive"])
+    @pytest.mark.parametrize("asked", [{"pools": 1, "members_per_pool": 1}, {"pools": 2}, {}])
+    def test_no_equal_is_called_faster(self, strategy: str, asked: dict[str, int]) -> None:
+        crowd = [machine(f"m{index}", 50 + index % 3) for index in range(14)]
+        plan = make_plan(job(strategy=strategy, **asked), lan(*crowd, bytes_per_s=3e6), PROFILE)
+        assert plan.idle
+        for idle in plan.idle:
+            assert "faster" not in idle.reason.replace("no faster", "")
+            assert "slower" not in idle.reason
+            assert "because it computes" not in idle.reason
+
+    def test_a_slow_one_is_told_so(self) -> None:
+        topology = lan(machine("a", 50), machine("b", 50), machine("slow", 40))
+        asked = {"pools": 2, "members_per_pool": 1}
+        simple = make_plan(job(strategy="uniform", **asked), topology, PROFILE)
+        assert reason(simple, "slow") == "the job asks for 2 pools of 1 machine, and the others are faster"
+        searched = make_plan(job(**asked), topology, PROFILE)
+        assert reason(searched, "slow") == (
+            "the job asks for 2 pools of 1 machine, and 2 machines make the shortest step that was found, "
+            "and it is slower than each of them"
+        )
+
+
+class TestMachinesThatWereNotTried:
+    """Of many idle machines, a step is simulated with the fastest alone; the others have reasons, too."""
+
+    def plan(self, *others: Contributor, links: tuple[Link, ...] = ()) -> Plan:
+        names = [*"abcdefghijklmnop", *(one.name for one in others)]
+        given = {frozenset((link.source, link.target)) for link in links}
+        near = tuple(
+            Link(one, other, 5e-4, 1e8)
+            for place, one in enumerate(names)
+            for other in names[place + 1 :]
+            if frozenset((one, other)) not in given
+        )
+        machines = (*(machine(name, 50) for name in "abcdefghijklmnop"), *others)
+        return make_plan(job(pools=2, members_per_pool=1), Topology(machines, (*near, *links)), PROFILE)
+
+    def test_slower(self) -> None:
+        plan = self.plan(machine("slow", 20))
+        assert reason(plan, "slow").endswith("and it is slower than each of them")
+        idle = [one for one in plan.idle if one.name != "slow"]
+        assert not any("slower" in one.reason or "faster" in one.reason for one in idle)
+
+    def test_links(self) -> None:
+        far = tuple(Link(name, "far", 0.2, 1e5) for name in "abcdefghijklmnop")
+        assert reason(self.plan(machine("far", 49), links=far), "far").endswith(
+            "and its links to them are slower than theirs"
+        )
+
+    def test_no_link(self) -> None:
+        dead = tuple(Link(name, "island", 0.2, 0.0) for name in "abcdefghijklmnop")
+        assert reason(self.plan(machine("island", 49), links=dead), "island") == (
+            "no usable link joins it to the machines of the plan"
+        )
+
+    def test_memory(self) -> None:
+        plan = self.plan(
+            machine("tiny", 49, memory_bytes=GIB // 64), machine("small", 49, memory_bytes=2 * GIB)
+        )
+        assert reason(plan, "tiny") == "the memory that it lends does not hold a single layer"
+        assert reason(plan, "small").endswith("and it lends less memory than each of them")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -116,7 +117,14 @@ def test_serving_over_dead_links_says_so() -> None:
     asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
     with pytest.raises(PlanInfeasible, match="no usable links") as error:
         dry_run(job(), topology, PROFILE, serving=asked)
-    assert error.value.details["would_fit"] == ["lend 2 times the memory on every machine"]
+    one, all_ = error.value.details["would_fit"]
+    assert (one.startswith("lend "), one.endswith(" more on a")) == (True, True)
+    assert all_.startswith("lend 1.35 times the memory on every machine: ")
+    more = int(one.partition("(")[2].partition(" bytes")[0])
+    for lent, fits in ((GIB // 2 + more, True), (GIB // 2 + more - 1, False)):
+        machines = machine("a", memory_bytes=lent), machine("b", memory_bytes=GIB // 2)
+        with contextlib.nullcontext() if fits else pytest.raises(PlanInfeasible):
+            dry_run(job(), lan(*machines, bytes_per_s=0.0), PROFILE, serving=asked)
 
 
 def test_the_gap_is_told_in_every_form_and_never_below_nothing() -> None:

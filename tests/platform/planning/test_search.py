@@ -10,11 +10,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.platform.planning.brute_force import best, groups_in_order, ordered_groups
-from tests.platform.planning.instances import instance
+from tests.platform.planning.brute_force import best, can_hold_a_layer
+from tests.platform.planning.instances import instance, with_overhead
 
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import TrainingCost
+from share_compute.planning.labels import BETTER
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.network import Network
 from share_compute.planning.orders import orders, simple_layouts
@@ -30,18 +31,19 @@ METHODS: tuple[Literal["auto", "dynamic_programming", "recursive"], ...] = (
 
 
 def small(seed: int) -> TrainingCost:
-    """Return an instance that brute force can list: most of up to 4 machines x 7 layers, some of 6 machines."""
+    """Return an instance that brute force can go through: up to 6 machines x 8 layers, a ninth of them just that."""
     draw = random.Random(seed)
-    machines = draw.choices((1, 2, 3, 4, 5, 6), (2, 5, 8, 8, 2, 0.4))[0]
-    return instance(seed, machines=machines, layers=draw.randrange(1, {5: 6, 6: 5}.get(machines, 8)))
+    machines, layers = (6, 8) if seed % 9 == 0 else (draw.randint(1, 6), draw.randint(1, 8))
+    return instance(seed, machines=machines, layers=layers)
 
 
-def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
-    """Return whether a machine can have work at all; pools are neighbours among those that can."""
-    return math.isfinite(cost.cell_s(machine, 0, cost.num_layers)) and any(
-        cost.bytes_needed(layer, layer + 1, 1, 0) <= cost.memory_bytes[machine]
-        for layer in range(cost.num_layers)
-    )
+def is_best(found: list[Found], smallest: float) -> bool:
+    """Return whether a search found the smallest step.
+
+    Not always its last bit: to the search, a step is smaller than another when it is so by more than rounding.
+    """
+    step_s = found[0].step_s if found else math.inf
+    return smallest <= step_s and step_s * BETTER <= smallest
 
 
 def check(cost: TrainingCost, found: list[Found]) -> None:
@@ -64,39 +66,41 @@ def check(cost: TrainingCost, found: list[Found]) -> None:
             assert min(pool.shares) >= 1
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(11))
 def test_equal_to_brute_force_over_all_layouts_and_over_one_order(block: int) -> None:
-    for seed in range(block * 55, block * 55 + 55):
+    for seed in range(block * 50, block * 50 + 50):
         cost = small(seed)
         found = search(cost)
         check(cost, found)
-        machines = range(cost.num_machines)
-        smallest, _ = best(cost, ordered_groups(frozenset(machines)))
-        assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-9), seed
+        smallest, layout = best(cost)
+        assert layout is None or (cost.fits(layout) and cost.step_s(layout) == smallest), seed
+        assert is_best(found, smallest), seed
         assert all(each.exact == (index == 0) for index, each in enumerate(found)), seed
-        able = [machine for machine in machines if can_hold_a_layer(cost, machine)]
-        in_order, _ = best(cost, groups_in_order(able))
+        able = [machine for machine in range(cost.num_machines) if can_hold_a_layer(cost, machine)]
+        in_order, _ = best(cost, order=able)
         row = search(cost, method="dynamic_programming")
         check(cost, row)
-        assert (row[0].step_s if row else math.inf) == pytest.approx(in_order, rel=1e-9), seed
+        assert is_best(row, in_order), seed
         assert lower_bound_s(cost) <= smallest * (1 + 1e-9), seed
+
+
+def test_equal_to_brute_force_where_operations_take_their_time() -> None:
+    for seed in range(30):
+        cost = with_overhead(small(seed))
+        found, (smallest, _) = search(cost), best(cost)
+        check(cost, found)
+        # Times that are no whole numbers add up to different last bits where layouts are equally fast.
+        assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-12), seed
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_as_many_pools_and_members_as_asked_for(seed: int) -> None:
     cost = small(seed)
-    every = list(ordered_groups(frozenset(range(cost.num_machines))))
     for pools, members in ((2, None), (None, 1), (2, 1), (None, 2), (3, None), (1, 2)):
         found = search(cost, pools=pools, members_per_pool=members)
         check(cost, found)
-        asked = (
-            groups
-            for groups in every
-            if (pools is None or len(groups) == pools)
-            and (members is None or all(len(group) == members for group in groups))
-        )
-        smallest, _ = best(cost, asked)
-        assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-9)
+        smallest, _ = best(cost, pools=pools, members_per_pool=members)
+        assert is_best(found, smallest)
         for each in found:
             assert pools is None or len(each.layout.pools) == pools
             assert members is None or {len(pool.members) for pool in each.layout.pools} == {members}
@@ -105,9 +109,9 @@ def test_as_many_pools_and_members_as_asked_for(seed: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_deterministic(seed: int, method: Literal["auto", "dynamic_programming", "recursive"]) -> None:
-    first = search(instance(seed, machines=14, layers=10), method=method)
-    check(instance(seed, machines=14, layers=10), first)
-    assert search(instance(seed, machines=14, layers=10), method=method) == first
+    first = search(instance(seed, machines=13, layers=6), method=method)
+    check(instance(seed, machines=13, layers=6), first)
+    assert search(instance(seed, machines=13, layers=6), method=method) == first
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -128,13 +132,16 @@ def test_another_machine_never_makes_the_plan_slower(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_twice_the_speed_of_everything_is_half_the_time(seed: int) -> None:
-    cost = dataclasses.replace(instance(seed, machines=6, layers=8), timings={})
+    cost = with_overhead(dataclasses.replace(instance(seed, machines=6, layers=8), timings={}))
 
     def doubled(machine: Contributor) -> Contributor:
         device = machine.devices[0]
         rates = {dtype: 2 * rate for dtype, rate in device.flops_per_s.items()}
         faster = dataclasses.replace(
-            device, flops_per_s=rates, memory_bytes_per_s=2 * device.memory_bytes_per_s
+            device,
+            flops_per_s=rates,
+            memory_bytes_per_s=2 * device.memory_bytes_per_s,
+            overhead_s=device.overhead_s / 2,
         )
         return dataclasses.replace(machine, devices=(faster,))
 
@@ -151,10 +158,10 @@ def test_twice_the_speed_of_everything_is_half_the_time(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_slower_than_any_simple_layout_on_more_machines(seed: int) -> None:
-    cost = instance(seed, machines=18, layers=20)
+    cost = instance(seed, machines=14, layers=8)
     found = search(cost)
     check(cost, found)
-    rates = dict.fromkeys(range(18), 1.0)
+    rates = dict.fromkeys(range(14), 1.0)
     usable = {machine: 1.0 for machine in rates if np.isfinite(cost.forward_s[machine, -1])}
     simple = [
         cost.step_s(layout)

@@ -12,19 +12,25 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from share_compute.planning.cost import LayerTiming
 from share_compute.planning.layout import Layout, PoolLayout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.serving import ServingCost, search_serving
+from share_compute.planning.timings import LayerTiming
 from share_compute.planning.workload import ServingWorkload
 from share_compute.topology import Contributor, Device, Topology
 
 Objective = Literal["latency", "throughput"]
 
 
-def machine(index: int, speed: float, memory_bytes: int = 10**15, memory_rate: float = 0.0) -> Contributor:
-    device = Device("cpu", "cpu", memory_bytes, {"float32": speed}, memory_rate)
+def machine(
+    index: int,
+    speed: float,
+    memory_bytes: int = 10**15,
+    memory_rate: float = 0.0,
+    overhead_s: float = 0.0,
+) -> Contributor:
+    device = Device("cpu", "cpu", memory_bytes, {"float32": speed}, memory_rate, overhead_s)
     return Contributor(id=f"c{index}", name=f"c{index}", devices=(device,))
 
 
@@ -84,7 +90,25 @@ def test_memory_is_weights_cache_and_the_widest_layer() -> None:
 def test_measured_layers_replace_estimates_and_scale_the_others() -> None:
     timed = replace(TWO, timings={"c0": {0: LayerTiming(20.0, 0.0)}})
     assert timed.first_token_s(solo(0, 2, 1)) == 40.0
-    assert timed.first_token_s(solo(1, 2, 1)) == 10.0
+    # Nobody timed the other one: it is taken to be as wrong, for prompts and for tokens.
+    assert timed.first_token_s(solo(1, 2, 1)) == 20.0
+    for machine in (0, 1):
+        alone = solo(machine, 2, 1)
+        assert timed.next_token_s(alone) == pytest.approx(2 * TWO.next_token_s(alone))
+
+
+def test_operations_take_their_time_however_small_they_are() -> None:
+    layer = LAYER.model_copy(update={"forward_operations": 3})
+    head = LayerProfile(parameters=0, forward_operations=4)
+    costly = replace(
+        TWO,
+        profile=ModelProfile(layers=(layer, layer), head=head),
+        topology=Topology((machine(0, 1.0, memory_rate=1000.0, overhead_s=0.5),)),
+        network=network(1, 0.0, 1.0),
+    )
+    alone = solo(0, 2, 1)
+    assert costly.first_token_s(alone) == TWO.first_token_s(alone) + 10 * 0.5
+    assert costly.next_token_s(alone) == pytest.approx(TWO.next_token_s(alone) + 10 * 0.5)
 
 
 def test_one_machine_wins_when_splitting_is_slower() -> None:
@@ -175,7 +199,8 @@ def test_the_search_equals_all_layouts(objective: Objective, chunk: int) -> None
         assert bool(found) == bool(fitting)
         if not found:
             continue
-        assert all(one.exact and cost.fits(one.layout) for one in found)
+        assert found[0].exact
+        assert all(cost.fits(one.layout) for one in found)
         if objective == "latency":
             assert cost.request_s(found[0].layout) == pytest.approx(
                 min(map(cost.request_s, fitting)), rel=1e-9

@@ -13,18 +13,22 @@ from share_compute.jobs.events import (
     AttemptEnded,
     AttemptEvent,
     CheckpointSaved,
+    LayersTimed,
     Measured,
     Note,
     Planned,
     PoolTiming,
+    Reformed,
     ReplanProposed,
     StepCommitted,
     Validated,
 )
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import JobRecord, Store
+from share_compute.topology import Device
 
 
 def spec(name: str = "train", steps: int = 4) -> TrainJob:
@@ -176,6 +180,84 @@ def test_what_was_measured_and_proposed_is_kept_for_the_attempt(store: Store) ->
     assert (again.measured, again.proposal) == (None, None)
 
 
+def test_another_epoch_changes_plan_and_leases(store: Store) -> None:
+    stays, dies, joins, taken = (contributor(store, name) for name in ("stays", "dies", "joins", "taken"))
+    job = running(store, stays, dies)
+    other = running(store, taken)
+    measured = Measured(step=3, predicted_step_s=None, measured_step_s=1.5, pools=())
+    plan = planned(stays, joins, taken).plan
+    epoch = Reformed(
+        epoch=2,
+        step=4,
+        plan=plan,
+        lost=(dies,),
+        joined=(joins, taken),
+        seconds=0.8,
+        recomputed=3,
+        sentence="dies was lost",
+    )
+    record = store.progress.record(job.id, 1, [measured, epoch])
+    assert (record.state, record.plan, record.measured) == ("running", plan, None)
+    assert record.reason == "running on 3 machines in 1 pool"
+    leases = {one.name: one.job_id for one in store.contributors.list()}
+    assert leases == {"stays": job.id, "dies": None, "joins": job.id, "taken": other.id}
+    assert store.events.after(0, job_id=job.id)[-1].data["recomputed"] == 3
+    store.contributors.leave(joins)
+    without = epoch.model_copy(update={"epoch": 3, "plan": planned(stays).plan})
+    store.progress.record(job.id, 1, [without])
+    assert store.contributors.get(joins).job_id is None
+
+
+def test_a_plan_takes_no_machine_that_is_gone(store: Store) -> None:
+    stays, gone = contributor(store, "stays"), contributor(store, "gone")
+    job = running(store, stays)
+    store.contributors.set_state(store.contributors.get(gone), ContributorState.lost, "its node died")
+    epoch = Reformed(
+        epoch=2, step=1, plan=planned(stays, gone).plan, seconds=0, recomputed=0, sentence="gone joined"
+    )
+    store.progress.record(job.id, 1, [epoch])
+    assert store.contributors.get(gone).job_id is None
+
+
+def test_fruitless_attempts_are_counted_until_somebody_resumes(store: Store) -> None:
+    job = running(store)
+    error = {"code": "contributor-lost"}
+    again = store.jobs.requeue(job.id, "ada was lost", attempt=1, fruitless_attempts=3, error=error)
+    assert (again.fruitless_attempts, again.error) == (3, None)
+    assert again.reason == (
+        "ada was lost; continuing from the start (it has no checkpoint) as soon as enough machines are there"
+    )
+    assert store.events.after(0, job_id=job.id)[-1].data["error"] == error
+    store.jobs.cancel(job.id)
+    assert store.jobs.resume(job.id).fruitless_attempts == 0
+    fresh = store.jobs.create(spec())
+    store.jobs.begin(fresh.id, [])
+    waiting = store.jobs.requeue(fresh.id, "waiting for contributors", attempt=1)
+    assert waiting.reason == "waiting for contributors; beginning as soon as enough machines are there"
+
+
+def timed(machine: str, **layers_s: float) -> LayersTimed:
+    timings = {int(layer[1:]): LayerTiming(seconds, 2 * seconds) for layer, seconds in layers_s.items()}
+    device = Device("cpu", "some cpu", 2**30, {"float32": 1e10}, 1e10)
+    return LayersTimed(
+        step=4, machines={machine: MachineTimings(microbatch_size=4, device=device, layers=timings)}
+    )
+
+
+def test_times_of_layers_outlive_the_attempt(store: Store) -> None:
+    job = running(store)
+    assert store.progress.timings(job.id) == {}
+    store.progress.record(job.id, 1, [timed("ada", l0=1.0, l1=2.0), timed("grace", l2=3.0)])
+    store.jobs.requeue(job.id, "lost", attempt=1)
+    store.jobs.begin(job.id, [])
+    store.progress.record(job.id, 2, [timed("ada", l1=5.0)])
+    kept = store.progress.timings(job.id)
+    assert kept["ada"].layers == {0: LayerTiming(1.0, 2.0), 1: LayerTiming(5.0, 10.0)}
+    assert kept["grace"] == timed("grace", l2=3.0).machines["grace"]
+    with pytest.raises(NotFound):
+        store.progress.timings("job-none")
+
+
 def test_a_transaction_is_all_or_nothing(store: Store) -> None:
     job = running(store)
     before = store.events.last_seq()
@@ -200,6 +282,22 @@ def test_cancelling_and_resuming(store: Store) -> None:
     assert [event.kind for event in store.events.after(0, job_id=job.id)].count("cancel-requested") == 1
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "noticed"])
+def test_a_failure_after_a_wish_to_cancel_is_no_failure(store: Store, *, is_told: bool) -> None:
+    worker = contributor(store, "worker")
+    job = running(store, worker)
+    store.jobs.cancel(job.id)
+    if is_told:
+        ended = AttemptEnded(outcome="failed", reason="ada was lost", error={"code": "contributor-lost"})
+        over = store.progress.record(job.id, 1, [ended])
+    else:
+        over = store.jobs.move(job.id, JobState.failed, "ada was lost", attempt=1, error={"code": "x"})
+    assert (over.state, over.error) == (JobState.cancelled, None)
+    assert over.reason == "cancelled; its attempt ended on its own: ada was lost"
+    assert store.contributors.get(worker).job_id is None
+    assert store.jobs.resume(job.id).cancel_requested_at is None
+
+
 def test_only_a_waiting_job_is_told_why_it_waits(store: Store) -> None:
     job = store.jobs.create(spec())
     store.jobs.explain(job.id, "waiting for contributors")
@@ -219,7 +317,9 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     assert [job.id for job in store.jobs.requeue_interrupted("the server was restarted")] == [kept.id]
     again = store.jobs.get(kept.id)
     assert (again.state, again.attempt, again.step) == ("queued", 2, 3)
-    assert again.reason == "the server was restarted; continuing from step 3"
+    assert again.reason == (
+        "the server was restarted; continuing from step 3 as soon as enough machines are there"
+    )
     assert store.jobs.get(stopped.id).state == "cancelled"
     assert store.contributors.get(worker).job_id is None
 

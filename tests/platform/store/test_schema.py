@@ -91,6 +91,27 @@ def test_a_database_that_does_not_answer_is_unavailable() -> None:
         upgrade("postgresql+psycopg://nobody@127.0.0.1:1/none")
 
 
+def test_jobs_of_the_second_tables_have_no_times_of_layers_yet(database_url: str) -> None:
+    engine = create_engine(database_url)
+    job = parse_job({"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}})
+    with engine.begin() as connection:
+        command.upgrade(migration_config(connection), "0002")
+        connection.execute(
+            text(
+                "INSERT INTO jobs (id, name, kind, state, reason, spec, attempt, step, total_steps, created_at) "
+                "VALUES ('job-1', 'n', 'train', 'failed', 'r', :spec, 1, 0, 1, '2026-01-31 12:00:00')"
+            ),
+            {"spec": job.model_dump_json()},
+        )
+    engine.dispose()
+    upgrade(database_url)
+    store = Store(database_url)
+    assert store.progress.timings("job-1") == {}
+    assert store.jobs.get("job-1").fruitless_attempts == 0
+    assert store.jobs.resume("job-1").attempt == 2
+    store.close()
+
+
 def test_plans_of_the_first_tables_are_still_read(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     engine = create_engine(url)

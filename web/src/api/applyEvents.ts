@@ -35,7 +35,7 @@ function applyToJob(client: QueryClient, id: string, events: PoolEvent[]): void 
 
 /** Whether the job's own row changed beyond its progress. */
 function changesJob(event: PoolEvent): boolean {
-  return event.job_id !== null && !["step", "validated", "note", "artifact"].includes(event.kind);
+  return event.job_id !== null && !["step", "validated", "sampled", "note", "artifact"].includes(event.kind);
 }
 
 function latestProgress(events: PoolEvent[]): Pick<Job, "step" | "loss" | "tokens_per_s"> | undefined {

@@ -619,12 +619,11 @@ export interface components {
         };
         /**
          * Bottleneck
-         * @description What a step would have to be rid of to be faster.
+         * @description What a step, or a request, would have to be rid of to be faster.
          */
         Bottleneck: {
             /**
              * Kind
-             * @description Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, the sum of a pool's gradients.
              * @enum {string}
              */
             kind: "compute" | "memory" | "link" | "latency" | "synchronisation";
@@ -968,6 +967,12 @@ export interface components {
             memory_bytes_per_s: number;
             /** Name */
             name: string;
+            /**
+             * Overhead S
+             * @description What one small operation of a model takes, however little it computes; 0.0 where it was not measured.
+             * @default 0
+             */
+            overhead_s: number;
         };
         /**
          * DeviceEntry
@@ -1004,6 +1009,12 @@ export interface components {
              * @default
              */
             name: string;
+            /**
+             * Overhead S
+             * @description What one small operation of a model takes, however little it computes; 0 when it was not measured.
+             * @default 0
+             */
+            overhead_s: number;
         };
         /**
          * DeviceEntry
@@ -1040,6 +1051,62 @@ export interface components {
              * @default
              */
             name: string;
+            /**
+             * Overhead S
+             * @description What one small operation of a model takes, however little it computes; 0 when it was not measured.
+             * @default 0
+             */
+            overhead_s: number;
+        };
+        /**
+         * EarlyStoppingSpec
+         * @description When a job has learnt what it can.
+         */
+        EarlyStoppingSpec: {
+            /**
+             * Metric
+             * @description What must fall.
+             * @default validation_loss
+             * @constant
+             */
+            metric: "validation_loss";
+            /**
+             * Min Delta
+             * @description A new best is lower than the last one by more than this.
+             * @default 0
+             */
+            min_delta: number;
+            /**
+             * Patience
+             * @description Validations in a row without a new best after which the job ends.
+             * @default 3
+             */
+            patience: number;
+        };
+        /**
+         * EarlyStoppingSpec
+         * @description When a job has learnt what it can.
+         */
+        EarlyStoppingSpecRequest: {
+            /**
+             * Metric
+             * @description What must fall.
+             * @default validation_loss
+             * @constant
+             */
+            metric: "validation_loss";
+            /**
+             * Min Delta
+             * @description A new best is lower than the last one by more than this.
+             * @default 0
+             */
+            min_delta: number;
+            /**
+             * Patience
+             * @description Validations in a row without a new best after which the job ends.
+             * @default 3
+             */
+            patience: number;
         };
         /**
          * EventPage
@@ -1097,6 +1164,54 @@ export interface components {
             path: string;
             /** Size Bytes */
             size_bytes: number;
+        };
+        /**
+         * GradientFusionSpec
+         * @description Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result.
+         */
+        GradientFusionSpec: {
+            /**
+             * Bucket Bytes
+             * @description For mode size: a piece ends before it would be larger than this.
+             */
+            bucket_bytes?: number | null;
+            /**
+             * Cuts
+             * @description For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces.
+             */
+            cuts?: number[] | null;
+            /**
+             * Mode
+             * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
+        };
+        /**
+         * GradientFusionSpec
+         * @description Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result.
+         */
+        GradientFusionSpecRequest: {
+            /**
+             * Bucket Bytes
+             * @description For mode size: a piece ends before it would be larger than this.
+             * @default null
+             */
+            bucket_bytes: number | null;
+            /**
+             * Cuts
+             * @description For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces.
+             * @default null
+             */
+            cuts: number[] | null;
+            /**
+             * Mode
+             * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
+             * @default auto
+             * @enum {string}
+             */
+            mode: "auto" | "size" | "index";
         };
         /**
          * Health
@@ -1308,6 +1423,11 @@ export interface components {
             } | null;
             /** Finished At */
             finished_at: string | null;
+            /**
+             * Fruitless Attempts
+             * @description Attempts in a row that were lost before they committed a step.
+             */
+            fruitless_attempts: number;
             /** Id */
             id: string;
             /** Kind */
@@ -1388,8 +1508,17 @@ export interface components {
             /**
              * @description How long and how.
              * @default {
+             *       "activation_checkpointing": false,
              *       "batch_size": 16,
              *       "checkpoint_every": null,
+             *       "early_stopping": null,
+             *       "freeze": [],
+             *       "gradient_fusion": {
+             *         "bucket_bytes": null,
+             *         "cuts": null,
+             *         "mode": "auto"
+             *       },
+             *       "lora": null,
              *       "max_gradient_norm": 1,
              *       "microbatches": null,
              *       "optimizer": {
@@ -1397,14 +1526,18 @@ export interface components {
              *           0.9,
              *           0.95
              *         ],
+             *         "decays": "matrices",
              *         "epsilon": 1e-8,
              *         "learning_rate": 0.001,
              *         "momentum": 0.9,
              *         "name": "adamw",
              *         "weight_decay": 0
              *       },
+             *       "precision": "float32",
+             *       "samples": null,
              *       "schedule": {
              *         "name": "cosine",
+             *         "options": {},
              *         "warmup_steps": 0
              *       },
              *       "seed": 0,
@@ -1656,6 +1789,77 @@ export interface components {
             target: string;
         };
         /**
+         * LoraSpec
+         * @description Low-rank adapters: beside a matrix W, ``alpha / rank * B A`` is trained, and W is not.
+         */
+        LoraSpec: {
+            /**
+             * Alpha
+             * @description How much an adapter counts: its product is multiplied by alpha / rank.
+             * @default 16
+             */
+            alpha: number;
+            /**
+             * Dropout
+             * @description Share of an adapter's inputs that is dropped in training.
+             * @default 0
+             */
+            dropout: number;
+            /**
+             * Merge
+             * @description Give a whole model with the adapters added to its weights, instead of an adapter folder for ``peft``.
+             * @default false
+             */
+            merge: boolean;
+            /**
+             * Rank
+             * @description Rows of A, columns of B.
+             * @default 8
+             */
+            rank: number;
+            /**
+             * Targets
+             * @description Last parts of the names of the matrices that get one, e.g. ``[q_proj, v_proj]``; default: all in all layers.
+             */
+            targets?: string[] | null;
+        };
+        /**
+         * LoraSpec
+         * @description Low-rank adapters: beside a matrix W, ``alpha / rank * B A`` is trained, and W is not.
+         */
+        LoraSpecRequest: {
+            /**
+             * Alpha
+             * @description How much an adapter counts: its product is multiplied by alpha / rank.
+             * @default 16
+             */
+            alpha: number;
+            /**
+             * Dropout
+             * @description Share of an adapter's inputs that is dropped in training.
+             * @default 0
+             */
+            dropout: number;
+            /**
+             * Merge
+             * @description Give a whole model with the adapters added to its weights, instead of an adapter folder for ``peft``.
+             * @default false
+             */
+            merge: boolean;
+            /**
+             * Rank
+             * @description Rows of A, columns of B.
+             * @default 8
+             */
+            rank: number;
+            /**
+             * Targets
+             * @description Last parts of the names of the matrices that get one, e.g. ``[q_proj, v_proj]``; default: all in all layers.
+             * @default null
+             */
+            targets: string[] | null;
+        };
+        /**
          * Measured
          * @description How long steps take, beside what the plan predicted.
          */
@@ -1849,6 +2053,13 @@ export interface components {
                 number
             ];
             /**
+             * Decays
+             * @description Which weights decay: all but biases and the weights of norms, or all.
+             * @default matrices
+             * @enum {string}
+             */
+            decays: "matrices" | "all";
+            /**
              * Epsilon
              * @description Added to denominators (adagrad, rmsprop, adam, adamw).
              * @default 1e-8
@@ -1895,6 +2106,13 @@ export interface components {
                 number,
                 number
             ];
+            /**
+             * Decays
+             * @description Which weights decay: all but biases and the weights of norms, or all.
+             * @default matrices
+             * @enum {string}
+             */
+            decays: "matrices" | "all";
             /**
              * Epsilon
              * @description Added to denominators (adagrad, rmsprop, adam, adamw).
@@ -2134,10 +2352,7 @@ export interface components {
              * @default false
              */
             links_assumed: boolean;
-            /**
-             * Lower Bound S
-             * @description No plan for these machines and this job is faster than this.
-             */
+            /** Lower Bound S */
             lower_bound_s: number;
             /** Samples Per S */
             samples_per_s: number;
@@ -2254,17 +2469,68 @@ export interface components {
             type: "replan-proposed";
         };
         /**
+         * SamplesSpec
+         * @description Text that the model makes while it is trained, always the likeliest token next.
+         */
+        SamplesSpec: {
+            /**
+             * Every
+             * @description Steps between samples.
+             */
+            every: number;
+            /**
+             * Max Tokens
+             * @description Most tokens that it adds to a prompt.
+             * @default 32
+             */
+            max_tokens: number;
+            /**
+             * Prompts
+             * @description What it goes on from.
+             */
+            prompts: string[];
+        };
+        /**
+         * SamplesSpec
+         * @description Text that the model makes while it is trained, always the likeliest token next.
+         */
+        SamplesSpecRequest: {
+            /**
+             * Every
+             * @description Steps between samples.
+             */
+            every: number;
+            /**
+             * Max Tokens
+             * @description Most tokens that it adds to a prompt.
+             * @default 32
+             */
+            max_tokens: number;
+            /**
+             * Prompts
+             * @description What it goes on from.
+             */
+            prompts: string[];
+        };
+        /**
          * ScheduleSpec
          * @description How the learning rate moves over the steps (the schedules of ``transformers``).
          */
         ScheduleSpec: {
             /**
              * Name
-             * @description constant, constant_with_warmup, linear, cosine, polynomial or inverse_sqrt.
+             * @description Name of the schedule: constant, linear, cosine, polynomial, ...
              * @default cosine
              * @enum {string}
              */
-            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "polynomial" | "inverse_sqrt";
+            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
+            /**
+             * Options
+             * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
+             */
+            options?: {
+                [key: string]: number | string;
+            };
             /**
              * Warmup Steps
              * @description Steps over which the learning rate rises from 0.
@@ -2279,11 +2545,18 @@ export interface components {
         ScheduleSpecRequest: {
             /**
              * Name
-             * @description constant, constant_with_warmup, linear, cosine, polynomial or inverse_sqrt.
+             * @description Name of the schedule: constant, linear, cosine, polynomial, ...
              * @default cosine
              * @enum {string}
              */
-            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "polynomial" | "inverse_sqrt";
+            name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
+            /**
+             * Options
+             * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
+             */
+            options?: {
+                [key: string]: number | string;
+            };
             /**
              * Warmup Steps
              * @description Steps over which the learning rate rises from 0.
@@ -2293,17 +2566,36 @@ export interface components {
         };
         /**
          * ServingPrediction
-         * @description What the same machines would do for requests.
+         * @description What the same machines would do for requests. The bound is on what the objective makes small.
          */
         ServingPrediction: {
+            bottleneck: components["schemas"]["Bottleneck"];
+            /**
+             * Exact
+             * @description Whether the search proved that no other plan has a smaller formula.
+             */
+            exact: boolean;
             /**
              * First Token S
              * @description TTFT of one prompt.
              */
             first_token_s: number;
             /**
+             * Gap
+             * @description How far the prediction is above the bound, as a share of it; None for a bound of 0.
+             */
+            readonly gap: number | null;
+            /**
+             * Links Assumed
+             * @description Whether no link was measured, so that communication is an assumption.
+             * @default false
+             */
+            links_assumed: boolean;
+            /** Lower Bound S */
+            lower_bound_s: number;
+            /**
              * Next Token S
-             * @description TPOT.
+             * @description TPOT: of a request alone for objective latency, with all sequences in flight for throughput.
              */
             next_token_s: number;
             /**
@@ -2312,6 +2604,17 @@ export interface components {
              */
             objective: "latency" | "throughput";
             plan: components["schemas"]["Plan"];
+            /**
+             * Request S
+             * @description From prompt to last token of a request alone.
+             */
+            request_s: number;
+            /**
+             * Speeds Assumed
+             * @description Whether no machine's speed was measured, so that all times are assumptions.
+             * @default false
+             */
+            speeds_assumed: boolean;
             /**
              * Tokens Per S
              * @description With all sequences in flight.
@@ -2593,21 +2896,29 @@ export interface components {
             /**
              * @description How long and how.
              * @default {
+             *       "activation_checkpointing": false,
              *       "batch_size": 16,
+             *       "freeze": [],
+             *       "gradient_fusion": {
+             *         "mode": "auto"
+             *       },
              *       "max_gradient_norm": 1,
              *       "optimizer": {
              *         "betas": [
              *           0.9,
              *           0.95
              *         ],
+             *         "decays": "matrices",
              *         "epsilon": 1e-8,
              *         "learning_rate": 0.001,
              *         "momentum": 0.9,
              *         "name": "adamw",
              *         "weight_decay": 0
              *       },
+             *       "precision": "float32",
              *       "schedule": {
              *         "name": "cosine",
+             *         "options": {},
              *         "warmup_steps": 0
              *       },
              *       "seed": 0,
@@ -2623,6 +2934,12 @@ export interface components {
          */
         TrainingSpec: {
             /**
+             * Activation Checkpointing
+             * @description Keep only what enters each layer, and compute the rest again on the way back: less memory, more time.
+             * @default false
+             */
+            activation_checkpointing: boolean;
+            /**
              * Batch Size
              * @description Samples in one step, over all machines.
              * @default 16
@@ -2633,6 +2950,23 @@ export interface components {
              * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
              */
             checkpoint_every?: number | null;
+            /** @description End the job when validations no longer get better. */
+            early_stopping?: components["schemas"]["EarlyStoppingSpec"] | null;
+            /**
+             * Freeze
+             * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
+             * @default []
+             */
+            freeze: string[];
+            /**
+             * @description How gradients are joined to be summed over a pool.
+             * @default {
+             *       "mode": "auto"
+             *     }
+             */
+            gradient_fusion: components["schemas"]["GradientFusionSpec"];
+            /** @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights. */
+            lora?: components["schemas"]["LoraSpec"] | null;
             /**
              * Max Gradient Norm
              * @description Gradients are scaled down to this global norm; null turns that off.
@@ -2650,6 +2984,7 @@ export interface components {
              *         0.9,
              *         0.95
              *       ],
+             *       "decays": "matrices",
              *       "epsilon": 1e-8,
              *       "learning_rate": 0.001,
              *       "momentum": 0.9,
@@ -2659,9 +2994,19 @@ export interface components {
              */
             optimizer: components["schemas"]["OptimizerSpec"];
             /**
+             * Precision
+             * @description What layers compute in; weights, their gradients and the optimizer's state stay float32.
+             * @default float32
+             * @enum {string}
+             */
+            precision: "float32" | "bfloat16" | "float16";
+            /** @description Let the model continue some prompts from time to time, to see what it has learnt. */
+            samples?: components["schemas"]["SamplesSpec"] | null;
+            /**
              * @description How the learning rate moves over the steps.
              * @default {
              *       "name": "cosine",
+             *       "options": {},
              *       "warmup_steps": 0
              *     }
              */
@@ -2696,6 +3041,12 @@ export interface components {
          */
         TrainingSpecRequest: {
             /**
+             * Activation Checkpointing
+             * @description Keep only what enters each layer, and compute the rest again on the way back: less memory, more time.
+             * @default false
+             */
+            activation_checkpointing: boolean;
+            /**
              * Batch Size
              * @description Samples in one step, over all machines.
              * @default 16
@@ -2707,6 +3058,31 @@ export interface components {
              * @default null
              */
             checkpoint_every: number | null;
+            /**
+             * @description End the job when validations no longer get better.
+             * @default null
+             */
+            early_stopping: components["schemas"]["EarlyStoppingSpecRequest"] | null;
+            /**
+             * Freeze
+             * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
+             * @default []
+             */
+            freeze: string[];
+            /**
+             * @description How gradients are joined to be summed over a pool.
+             * @default {
+             *       "bucket_bytes": null,
+             *       "cuts": null,
+             *       "mode": "auto"
+             *     }
+             */
+            gradient_fusion: components["schemas"]["GradientFusionSpecRequest"];
+            /**
+             * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
+             * @default null
+             */
+            lora: components["schemas"]["LoraSpecRequest"] | null;
             /**
              * Max Gradient Norm
              * @description Gradients are scaled down to this global norm; null turns that off.
@@ -2725,6 +3101,7 @@ export interface components {
              *         0.9,
              *         0.95
              *       ],
+             *       "decays": "matrices",
              *       "epsilon": 1e-8,
              *       "learning_rate": 0.001,
              *       "momentum": 0.9,
@@ -2734,9 +3111,22 @@ export interface components {
              */
             optimizer: components["schemas"]["OptimizerSpecRequest"];
             /**
+             * Precision
+             * @description What layers compute in; weights, their gradients and the optimizer's state stay float32.
+             * @default float32
+             * @enum {string}
+             */
+            precision: "float32" | "bfloat16" | "float16";
+            /**
+             * @description Let the model continue some prompts from time to time, to see what it has learnt.
+             * @default null
+             */
+            samples: components["schemas"]["SamplesSpecRequest"] | null;
+            /**
              * @description How the learning rate moves over the steps.
              * @default {
              *       "name": "cosine",
+             *       "options": {},
              *       "warmup_steps": 0
              *     }
              */

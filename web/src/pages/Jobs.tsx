@@ -12,6 +12,7 @@ import { StateBadge } from "../components/StateBadge";
 import { ago, count, loss, si } from "../format";
 import { useNow } from "../useNow";
 import classes from "./Jobs.module.css";
+import { speedUnit } from "./job/eta";
 
 const route = getRouteApi("/jobs");
 
@@ -128,7 +129,7 @@ function Row({ job, now }: { job: Job; now: number }) {
       </Table.Td>
       <Table.Td className="numeric" data-label="Loss">{job.loss === null ? "–" : loss(job.loss)}</Table.Td>
       <Table.Td className="numeric" data-label="Speed">
-        {job.state === "running" && job.tokens_per_s !== null ? si(job.tokens_per_s, "tok/s") : "–"}
+        {job.state === "running" && job.tokens_per_s !== null ? si(job.tokens_per_s, speedUnit(job)) : "–"}
       </Table.Td>
       <Table.Td className="numeric" data-label="Created">{ago(job.created_at, now)}</Table.Td>
     </Table.Tr>

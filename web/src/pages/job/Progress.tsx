@@ -5,7 +5,7 @@ import { Figure } from "../../components/Figure";
 import { sentence } from "../../components/Feedback";
 import { count, duration, loss, si } from "../../format";
 import { useNow } from "../../useNow";
-import { etaS, tokensPerStep } from "./eta";
+import { etaS, speedUnit, tokensPerStep } from "./eta";
 
 export function Progress({ job }: { job: Job }) {
   const isRunning = job.state === "running";
@@ -37,7 +37,7 @@ export function Progress({ job }: { job: Job }) {
       </div>
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
         <Figure label="Loss" value={job.loss === null ? "–" : loss(job.loss)} />
-        <Figure label="Speed" value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, "tok/s")} />
+        <Figure label="Speed" value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, speedUnit(job))} />
         <Figure label="Running for" value={elapsed(job, now)} />
         <Figure label="Time left" value={eta === null ? "–" : duration(eta)} title="at the speed of the last steps" />
       </SimpleGrid>

@@ -18,12 +18,18 @@ export function wordsFor({ kind, data }: PoolEvent): string {
       return stateChanged(data as { state: string; reason: string });
     case "planned":
       return planned((data as { plan: Plan }).plan);
+    case "reformed":
+      return reformed(data as { sentence: string; seconds: number; recomputed: number });
     case "started": {
       const { first_step, total_steps } = data as { first_step: number; total_steps: number };
       return `All machines hold their shards; steps ${first_step} to ${total_steps} begin.`;
     }
     case "validated":
       return validated(data as { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null });
+    case "sampled": {
+      const { step, prompt, text } = data as { step: number; prompt: string; text: string };
+      return `Sample at step ${step}: “${prompt}” goes on “${text}”.`;
+    }
     case "checkpoint": {
       const { step, size_bytes } = data as { step: number; size_bytes: number };
       return `Checkpoint at step ${step}, ${bytes(size_bytes)}.`;
@@ -34,6 +40,11 @@ export function wordsFor({ kind, data }: PoolEvent): string {
     }
     case "measured":
       return measured(data as unknown as Measured);
+    case "layers-timed": {
+      const { step, machines } = data as { step: number; machines: Record<string, unknown> };
+      const count = Object.keys(machines).length;
+      return `Layers timed up to step ${step} on ${count} ${count === 1 ? "machine" : "machines"}.`;
+    }
     case "replan-proposed":
       return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
     case "note":
@@ -57,6 +68,13 @@ function stateChanged({ state, reason }: { state: string; reason: string }): str
 function planned(plan: Plan): string {
   const machines = plan.pools.flatMap((pool) => pool.members.map((member) => member.name));
   return `Planned ${plan.num_layers} layers in ${plan.pools.length} ${plan.pools.length === 1 ? "pool" : "pools"} on ${joined(machines)}.`;
+}
+
+function reformed(data: { sentence: string; seconds: number; recomputed: number }): string {
+  const { sentence: what, seconds, recomputed } = data;
+  const again = recomputed === 0 ? "" : `, ${recomputed} ${recomputed === 1 ? "microbatch" : "microbatches"} computed again`;
+  // As written: it may begin with the name of a machine.
+  return `${what}; no step for ${stepTime(seconds)}${again}.`;
 }
 
 function measured({ measured_step_s, predicted_step_s }: Measured): string {

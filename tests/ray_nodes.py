@@ -3,7 +3,7 @@
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
+from share_compute.planning.timings import MachineTimings
+from share_compute.protocol.failures import Failure
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 
@@ -82,6 +84,8 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         number: int = 1,
         machines: Topology = topology,
         folder: Path = tmp_path,
+        timings: dict[str, MachineTimings] | None = None,
+        failures: Sequence[Failure] = (),
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
         from share_compute_actors.coordinator import Coordinator
@@ -93,6 +97,8 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             topology=machines,
             folder=folder,
             checkpoint=checkpoint,
+            failures=tuple(failures),
+            timings=timings or {},
         )
         coordinator = Coordinator.remote(assignment.model_dump_json())
         running = coordinator.run.remote()

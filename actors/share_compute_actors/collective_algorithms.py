@@ -1,0 +1,241 @@
+"""How the members of a group sum a tensor, over sends and receives between pairs of them.
+
+`sharded` sends each member its slice of everything, lets it combine, and gathers the results: two hops, and as much
+traffic as a ring. `tree` goes up and down a binomial tree: few messages, all of full size. Both give all members the
+same bits. Gloo has the ring.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PIECE_BYTES = 4 * 2**20
+"""Tensors travel in pieces of this size: what was received is combined while it is in the cache."""
+PIECES_UNDER_WAY = 4
+
+Combine = Callable[[list[Tensor], Tensor], None]
+"""Writes into the second argument what all parts, in the order of ranks, come to; may use the parts up."""
+Operator = Callable[..., Tensor]
+"""Of two tensors and ``out``, such as `torch.add`."""
+Waiting = Callable[[], Any]
+
+
+class Links:
+    """Sends and receives between the members of one gloo group.
+
+    All members must begin their operations in the same order; what each sends carries a number counted from there.
+
+    Args:
+        group: ``torch.distributed.ProcessGroupGloo``.
+        rank: own place.
+        size: number of members.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group = group
+        self.rank = rank
+        self.size = size
+        self._next_tag = 1  # 0 is that of Ray's own send and recv
+        self._scratch: dict[torch.dtype, Tensor] = {}
+
+    def leave(self) -> None:
+        """Let go of the group; nothing may be under way."""
+        self._group = None
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks, the next one first: so that not all send to the same one at once."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+    def tags(self, count: int) -> range:
+        """Take numbers for the messages of one operation."""
+        if self._next_tag + count >= 2**31:
+            self._next_tag = 1
+        self._next_tag += count
+        return range(self._next_tag - count, self._next_tag)
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Waiting:
+        """Begin to send; the tensor may change once the returned call has returned."""
+        return self._group.send([tensor], to, tag).wait if tensor.numel() else _nothing
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Waiting:
+        """Begin to receive into ``tensor``; it is there once the returned call has returned."""
+        return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
+
+    def scratch(self, like: Tensor, count: int) -> Tensor:
+        """Return ``count`` elements that are kept between operations; one operation may use them at a time."""
+        kept = self._scratch.get(like.dtype)
+        if kept is None or kept.numel() < count:
+            kept = self._scratch[like.dtype] = like.new_empty(count)
+        return kept[:count]
+
+
+def _nothing() -> None:
+    """Wait for a message without content, which was not sent."""
+
+
+def fold(operator: Operator) -> Combine:
+    """Return what combines parts one after the other, in the order of ranks."""
+
+    def combine(values: list[Tensor], out: Tensor) -> None:
+        if len(values) == 1:
+            out.copy_(values[0])
+            return
+        first, *middle, last = values
+        for value in middle:
+            operator(first, value, out=first)
+        operator(first, last, out=out)
+
+    return combine
+
+
+def slices(length: int, size: int) -> list[slice]:
+    """Return each rank's share of ``length`` elements: sizes that differ by at most one."""
+    edges = [length * rank // size for rank in range(size + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def start_sharded(
+    links: Links, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor
+) -> Callable[[], None]:
+    """Take numbers for a sharded operation, which the returned call then runs.
+
+    Args:
+        links: to the others.
+        parts: this member's tensors, flat, all as long as ``out``; used up.
+        counts: how many each rank has.
+        combine: applied to slices of all parts, each at one member.
+        out: flat; the result at every member. May be one of ``parts``.
+    """
+    length = max(1, PIECE_BYTES // out.element_size())
+    pieces = [slice(start, start + length) for start in range(0, out.numel(), length)]
+    tags = links.tags(2 * len(pieces))
+
+    def run() -> None:
+        width = -(-min(length, out.numel()) // links.size)
+        scratch = links.scratch(out, PIECES_UNDER_WAY * sum(counts) * width).view(PIECES_UNDER_WAY, -1, width)
+        begun: deque[_Piece] = deque()
+        gathering: list[Waiting] = []
+        for number, piece in enumerate(pieces):
+            if len(begun) == PIECES_UNDER_WAY:
+                gathering += begun.popleft().combine(combine)
+            place = scratch[number % PIECES_UNDER_WAY]
+            cut = [part[piece] for part in parts]
+            begun.append(_Piece(links, cut, counts, out[piece], place, tags[2 * number : 2 * number + 2]))
+        while begun:
+            gathering += begun.popleft().combine(combine)
+        for wait in gathering:
+            wait()
+
+    return run
+
+
+class _Piece:
+    """One piece of a sharded operation; its slices are on their way once it is made."""
+
+    def __init__(
+        self,
+        links: Links,
+        parts: Sequence[Tensor],
+        counts: Sequence[int],
+        out: Tensor,
+        scratch: Tensor,
+        tags: range,
+    ) -> None:
+        self._links, self._out, self._tag = links, out, tags[1]
+        self._shares = slices(out.numel(), links.size)
+        own = self._shares[links.rank]
+        first = [0, *accumulate(counts)]
+        self._values = [place[: own.stop - own.start] for place in scratch[: first[-1]]]
+        mine = range(first[links.rank], first[links.rank + 1])
+        for place, part in zip(mine, parts, strict=True):
+            self._values[place] = part[own]
+        self._receiving = [
+            links.receive(self._values[place], rank, tags[0])
+            for rank in links.others
+            for place in range(first[rank], first[rank + 1])
+        ]
+        self._sending = [
+            links.send(part[self._shares[rank]], rank, tags[0]) for rank in links.others for part in parts
+        ]
+
+    def combine(self, combine: Combine) -> list[Waiting]:
+        """Combine the own slice and begin to exchange results; return what is left to wait for."""
+        for wait in self._receiving:
+            wait()
+        own = self._out[self._shares[self._links.rank]]
+        combine(self._values, own)
+        for wait in self._sending:  # the results arrive where the slices were sent from
+            wait()
+        others = self._links.others
+        receiving = [self._links.receive(self._out[self._shares[rank]], rank, self._tag) for rank in others]
+        return receiving + [self._links.send(own, rank, self._tag) for rank in others]
+
+
+def start_tree(links: Links, tensor: Tensor, operator: Operator) -> Callable[[], None]:
+    """Take numbers for a reduction up a binomial tree and a broadcast down it, which the returned call then runs.
+
+    Args:
+        links: to the others.
+        tensor: flat; reduced in place.
+        operator: of two tensors and ``out``.
+    """
+    pieces = torch.split(tensor, max(1, PIECE_BYTES // tensor.element_size()))
+    tags = links.tags(2 * len(pieces))
+    distances = [1 << power for power in range((links.size - 1).bit_length())]
+    parent = next((links.rank - step for step in distances if links.rank & step), None)
+    children = [
+        links.rank + step
+        for step in distances
+        if links.rank % (2 * step) == 0 and links.rank + step < links.size
+    ]
+
+    def run() -> None:
+        scratch = links.scratch(tensor, pieces[0].numel())
+        sending: list[Waiting] = []
+        for piece, tag in zip(pieces, tags[::2], strict=True):
+            for child in children:
+                arrived = scratch[: piece.numel()]
+                links.receive(arrived, child, tag)()
+                operator(piece, arrived, out=piece)
+            if parent is not None:
+                sending.append(links.send(piece, parent, tag))
+        for wait in sending:
+            wait()
+        sending.clear()
+        for piece, tag in zip(pieces, tags[1::2], strict=True):
+            if parent is not None:
+                links.receive(piece, parent, tag)()
+            sending += [links.send(piece, child, tag) for child in reversed(children)]
+        for wait in sending:
+            wait()
+
+    return run
+
+
+def packed(group: Any, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor) -> None:
+    """Do what `start_sharded` does with the group's own all-to-all and all-gather, as NCCL wants it.
+
+    On a GPU it is enqueued on the current stream; nothing blocks the host.
+    """
+    size = len(counts)
+    width = -(-out.numel() // size)
+    pad = (0, size * width - out.numel())
+    cut = [functional.pad(part, pad).view(size, width) for part in parts]
+    sent = torch.stack(cut, dim=1).flatten() if cut else out.new_empty(0)
+    got = out.new_empty(sum(counts), width)
+    group.alltoall_base(
+        got.view(-1), sent, [width * count for count in counts], [width * len(parts)] * size
+    ).wait()
+    combined = out.new_empty(width)
+    combine(list(got), combined)
+    whole = out.new_empty(size * width)
+    group._allgather_base(whole, combined).wait()  # noqa: SLF001 - torch has no public name for it
+    out.copy_(whole[: out.numel()])

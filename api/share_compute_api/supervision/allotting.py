@@ -1,0 +1,136 @@
+"""Which machines each running job may use: those it holds, and free ones that are offered to it.
+
+Nothing is leased by an offer. The coordinator that takes a machine says so with its next plan, and only then the job
+holds it. When two want the same machine, whoever has it leased keeps it, and the other must do without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from share_compute.jobs.states import ContributorState
+from share_compute.store import ContributorRecord, JobRecord
+from share_compute_api.supervision.patience import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """What one attempt may use at one moment."""
+
+    machines: tuple[ContributorRecord, ...] = field(compare=False)
+    """Those that it holds, and those that it is offered."""
+    nodes: frozenset[tuple[str, str | None]]
+    """Id and Ray node of each of them: what tells two allotments apart, since signs of life change the records."""
+    leaving: frozenset[str] = frozenset()
+    """Contributors in its plan that it must do without."""
+
+
+def allotment(machines: Iterable[ContributorRecord], leaving: Iterable[str] = ()) -> Allotment:
+    """Return the allotment of these machines, without those that leave."""
+    machines = tuple(machines)
+    nodes = frozenset((machine.id, machine.node_id) for machine in machines)
+    return Allotment(machines, nodes, frozenset(leaving))
+
+
+class Allotted:
+    """The newest allotment of one attempt.
+
+    Args:
+        assigned: what the attempt knows from its assignment.
+    """
+
+    def __init__(self, assigned: Allotment) -> None:
+        self.assigned = assigned
+        self._newest = assigned
+        self._changed = asyncio.Event()
+
+    def put(self, newest: Allotment) -> None:
+        """Replace it."""
+        self._newest = newest
+        self._changed.set()
+
+    async def other_than(self, known: Allotment) -> Allotment:
+        """Return the newest one as soon as it differs from the one that is known."""
+        while self._newest == known:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._newest
+
+
+class Allotting:
+    """Offers each free machine to one running job at a time, to the oldest first.
+
+    Args:
+        patience: how long a job may think before the next one is offered a machine.
+        clock: tells seconds.
+    """
+
+    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._offers: dict[str, tuple[str, float]] = {}
+        """By contributor: the job that it is offered to, and since when."""
+
+    def look(
+        self,
+        running: Sequence[JobRecord],
+        present: Sequence[ContributorRecord],
+        spare: Sequence[ContributorRecord],
+    ) -> dict[str, Allotment]:
+        """Return the allotments of the running jobs, by id.
+
+        Args:
+            running: jobs that attempts are made at, in the order they came.
+            present: contributors; those that are ready or drain count.
+            spare: free machines that no queued job could use.
+        """
+        members = {job.id: _members(job, present) for job in running}
+        planned = frozenset().union(*members.values())
+        takers = [job.id for job in running if _takes_more(job)]
+        self._offer([machine.id for machine in spare if machine.id not in planned], takers)
+        machines = {machine.id: machine for machine in present}
+        return {job.id: self._of(job, members[job.id], machines) for job in running}
+
+    def _of(
+        self, job: JobRecord, members: Iterable[str], machines: Mapping[str, ContributorRecord]
+    ) -> Allotment:
+        leaving = {one for one in members if one in machines and _must_leave(machines[one], job)}
+        usable = [
+            machine
+            for machine in machines.values()
+            if machine.state is ContributorState.ready
+            and (machine.job_id == job.id or self._offers.get(machine.id, ("",))[0] == job.id)
+        ]
+        return allotment(usable, leaving)
+
+    def _offer(self, spare: Sequence[str], takers: Sequence[str]) -> None:
+        now = self._clock()
+        offers = {}
+        for machine in spare if takers else ():
+            job_id, since = self._offers.get(machine, ("", now))
+            if job_id not in takers:
+                job_id, since = takers[0], now
+            elif now - since >= self._patience.offer_s:
+                job_id, since = takers[(takers.index(job_id) + 1) % len(takers)], now
+            offers[machine] = job_id, since
+        self._offers = offers
+
+
+def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[str]:
+    """Return the contributors in a job's plan; those that its first plan is made of while there is none."""
+    if job.plan is None:
+        return frozenset(machine.id for machine in present if machine.job_id == job.id)
+    return frozenset(member.contributor_id for pool in job.plan.pools for member in pool.members)
+
+
+def _takes_more(job: JobRecord) -> bool:
+    is_open = job.plan is not None and job.spec.parallelism.pools is None
+    return is_open and job.cancel_requested_at is None
+
+
+def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
+    """Whether a machine in a job's plan is taken back by its owner, or leased to another job meanwhile."""
+    return machine.state is ContributorState.draining or machine.job_id not in (None, job.id)

@@ -1,0 +1,85 @@
+"""What follows on an attempt that ended without a result: another one, or the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from share_compute.errors import ContributorLost, PlanInfeasible, ShareComputeError, Unavailable
+from share_compute.planning.words import bytes_text
+from share_compute.store import JobRecord
+
+_MOST_FRUITLESS = 5
+"""Attempts in a row that may be lost before they committed a step."""
+_MISSING_MACHINES = "let another machine join"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt's end without a result."""
+
+    reason: str
+    error: dict[str, Any]
+    """Code and facts."""
+    is_lost: bool
+    """Whether what it ran on was lost: machines, or its coordinator."""
+
+    @classmethod
+    def told(cls, reason: str, error: dict[str, Any] | None) -> Failure:
+        """Return the failure that an attempt told of itself."""
+        error = error or {}
+        return cls(reason, error, is_lost=error.get("code") == ContributorLost.code)
+
+    @classmethod
+    def noticed(cls, failure: ShareComputeError) -> Failure:
+        """Return the failure of an attempt that could not be followed any more."""
+        error = {"code": failure.code, **failure.facts()}
+        return cls(failure.message, error, is_lost=isinstance(failure, ContributorLost | Unavailable))
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The job is queued for another attempt."""
+
+    why: str
+    fruitless_attempts: int
+    needs_others: bool
+    """Whether it is offered only machines that were not tried; else the same ones, after a rest."""
+
+
+def may_wait(job: JobRecord, *, others_run: bool) -> bool:
+    """Whether a job that does not fit may do so later.
+
+    A job that was placed once fits when as many machines are there as then: nothing else has changed since. Any other
+    fits if at all when the jobs that run give their machines back.
+    """
+    return job.started_at is not None or others_run
+
+
+def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run: bool) -> Again | None:
+    """Return how a job goes on after an attempt that failed; None when it fails with it.
+
+    Args:
+        job: as it was when the attempt began.
+        failure: how the attempt ended.
+        has_committed: whether it had committed a step.
+        others_run: whether other jobs hold machines right now.
+    """
+    fruitless = 0 if has_committed else job.fruitless_attempts
+    if failure.error.get("code") == PlanInfeasible.code:
+        if not may_wait(job, others_run=others_run):
+            return None
+        return Again(_lacking(failure, others_run=others_run), fruitless, needs_others=True)
+    fruitless += not has_committed
+    if not failure.is_lost or fruitless >= _MOST_FRUITLESS:
+        return None
+    return Again(failure.reason, fruitless, needs_others=False)
+
+
+def _lacking(failure: Failure, *, others_run: bool) -> str:
+    """Say what a job waits for that does not fit."""
+    missing = failure.error.get("details", {}).get("missing_bytes")
+    needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
+    mend = failure.error.get("mend", _MISSING_MACHINES)
+    other = ", or wait until other jobs give machines back" if others_run else ""
+    return f"waiting for contributors: {needs}: {mend}{other}"

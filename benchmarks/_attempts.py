@@ -1,0 +1,144 @@
+"""Whole attempts on a small Ray cluster, as the control plane makes them, and machines of it that die."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+from safetensors import safe_open
+
+from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
+from share_compute.topology import Contributor, Device, Topology
+
+Scope = Literal["member", "machine"]
+"""What is killed of a machine: the member's process, or all processes, raylet included."""
+
+
+class Machines:
+    """Raylets by contributor id; those that died are started again when they are asked for.
+
+    Args:
+        cluster: the `ray.cluster_utils.Cluster`.
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._nodes: dict[str, Any] = {}
+
+    def topology(self, count: int) -> Topology:
+        """Return this many machines, all alike."""
+        device = Device("cpu", "cpu", 4 * 2**30, {"float32": 1e10})
+        found = []
+        for place in range(count):
+            worker = f"c{place}"
+            if worker not in self._nodes:
+                self._nodes[worker] = self._cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+            node = self._nodes[worker]
+            found.append(
+                Contributor(worker, f"machine-{place}", (device,), node_id=node.node_id, address="127.0.0.1")
+            )
+        return Topology(tuple(found))
+
+    def killing(self, worker: str, scope: Scope) -> Callable[[], None]:
+        """Return what kills a machine or the member on it: looking for its processes takes time."""
+        node = self._nodes[worker]
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        family = raylet.children(recursive=True)
+        if scope == "member":
+            members = [one for one in family if _title(one).startswith("ray::Member")]
+            doomed = [*members, *(child for one in members for child in one.children(recursive=True))]
+        else:
+            doomed = [raylet, *family]
+            del self._nodes[worker]
+        if not doomed:
+            raise RuntimeError(f"no member runs on {worker}")
+
+        def kill() -> None:
+            for process in doomed:
+                with suppress(psutil.NoSuchProcess):  # its parent has ended it
+                    process.kill()
+
+        return kill
+
+    def bury(self) -> None:
+        """Let Ray's own list of nodes forget those that died."""
+        living = {id(node) for node in self._nodes.values()}
+        for node in [node for node in self._cluster.worker_nodes if id(node) not in living]:
+            self._cluster.remove_node(node, allow_graceful=False)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+class Attempt:
+    """A running coordinator.
+
+    Args:
+        assignment: what it is to do.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from share_compute_actors.coordinator import Coordinator
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._actor = Coordinator.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
+            assignment.model_dump_json()
+        )
+        self._running = self._actor.run.remote()
+
+    def events(self) -> Generator[tuple[AttemptEvent, float], None, None]:
+        """Give what it tells, and when that was heard; ends it.
+
+        Raises:
+            RuntimeError: it did not succeed.
+        """
+        import ray
+
+        told = 0
+        try:
+            while True:
+                news = attempt_events.validate_json(ray.get(self._actor.events.remote(told, 5.0)))
+                now_s = time.monotonic()
+                told += len(news)
+                if not news and ray.wait([self._running], timeout=0)[0]:
+                    ray.get(self._running)  # raises what kept it from telling anything
+                for event in news:
+                    if event.type == "ended":
+                        if event.outcome != "succeeded":
+                            raise RuntimeError(f"the attempt {event.outcome}: {event.reason}")
+                        return
+                    yield event, now_s
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End it with all that it started."""
+        import ray
+
+        ray.kill(self._actor)
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of all weights of a finished job, by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in (folder / "artifacts" / "model").glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        whole.update(name.encode())
+        whole.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()

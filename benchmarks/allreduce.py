@@ -1,0 +1,132 @@
+"""GB/s of sums over 2 and 3 members: ours, and sums in a fixed order, against raw gloo and Ray's own gloo backend.
+
+All four run in the same actors and take turns, a few sums each, so that whatever else the machine does falls on all.
+GB/s are bytes of the tensor over seconds of one sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from _harness import print_figure, start_cluster
+
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.collective import Meeting, join_group
+from share_compute_actors.messages import Rendezvous
+
+MIB = 2**20
+SIZES_MIB = (1, 16, 64)
+GOALS = {"raw gloo": 0.9, "ray.util.collective, gloo": 1.0}
+ALGORITHMS = ("auto", "ring", "tree", "sharded")
+_TURN_BYTES = 64 * MIB
+"""Summed in one turn of one side, or three times, whatever is more."""
+
+
+class Member:
+    """One member of all the groups."""
+
+    def __init__(self, rank: int, world: int, port: int) -> None:
+        from ray.util import collective
+
+        torch.set_num_threads(1)
+        dist: Any = torch.distributed
+        device = torch.device("cpu")
+        self._sums: dict[str, Callable[[torch.Tensor], None]] = {}
+        for algorithm in ALGORITHMS:
+            meeting = Rendezvous(algorithm, "127.0.0.1", port, 60.0, "127.0.0.1", algorithm)
+            group = join_group(meeting, rank, world, device)
+            self._sums[algorithm] = lambda tensor, group=group: group.start_allreduce(tensor)()
+        tree = SummationTree((1,) * world)
+        held = [(Node(other, other + 1),) for other in range(world)]
+        self._sums["in order"] = lambda tensor: group.start_tree_sum([tensor], held, tree)()
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch has no public name for it
+        options._timeout = timedelta(seconds=60)  # noqa: SLF001
+        options._threads = 2  # noqa: SLF001
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+        raw = dist.ProcessGroupGloo(dist.PrefixStore("raw", store), rank, world, options)
+        self._sums["raw gloo"] = lambda tensor: raw.allreduce([tensor]).wait()
+        collective.init_collective_group(world, rank, "GLOO", "ray")
+        self._sums["ray.util.collective, gloo"] = lambda tensor: collective.allreduce(tensor, "ray")
+        self._together = lambda: raw.barrier().wait()
+
+    def turn(self, number: int, elements: int) -> dict[str, float]:
+        """Let each side sum a few tensors, another one first in each turn; return the seconds of one sum, by side."""
+        tensor = torch.zeros(elements)
+        times = min(200, max(3, _TURN_BYTES // tensor.nbytes))
+        sides = list(self._sums.items())
+        first = number % len(sides)
+        seconds = {}
+        for name, add in sides[first:] + sides[:first]:
+            add(tensor)  # warms up
+            self._together()
+            start = time.perf_counter()
+            for _ in range(times):
+                add(tensor)
+            seconds[name] = (time.perf_counter() - start) / times
+        return seconds
+
+
+def measure(nodes: list[str], turns: int) -> None:
+    """Let members on these nodes take turns and print the figures."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    world = len(nodes)
+    meeting = Meeting("127.0.0.1", 60.0)
+    members = [
+        ray.remote(Member)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote(rank, world, meeting.port)
+        for rank, node in enumerate(nodes)
+    ]
+    for size in SIZES_MIB:
+        found = [
+            ray.get([member.turn.remote(number, size * MIB // 4) for member in members])
+            for number in range(turns)
+        ]
+        seconds = [
+            {name: max(told[name] for told in turn) for name in turn[0]} for turn in found
+        ]  # a sum is done when all members have it
+        speed = {name: [size * MIB / turn[name] / 1e9 for turn in seconds] for name in seconds[0]}
+        others = {name: round(statistics.median(speed[name]), 3) for name in ALGORITHMS}
+        for ours, figure in (("auto", "allreduce"), ("in order", "tree_sum")):
+            for peer, goal in GOALS.items():
+                pairs = zip(speed[ours], speed[peer], strict=True)
+                print_figure(
+                    figure,
+                    ours=statistics.median(speed[ours]),
+                    peer=statistics.median(speed[peer]),
+                    peer_name=peer,
+                    ratio=statistics.median(own / other for own, other in pairs),
+                    unit="GB/s",
+                    mebibytes=size,
+                    members=world,
+                    goal_ratio=goal,
+                    turns=turns,
+                    algorithms=others,
+                )
+    for member in members:
+        ray.kill(member)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: two turns")
+    parser.add_argument("--turns", type=int, default=15, help="turns of each side")
+    options = parser.parse_args()
+    with start_cluster() as local:
+        nodes = [local.add_node(num_cpus=1, object_store_memory=80 * MIB).node_id for _ in range(3)]
+        for world in (2, 3):
+            measure(nodes[:world], 2 if options.quick else options.turns)
+
+
+if __name__ == "__main__":
+    main()

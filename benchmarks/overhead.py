@@ -1,0 +1,215 @@
+"""Step time with the step protocol, against the same schedule without it.
+
+Both sides run in the same members, with the same weights, channel, group and samples, and take turns. Without the
+protocol a member walks its cells in a straight line: nobody prepares, records or commits, and no machine decides what
+comes next. After each turn the weights are put back, so that the other side takes the very same steps; their losses
+must be equal to the last bit. The words of members make one hop more here than in a job: ours is no faster there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _harness import Ours, arguments, cluster, job, print_figure
+
+from share_compute.protocol.cells import delivery, holders, needed, remaining
+from share_compute.protocol.roster import Roster
+from share_compute.protocol.tree import SummationTree
+from share_compute_actors.messages import Label
+from share_compute_actors.rows import Rows
+
+GOAL = 0.03
+"""Share of the step time."""
+LAYOUTS = ((2, 1), (1, 2))
+"""Pools, and members of each."""
+_SETTLING_STEPS = 6
+"""The first step warms up, the next ones carry the profiler."""
+
+
+class Block(NamedTuple):
+    """Steps that one member took in a straight line."""
+
+    began_s: float
+    ended_s: float
+    """Both by the clock that all processes of a machine share."""
+    losses: list[float]
+    """By step; only the last pool knows them."""
+
+
+def straight(member: Any, first: int, count: int, roster: Roster, tree: SummationTree, library: Any) -> Block:
+    """Take steps at one member, on its compute thread."""
+    engine, me = member._engine, member._setup.worker  # noqa: SLF001 - the product has no way around its own protocol
+    walked: Block = engine.order(partial(_walk, engine, me, first, count, roster, tree, library))
+    return walked
+
+
+def _walk(
+    engine: Any, me: str, first: int, count: int, roster: Roster, tree: SummationTree, library: Any
+) -> Block:
+    runner, channel, pool = engine.runner, engine.channel, roster.pool_of(me)
+    inputs = Rows(library, "inputs") if runner.stage.shard.is_first else None
+    targets = Rows(library, "targets") if runner.stage.shard.is_last else None
+    rows = [part for part in (inputs, targets) if part is not None]
+    own = [microbatch for microbatch, owner in enumerate(roster.owners[pool]) if owner == me]
+
+    def wanted(step: int, action: Any) -> Any:
+        """Return what a cell takes in: samples, or what a neighbour sends."""
+        label = needed(roster, step, pool, action)
+        if label is not None:
+            return channel.receive(_aside(label), "a neighbour", 60.0)
+        part = inputs if action.kind == "F" else targets
+        assert part is not None
+        return part.take(step, action.microbatch)
+
+    for part in rows:  # the protocol has them already, from the step before
+        part.expect(first, own)
+        part.take(first, own[0])
+    losses = []
+    began_s = time.perf_counter()
+    for step in range(first, first + count):
+        for part in rows:
+            part.expect(step, own)
+            part.expect(step + 1, own)
+        actions = remaining(roster, step, me)
+        held = [tree.cover(ids) for ids in holders(roster, step, pool)]
+        for action in actions:
+            entering = wanted(step, action)
+            if action.kind == "F":
+                runner.forward(step, action.microbatch, entering)
+            else:
+                is_last = action is actions[-1]
+                runner.backward(action.microbatch, entering, holders=held if is_last else None)
+            sent = delivery(roster, step, pool, action)
+            if sent is not None:
+                label, target = sent
+                channel.send(target, _aside(label), runner.kept(label.cargo, label.microbatch))
+        runner.reduce(held)
+        known = runner.losses()
+        if known:
+            losses.append(math.fsum(known.values()) / (runner.targets_per_microbatch * len(known)))
+        runner.apply(step, 1.0)
+        for part in rows:
+            part.forget(step)
+        channel.forget_evaluations()
+    return Block(began_s, time.perf_counter(), losses)
+
+
+def _aside(label: Any) -> Label:
+    """Name a tensor so that it is kept for who asks for it, and not given to the protocol."""
+    return Label("test", *label)
+
+
+def keep(member: Any) -> None:
+    """Keep the state of one member as it is now."""
+    runner = member._engine.runner  # noqa: SLF001
+    tensors = list(runner.parameters.values())
+    for state in runner.optimizer.state.values():
+        tensors += state.values()
+    member.kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+def put_back(member: Any) -> None:
+    """Let the state be as it was."""
+    for tensor, before in member.kept:
+        tensor.data.copy_(before)
+
+
+class Sides:
+    """One crew that takes the same steps in both ways.
+
+    Args:
+        ours: leads it.
+    """
+
+    def __init__(self, ours: Ours) -> None:
+        self._ours = ours
+        self._tree = SummationTree(max(ours.plan.shares, key=len))
+        self.losses: dict[str, list[float]] = {"ours": [], "straight": []}
+
+    def turn(self, first: int, count: int, *, begins_straight: bool) -> tuple[float, float]:
+        """Take the same steps in both ways; return the seconds of ours and of the other."""
+        self._all(keep)
+        if begins_straight:
+            straight_s = self._straight(first, count)
+            self._all(put_back)
+            ours_s = self._protocol(first, count)
+        else:
+            ours_s = self._protocol(first, count)
+            self._all(put_back)
+            straight_s = self._straight(first, count)
+        return ours_s, straight_s
+
+    def _protocol(self, first: int, count: int) -> float:
+        seconds = self._ours.block(first, count)
+        self.losses["ours"] += self._ours.losses[-count:]
+        return seconds
+
+    def _straight(self, first: int, count: int) -> float:
+        roster = self._ours.led.conductor.roster
+        blocks = self._all(straight, first, count, roster, self._tree, self._ours.library)
+        self.losses["straight"] += blocks[roster.pools[-1][0]].losses
+        began_s = min(block.began_s for block in blocks.values())
+        return float(max(block.ended_s for block in blocks.values()) - began_s)
+
+    def _all(self, work: Callable[..., Any], *given: Any) -> dict[str, Any]:
+        """Run something in all members at once."""
+        import ray
+
+        crew = self._ours.led.crew
+        calls = {
+            worker: crew.handle(worker).__ray_call__.remote(work, *given) for worker in sorted(crew.workers)
+        }
+        return {worker: ray.get(call) for worker, call in calls.items()}
+
+
+def measure(nodes: list[str], pools: int, members: int, turns: int, steps: int) -> None:
+    """Measure one layout and print its figure."""
+    with tempfile.TemporaryDirectory() as name:
+        spec = job(Path(name), steps=10_000, strategy="uniform", pools=pools, members_per_pool=members)
+        ours = Ours(spec, Path(name), nodes, [1.0] * len(nodes))
+        try:
+            ours.block(1, _SETTLING_STEPS)
+            sides = Sides(ours)
+            seconds = [
+                sides.turn(_SETTLING_STEPS + 1 + number * steps, steps, begins_straight=number % 2 == 0)
+                for number in range(turns)
+            ]
+        finally:
+            ours.close()
+    if sides.losses["ours"] != sides.losses["straight"]:
+        raise RuntimeError(f"the sides did not train the same: {sides.losses}")
+    shares = [own / other - 1 for own, other in seconds]
+    overhead = statistics.median(shares)
+    print_figure(
+        "protocol_overhead",
+        ours=overhead,
+        peer=GOAL,
+        peer_name="goal, against the same schedule without the protocol",
+        ratio=(1 + GOAL) / (1 + overhead),
+        unit="share of the step time",
+        layout=f"{pools} x {members}",
+        step_ms=round(1000 * statistics.median(own for own, _ in seconds) / steps, 1),
+        straight_step_ms=round(1000 * statistics.median(other for _, other in seconds) / steps, 1),
+        shares=sorted(round(share, 3) for share in shares),
+        turns=turns,
+        steps_per_turn=steps,
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "")
+    with cluster(2) as nodes:
+        for pools, members in LAYOUTS:
+            measure(nodes, pools, members, options.blocks, options.steps)
+
+
+if __name__ == "__main__":
+    main()

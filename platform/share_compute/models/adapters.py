@@ -1,0 +1,122 @@
+"""Low-rank adapters (LoRA) of ``peft`` inside the shards of a model.
+
+Stored names are those of the plain model, and ``<matrix>.lora_A.weight`` and ``<matrix>.lora_B.weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from share_compute.errors import UserError
+from share_compute.models.adapter_names import ADAPTER, is_adapter, stored_name
+from share_compute.models.blueprint import Stage, derive_seed
+from share_compute.models.freezing import Places
+from share_compute.specification import LoraSpec
+
+_SAVED_PREFIX = "base_model.model."
+"""What ``peft`` puts before all names that it saves."""
+
+
+def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
+    """Put adapters, without memory, beside matrices of a sketch's layers, and let nothing else be trained.
+
+    Raises:
+        UserError: no matrix in a layer has the name of a target.
+    """
+    inject_adapter_in_model(
+        _peft_config(lora, _chosen(model, lora, places)), model, adapter_name=ADAPTER, low_cpu_mem_usage=True
+    )
+
+
+@torch.no_grad()
+def initialize_adapters(module: nn.Module, seed: int) -> None:
+    """Give adapters their starting values, as ``peft`` does: A random, from (seed, its name), and B zero."""
+    for name, layer in _adapted(module):
+        torch.manual_seed(derive_seed(seed, f"{name}.lora_A"))
+        nn.init.kaiming_uniform_(layer.lora_A[ADAPTER].weight, a=5**0.5)
+        nn.init.zeros_(layer.lora_B[ADAPTER].weight)
+
+
+def adapter_tensors(stage: Stage) -> dict[str, Tensor]:
+    """Return the stage's part of ``adapter_model.safetensors``."""
+    return {_SAVED_PREFIX + name: tensor for name, tensor in stage.persistent().items() if is_adapter(name)}
+
+
+@torch.no_grad()
+def merged_tensors(stage: Stage) -> dict[str, Tensor]:
+    """Return the stage's part of the model's own weights, with what its adapters learnt added to them."""
+    tensors = {name: tensor for name, tensor in stage.persistent().items() if not is_adapter(name)}
+    for name, layer in _adapted(stage.module):
+        tensors[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(ADAPTER)
+    return tensors
+
+
+def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base: str) -> dict[str, Any]:
+    """Return what ``adapter_config.json`` says.
+
+    Args:
+        lora: of the job.
+        model: sketch of the whole model, without adapters.
+        places: of the model.
+        base: where the model that was adapted is: a folder.
+
+    Raises:
+        UserError: no matrix in a layer has the name of a target.
+    """
+    chosen = _chosen(model, lora, places)
+    ends = lora.targets or _ends(chosen)
+    # Short names suffice, unless something outside the layers has one, too.
+    exact = [name for name, _ in _matrices(model) if _is_meant(name, ends)] == chosen
+    config = _peft_config(lora, ends if exact else chosen)
+    config.base_model_name_or_path = base
+    config.inference_mode = True
+    said: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in said.items()}
+
+
+def _peft_config(lora: LoraSpec, targets: Sequence[str]) -> LoraConfig:
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # any number will do
+        lora_dropout=lora.dropout,
+        target_modules=list(targets),
+    )
+
+
+def _chosen(model: nn.Module, lora: LoraSpec, places: Places) -> list[str]:
+    """Return the full names of the matrices that get an adapter: only such as are in layers."""
+    inside = [name for name, _ in _matrices(model) if 0 <= places.of(name) < places.num_layers]
+    if lora.targets is None:
+        return inside
+    for target in lora.targets:
+        if not any(_is_meant(name, [target]) for name in inside):
+            raise UserError(
+                f"training.lora.targets: no matrix in the model's layers is called {target!r}",
+                mend=f"choose among {', '.join(_ends(inside))}",
+            )
+    return [name for name in inside if _is_meant(name, lora.targets)]
+
+
+def _matrices(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+
+def _ends(names: Sequence[str]) -> list[str]:
+    return sorted({name.rpartition(".")[2] for name in names})
+
+
+def _is_meant(name: str, ends: Sequence[str]) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in ends)
+
+
+def _adapted(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the adapted matrices, by stored name."""
+    return [(stored_name(name), part) for name, part in module.named_modules() if isinstance(part, LoraLayer)]

@@ -1,0 +1,51 @@
+"""The configuration that a job declares for a Hugging Face model, as it stands in the job or in the model's folder.
+
+Free of torch: the control plane looks at it, too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from share_compute.errors import UserError
+from share_compute.specification import ModelSpec
+
+
+def declared_config(model: ModelSpec) -> dict[str, Any]:
+    """Return a model's configuration; empty for a list of layers, which has none.
+
+    Raises:
+        UserError: the model's folder or its config.json cannot be read.
+    """
+    if model.path is None:
+        return dict(model.config or {})
+    if not model.path.is_dir():
+        raise UserError(
+            f"model folder {model.path} does not exist on the server",
+            mend="give the path of a Hugging Face folder that the server can read",
+        )
+    file = model.path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        raise UserError(
+            f"{file} cannot be read: {failure}", mend="give a folder that save_pretrained wrote"
+        ) from failure
+    if not isinstance(config, dict):
+        raise UserError(f"{file} is not a JSON object", mend="give a folder that save_pretrained wrote")
+    return config
+
+
+def model_vocab_size(model: ModelSpec) -> int | None:
+    """Return how many tokens the model has embeddings for; None when its configuration does not say.
+
+    Raises:
+        UserError: the model's folder or its config.json cannot be read, or the number is not one.
+    """
+    config = declared_config(model)
+    inner = config.get("text_config")
+    size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise UserError(f"the model's vocab_size is {size!r}", mend="make it a positive whole number")
+    return size

@@ -1,0 +1,40 @@
+"""What a stage computes in, beside float32."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from share_compute.errors import UserError
+from share_compute.specification import Precision
+
+
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which matrices are multiplied in ``precision``; weights keep their own type.
+
+    Each use of a weight casts it anew. With a cache, the gradients of a weight that two layers share would be added up
+    in low precision inside a shard, but in float32 between two.
+    """
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, precision), cache_enabled=False)
+
+
+def require_precision(precision: Precision, device: torch.device) -> None:
+    """Make sure that a device can compute in ``precision``.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if precision == "float32":
+        return
+    able = torch.amp.is_autocast_available(device.type)
+    if able and device.type == "cuda" and precision == "bfloat16":
+        able = torch.cuda.get_device_capability(device) >= (8, 0)
+    if not able:
+        instead = "float16" if device.type == "cuda" else "float32"
+        raise UserError(
+            f"{device} cannot compute in {precision}",
+            mend=f"set training.precision to {instead}, or use other machines",
+        )

@@ -1,0 +1,98 @@
+"""What machines would have to lend so that something fits: tried on paper before anybody is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from share_compute.planning.tables import MEMORY_SHARE
+from share_compute.planning.words import exact_bytes_text
+from share_compute.topology import Contributor, Topology
+
+_MOST_FACTOR = 64
+_PARTS = 100
+"""Factors are told in hundredths."""
+
+
+def to_lend(needed_bytes: float) -> int:
+    """Return the least memory to lend, in bytes, of which a plan may fill so many."""
+    lent = math.ceil(needed_bytes / MEMORY_SHARE)
+    return lent if MEMORY_SHARE * lent >= needed_bytes else lent + 1  # the division may round down
+
+
+def lent_bytes(topology: Topology) -> int:
+    """Return what all machines lend together."""
+    return sum(machine.memory_bytes for machine in topology.contributors)
+
+
+def largest(topology: Topology) -> int:
+    """Return the index of the machine that lends most memory; of equals, the fastest."""
+    machines = topology.contributors
+    return max(
+        range(len(machines)),
+        key=lambda index: (machines[index].memory_bytes, machines[index].flops_per_s(), -index),
+    )
+
+
+def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology], bool]) -> list[str]:
+    """Return ways of lending more that do help, the fewest bytes first.
+
+    Args:
+        topology: the machines as they are; at least one.
+        whole_bytes: what one machine has to fill to do all of the work alone.
+        fits: whether the work fits other machines.
+    """
+    ways = []
+    index, before = largest(topology), lent_bytes(topology)
+    alone = _with_memory(topology, index, to_lend(whole_bytes))
+    more = lent_bytes(alone) - before
+    if more > 0 and fits(alone):
+        ways.append((more, f"lend {exact_bytes_text(more)} more on {topology.contributors[index].name}"))
+    factor = _least_factor(lambda factor: fits(_times(topology, factor)))
+    if factor is not None:
+        more = lent_bytes(_times(topology, factor)) - before
+        told = f"lend {factor:g} times the memory on every machine: {exact_bytes_text(more)} more in all"
+        ways.append((more, told))
+    return [told for _, told in sorted(ways)]
+
+
+def most(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``limit`` that holds, where smaller ones do, too; 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _least_factor(fits: Callable[[float], bool]) -> float | None:
+    """Return the least factor above 1 that fits, to the hundredth; None where none does."""
+    if not fits(_MOST_FACTOR):
+        return None
+    too_small = most(_MOST_FACTOR * _PARTS - 1, lambda part: part <= _PARTS or not fits(part / _PARTS))
+    return (too_small + 1) / _PARTS
+
+
+def _times(topology: Topology, factor: float) -> Topology:
+    return replace(
+        topology,
+        contributors=tuple(
+            _lending(machine, math.floor(machine.memory_bytes * factor)) for machine in topology.contributors
+        ),
+    )
+
+
+def _with_memory(topology: Topology, index: int, memory_bytes: int) -> Topology:
+    machines = list(topology.contributors)
+    machines[index] = _lending(machines[index], memory_bytes)
+    return replace(topology, contributors=tuple(machines))
+
+
+def _lending(machine: Contributor, memory_bytes: int) -> Contributor:
+    """Return the machine with other memory on the device that a member works on."""
+    devices = tuple(
+        replace(device, memory_bytes=memory_bytes) if device is machine.device else device
+        for device in machine.devices
+    )
+    return replace(machine, devices=devices)

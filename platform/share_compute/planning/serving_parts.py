@@ -1,0 +1,78 @@
+"""What a request, or a token among many, is made of in time: machines and links, one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.network import Floats
+from share_compute.planning.plan import CauseKind
+from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what the objective makes small."""
+
+    kind: CauseKind
+    """``compute`` stands for memory bandwidth, too, until somebody looks which it is."""
+    machines: tuple[int, ...]
+    """The machine, or both ends of the link; by index."""
+    seconds: float
+
+
+def trip_parts(cost: ServingCost, layout: Layout) -> list[Part]:
+    """Return what a request alone takes, part by part; for objective throughput what a token's way round takes."""
+    batch = cost.batches(len(layout.pools))[1]
+    if cost.workload.objective == "latency":
+        new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
+        times = cost.prompt_s + new * cost.token_s(1)
+        size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
+        return list(_trip(cost, layout, times, size, (1 + new, new), new * TOKEN_ID_BYTES))
+    times, size = cost.token_s(batch), cost.boundary_bytes(batch)
+    return list(_trip(cost, layout, times, size, (1, 1), batch * TOKEN_ID_BYTES))
+
+
+def _trip(
+    cost: ServingCost,
+    layout: Layout,
+    times: Floats,
+    size: Floats,
+    messages: tuple[int, int],
+    back_bytes: float,
+) -> Iterator[Part]:
+    for pool in layout.pools:
+        yield Part("compute", pool.members, _through(times, pool))
+    if len(layout.pools) == 1:
+        return
+    links = [
+        (one.members + other.members, messages[0], size[other.start]) for one, other in pairwise(layout.pools)
+    ]
+    ends = layout.pools[-1].members + layout.pools[0].members
+    for machines, count, carried in (*links, (ends, messages[1], back_bytes)):
+        latency_s, rate = cost.network.link(machines[0], machines[1])
+        yield Part("latency", machines, count * latency_s)
+        yield Part("link", machines, float(carried) / rate if rate > 0 else math.inf)
+
+
+def turn_parts(cost: ServingCost, layout: Layout) -> list[Part]:
+    """Return what each machine and each link is busy from token to token, with all sequences in flight."""
+    count, batch = cost.batches(len(layout.pools))
+    each = batch / cost.workload.new_tokens
+    times = cost.token_s(batch) + each * cost.prompt_s
+    size = cost.boundary_bytes(batch + each * cost.workload.prompt_tokens)
+    parts = [Part("compute", pool.members, count * _through(times, pool)) for pool in layout.pools]
+    for one, other in pairwise(layout.pools):
+        machines = one.members + other.members
+        rate = cost.network.link(machines[0], machines[1])[1]
+        carry_s = float(size[other.start]) / rate if rate > 0 else math.inf
+        parts.append(Part("link", machines, count * carry_s))
+    return parts
+
+
+def _through(times: Floats, pool: PoolLayout) -> float:
+    machine = pool.members[0]
+    return float(times[machine, pool.stop] - times[machine, pool.start])

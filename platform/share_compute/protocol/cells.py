@@ -1,0 +1,64 @@
+"""What a roster means for one member: its cells in order, what each needs, and who needs what it makes."""
+
+from __future__ import annotations
+
+from share_compute.protocol.messages import Label
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.training.schedule import Action, in_order, round_the_blocks, windows
+
+
+def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:
+    """Return the actions of one member in a step, in the order that all members follow."""
+    pool = roster.pool_of(worker)
+    widest = max(range(len(roster.pools)), key=lambda place: len(roster.pools[place]))
+    owned = [
+        [microbatch for microbatch, owner in enumerate(roster.owners[widest]) if owner == member]
+        for member in roster.pools[widest]
+    ]
+    tasks = {
+        microbatch: task
+        for microbatch, task in enumerate(roster.tasks_of(step)[pool])
+        if task.worker == worker
+    }
+    window = windows([len(members) for members in roster.pools])[pool]
+    return [
+        action
+        for action in in_order(round_the_blocks(owned), window, tasks)
+        if (tasks[action.microbatch].forward if action.kind == "F" else tasks[action.microbatch].backward)
+    ]
+
+
+def holders(roster: Roster, step: int, pool: int) -> list[list[int]]:
+    """Return, for each member of a pool, the microbatches whose gradients it holds when the step's cells are done."""
+    tasks = roster.tasks_of(step)[pool]
+    held = [task.worker if task.adds else task.holder for task in tasks]
+    return [
+        [microbatch for microbatch, holder in enumerate(held) if holder == worker]
+        for worker in roster.pools[pool]
+    ]
+
+
+def needed(roster: Roster, step: int, pool: int, action: Action) -> Label | None:
+    """Return what must have come from another member before a cell can run."""
+    if action.kind == "F":
+        return Label(step, "activation", action.microbatch, pool - 1) if pool > 0 else None
+    return Label(step, "gradient", action.microbatch, pool + 1) if pool + 1 < len(roster.pools) else None
+
+
+def delivery(roster: Roster, step: int, pool: int, action: Action) -> tuple[Label, Worker] | None:
+    """Return to whom goes what a cell made; None where nobody needs it, or has it from whoever kept it."""
+    tasks = roster.tasks_of(step)
+    if action.kind == "F":
+        label = Label(step, "activation", action.microbatch, pool)
+        target = tasks[pool + 1][action.microbatch] if pool + 1 < len(tasks) else None
+        is_wanted = target is not None and target.forward
+    else:
+        label = Label(step, "gradient", action.microbatch, pool)
+        target = tasks[pool - 1][action.microbatch] if pool > 0 else None
+        is_wanted = target is not None and target.backward
+    if target is None or not is_wanted:
+        return None
+    is_sent_again = step == roster.step and any(
+        (resend.cargo, resend.microbatch, resend.pool) == label[1:] for resend in roster.resends
+    )
+    return None if is_sent_again else (label, target.worker)

@@ -1,0 +1,130 @@
+"""Scripts of failures: what goes wrong, at which point of the protocol, in which step, at whom.
+
+The same script drives the simulated world and real processes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from share_compute.errors import UserError
+from share_compute.protocol.points import Point
+from share_compute.protocol.roster import Worker
+
+
+class FailureKind(Enum):
+    """What goes wrong."""
+
+    kill = "kill"
+    """The process ends at once, with all that it holds."""
+    stop = "stop"
+    """The process stands still for a while, with its sockets open; then it goes on as if nothing had been."""
+    partition = "partition"
+    """The process and ``peers`` do not reach each other for a while."""
+    delay = "delay"
+    """What is sent at the point arrives later."""
+    duplicate = "duplicate"
+    """What is sent at the point arrives twice."""
+    reorder = "reorder"
+    """What is sent at the point is overtaken by the next thing that goes the same way."""
+    drop = "drop"
+    """What is sent at the point never arrives."""
+    corrupt = "corrupt"
+    """What is sent at the point arrives with a flipped bit."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_of_message(self) -> bool:
+        """Whether it happens to one message, not to a process."""
+        return self not in (FailureKind.kill, FailureKind.stop, FailureKind.partition)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it has a duration."""
+        return self in (FailureKind.stop, FailureKind.partition, FailureKind.delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that goes wrong, once.
+
+    Args:
+        kind: what.
+        point: where in the protocol; whose point it is says whether a member or the coordinator is meant.
+        worker: at which member; None: at whichever passes the point first. Not for points of the coordinator.
+        step: in which open step; None: in any.
+        occurrence: at which passing of the point by such a process in such a step, from 1.
+        duration_s: how long it lasts, of a kind that lasts.
+        peers: members that a partition cuts off; empty: everybody.
+
+    Raises:
+        UserError: these do not go together.
+    """
+
+    kind: FailureKind
+    point: Point
+    worker: Worker | None = None
+    step: int | None = None
+    occurrence: int = 1
+    duration_s: float = 0.0
+    peers: frozenset[Worker] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.kind.is_of_message and not self.point.is_sending:
+            sending = ", ".join(sorted(point.name for point in Point if point.is_sending))
+            raise UserError(
+                f"nothing is sent at {self.point.name}, so there is nothing to {self.kind}",
+                mend=f"choose one of {sending}",
+            )
+        if self.worker is not None and self.point.role == "coordinator":
+            raise UserError(
+                f"{self.point.name} is a point of the coordinator, not of {self.worker}",
+                mend="leave the worker out, or choose a point of a member",
+            )
+        if self.kind.lasts != (self.duration_s > 0):
+            wrong = f"a {self.kind} of {self.duration_s} s"
+            mend = "give a duration_s above 0" if self.kind.lasts else "leave duration_s out"
+            raise UserError(wrong, mend=mend)
+        if self.occurrence < 1:
+            raise UserError(f"occurrence {self.occurrence} of {self.point.name}", mend="count from 1")
+        if self.peers and self.kind is not FailureKind.partition:
+            raise UserError(f"a {self.kind} has no peers", mend="leave peers out, or choose partition")
+
+
+class FailureScript:
+    """Failures that wait for their points. Each happens once.
+
+    Args:
+        failures: in any order; several may be due at one passing.
+    """
+
+    def __init__(self, failures: Sequence[Failure] = ()) -> None:
+        self._waiting = list(failures)
+        self._seen: Counter[int] = Counter()
+
+    @property
+    def waiting(self) -> tuple[Failure, ...]:
+        """Failures whose point was not passed yet."""
+        return tuple(self._waiting)
+
+    def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
+        """Return what happens now that a process passes a point.
+
+        Args:
+            point: which.
+            worker: the member; None of the coordinator.
+            step: its open step.
+        """
+        due = []
+        for failure in list(self._waiting):
+            if failure.point is point and failure.worker in (None, worker) and failure.step in (None, step):
+                self._seen[id(failure)] += 1
+                if self._seen[id(failure)] == failure.occurrence:
+                    self._waiting.remove(failure)
+                    due.append(failure)
+        return due

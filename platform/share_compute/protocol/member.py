@@ -1,0 +1,361 @@
+"""A member's side of the step protocol: what it may do next, given what it has and what it heard.
+
+`MemberMachine.handle` takes one event and returns effects, which somebody carries out: the actor with torch and
+sockets, the simulator with symbols. Every effect of the kind `Compute`, `Reduce`, `Apply` is answered by an event; one
+is under way at a time. Messages of another epoch and tensors that came before change nothing.
+
+A reduction in which a member of the pool is missing must end: whoever carries it out answers `ReduceFailed` when a
+peer is gone, when its deadline is over, and when this member was halted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from share_compute.protocol.cells import delivery, needed, remaining
+from share_compute.protocol.member_events import (
+    Apply,
+    Arrived,
+    Compute,
+    Computed,
+    Discard,
+    Effect,
+    Event,
+    Loaded,
+    Log,
+    Logged,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Send,
+    Tell,
+    Tick,
+    Updated,
+)
+from share_compute.protocol.messages import (
+    Applied,
+    Broken,
+    Commit,
+    Form,
+    Formed,
+    Halt,
+    Label,
+    Prepared,
+    Proceed,
+    Report,
+)
+from share_compute.protocol.roster import Roster, Task, Worker
+from share_compute.training.schedule import Action
+
+Phase = Literal["computing", "reducing", "broken", "tying", "logging", "prepared", "applying", "paused"]
+
+
+@dataclass
+class _Step:
+    """What is there of one step."""
+
+    number: int
+    summed: set[int] = field(default_factory=set)
+    forwarded: set[int] = field(default_factory=set)
+    activations: set[int] = field(default_factory=set)
+    gradients: set[int] = field(default_factory=set)
+    arrived: set[Label] = field(default_factory=set)
+    is_reduced: bool = False
+    is_complete: bool = False
+    """Whether it holds all that the update needs: also the other pool's sum of a parameter that two share."""
+
+
+class MemberMachine:
+    """One member of one job, over all its epochs.
+
+    Args:
+        worker: its name.
+        applied: last step whose update its weights have; -1 of a newcomer, which has no weights.
+    """
+
+    def __init__(self, worker: Worker, applied: int) -> None:
+        self.worker = worker
+        self.epoch = 0
+        self.applied = applied
+        self.roster: Roster | None = None
+        """None while it is halted."""
+        self._step = _Step(applied + 1)
+        self._early: list[Label] = []
+        """Tensors from members that began the epoch, or applied, sooner than this one."""
+        self._waiting: list[Action] = []
+        self._phase: Phase = "computing"
+        self._running: Compute | Reduce | Apply | None = None
+        self._halt: Halt | None = None
+        self._pauses = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it holds all that the update of the open step needs."""
+        return self._step.is_complete
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Effect]:  # noqa: PLR0911 - a return for each event
+        """Take in one event and return what must be done."""
+        match event:
+            case Halt():
+                return self._on_halt(event)
+            case Loaded():
+                return self._on_loaded(event)
+            case Form():
+                return self._on_form(event)
+            case Computed():
+                return self._on_computed(event)
+            case Reduced() | ReduceFailed():
+                return self._on_reduction_ended(event)
+            case Updated():
+                return self._on_updated(event)
+            case _:
+                return self._on_word(event)
+
+    def _on_word(self, event: Commit | Proceed | Arrived | Logged | Tick) -> list[Effect]:
+        """Take in what concerns only a member that is not halted."""
+        if isinstance(event, Arrived) and event.epoch == self.epoch and self.roster is None:
+            self._early.append(event.label)
+        if self.roster is None or (not isinstance(event, Tick) and event.epoch != self.epoch):
+            return []
+        match event:
+            case Commit():
+                return self._on_commit(event)
+            case Proceed():
+                return self._on_proceed(event)
+            case Arrived():
+                return self._on_arrived(event.label)
+            case Logged():
+                is_awaited = self._phase == "logging" and event.step == self._step.number
+                return self._prepare() if is_awaited else []
+            case Tick():
+                return self._log() if self._phase == "logging" else []
+
+    def _on_halt(self, halt: Halt) -> list[Effect]:
+        if halt.epoch < self.epoch or (halt.epoch == self.epoch and self._halt is None):
+            return []  # of an epoch that is over, or that has begun already
+        if halt.epoch > self.epoch:
+            self._early.clear()
+        self.epoch = halt.epoch
+        self.roster = None
+        self._halt = halt
+        return self._settle()
+
+    def _settle(self) -> list[Effect]:
+        """Once nothing is under way any more: apply what was committed meanwhile, then report."""
+        halt = self._halt
+        assert halt is not None
+        if self._running is not None:
+            return []
+        if halt.committed == self._step.number and self._step.is_complete:
+            return self._start(Apply(self._step.number, halt.scale))
+        return [Tell(self._report())]
+
+    def _report(self) -> Report:
+        step = self._step
+        return Report(
+            epoch=self.epoch,
+            worker=self.worker,
+            applied=self.applied,
+            step=step.number,
+            summed=frozenset(step.summed),
+            forwarded=frozenset(step.forwarded),
+            activations=frozenset(step.activations),
+            gradients=frozenset(step.gradients),
+            is_reduced=step.is_reduced,
+        )
+
+    def _on_loaded(self, loaded: Loaded) -> list[Effect]:
+        if loaded.epoch != self.epoch or self._halt is None or self._running is not None:
+            return []
+        self.applied = loaded.applied
+        self._step = _Step(loaded.applied + 1)
+        return [Discard()]
+
+    def _on_form(self, form: Form) -> list[Effect]:
+        if form.epoch != self.epoch:
+            return []
+        if self.roster is not None:
+            return self._prepare() if self._phase == "prepared" else [Tell(Formed(self.epoch, self.worker))]
+        if self._running is not None or form.roster.step != self.applied + 1:
+            return []  # not settled yet: it will be told again
+        self._halt = None
+        self.roster = form.roster
+        effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
+        if not form.keeps_step or self.worker in form.roster.forgets:
+            effects.append(Discard())
+            self._step = _Step(form.roster.step)
+        # Of what came in earlier epochs only the sum of the shared parameter counts; what else is needed is sent again.
+        self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
+        self._take_early()
+        for resend in form.roster.resends:
+            if resend.keeper == self.worker:
+                label = Label(form.roster.step, resend.cargo, resend.microbatch, resend.pool)
+                effects.append(Send(label, resend.target))
+        self._pauses = form.pauses
+        return effects + self._begin()
+
+    def _on_commit(self, commit: Commit) -> list[Effect]:
+        if commit.step == self._step.number and self._phase == "prepared":
+            self._phase = "applying"
+            self._pauses = commit.pauses
+            return self._start(Apply(commit.step, commit.scale))
+        return self._answer() if commit.step == self.applied else []
+
+    def _on_proceed(self, proceed: Proceed) -> list[Effect]:
+        if proceed.step != self._step.number:
+            return []
+        if self._phase != "paused":
+            return self._answer()
+        self._pauses = False
+        return self._begin()
+
+    def _answer(self) -> list[Effect]:
+        """Say again what the coordinator waits for, if it is so."""
+        if self._phase == "prepared":
+            return self._prepare()
+        return [Tell(Applied(self.epoch, self.worker, self.applied))] if self._phase == "paused" else []
+
+    def _on_arrived(self, label: Label) -> list[Effect]:
+        if label.step > self._step.number:
+            self._early.append(label)
+            return []
+        if label.step < self._step.number or label in self._step.arrived:
+            return []
+        self._step.arrived.add(label)
+        return self._tie() if self._phase == "tying" else self._next()
+
+    def _on_computed(self, computed: Computed) -> list[Effect]:
+        running = self._running
+        assert isinstance(running, Compute)
+        assert running.action == computed.action
+        self._running = None
+        microbatch, step = computed.action.microbatch, self._step
+        if computed.action.kind == "F":
+            step.activations.add(microbatch)
+            if running.has_backward:
+                step.forwarded.add(microbatch)
+        else:
+            step.forwarded.discard(microbatch)
+            step.gradients.add(microbatch)
+            if running.adds:
+                step.summed.add(microbatch)
+        if self.roster is None:
+            return self._settle()
+        self._waiting.remove(computed.action)
+        return self._deliver(computed.action) + self._next()
+
+    def _on_reduction_ended(self, ended: Reduced | ReduceFailed) -> list[Effect]:
+        assert isinstance(self._running, Reduce)
+        self._running = None
+        if isinstance(ended, Reduced):
+            self._step.is_reduced = True
+        elif ended.is_spoilt:
+            self._step.summed.clear()
+        if self.roster is None:
+            return self._settle()
+        if isinstance(ended, Reduced):
+            return self._tie(sends=True)
+        self._phase = "broken"
+        return [Tell(Broken(self.epoch, self.worker))]
+
+    def _on_updated(self, updated: Updated) -> list[Effect]:
+        assert isinstance(self._running, Apply)
+        self._running = None
+        self.applied = updated.step
+        self._step = _Step(updated.step + 1)
+        if self.roster is None:
+            return self._settle()
+        self._take_early()
+        return self._begin() + self._answer()
+
+    def _take_early(self) -> None:
+        self._step.arrived |= {label for label in self._early if label.step == self._step.number}
+        self._early.clear()
+
+    # -- doing -------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> list[Effect]:
+        """Begin the open step of the epoch, or go on with it, unless it waits for a word."""
+        assert self.roster is not None
+        if self._pauses:
+            self._phase = "paused"
+            return []
+        self._waiting = remaining(self.roster, self._step.number, self.worker)
+        self._phase = "computing"
+        return self._next()
+
+    def _next(self) -> list[Effect]:
+        """Start the next cell when its input is there; after the last one, the reduction."""
+        if self._running is not None or self._phase != "computing" or self.roster is None:
+            return []
+        if not self._waiting:
+            return self._finish()
+        action = self._waiting[0]
+        need = needed(self.roster, self._step.number, self._pool, action)
+        if need is not None and need not in self._step.arrived:
+            return []
+        task = self._task(action)
+        is_last = action.kind == "B" and task.adds and len(self._waiting) == 1
+        return self._start(Compute(self._step.number, action, task.adds, task.backward, is_last))
+
+    @property
+    def _pool(self) -> int:
+        assert self.roster is not None
+        return self.roster.pool_of(self.worker)
+
+    def _task(self, action: Action) -> Task:
+        assert self.roster is not None
+        return self.roster.tasks_of(self._step.number)[self._pool][action.microbatch]
+
+    def _deliver(self, action: Action) -> list[Effect]:
+        """Send what a cell made to who needs it."""
+        assert self.roster is not None
+        sent = delivery(self.roster, self._step.number, self._pool, action)
+        return [Send(*sent)] if sent else []
+
+    def _finish(self) -> list[Effect]:
+        """Reduce, or copy the reduced gradient where some members of the pool have it already."""
+        roster, number = self.roster, self._step.number
+        assert roster is not None
+        holders = roster.reduced.get(self._pool, ()) if number == roster.step else ()
+        if len(holders) == len(roster.pools[self._pool]):
+            return self._tie(sends=True)
+        self._phase = "reducing"
+        return self._start(Reduce(number, holders[0] if holders else None))
+
+    def _tie(self, *, sends: bool = False) -> list[Effect]:
+        """Exchange the sums of a parameter that the first and the last pool share."""
+        roster, number = self.roster, self._step.number
+        assert roster is not None
+        pool, last = self._pool, len(roster.pools) - 1
+        if not roster.is_tied or last == 0 or pool not in (0, last):
+            return self._complete()
+        self._phase = "tying"
+        other = last - pool
+        effects: list[Effect] = []
+        if sends and self.worker == roster.pools[pool][0]:
+            effects += [Send(Label(number, "tied", 0, pool), target) for target in roster.pools[other]]
+        return effects + (self._complete() if Label(number, "tied", 0, other) in self._step.arrived else [])
+
+    def _complete(self) -> list[Effect]:
+        self._step.is_complete = True
+        return self._log()
+
+    def _log(self) -> list[Effect]:
+        assert self.roster is not None
+        buddy = self.roster.buddies.get(self.worker)
+        if buddy is None:
+            return self._prepare()
+        self._phase = "logging"
+        return [Log(self._step.number, buddy)]
+
+    def _prepare(self) -> list[Effect]:
+        self._phase = "prepared"
+        return [Tell(Prepared(self.epoch, self.worker, self._step.number))]
+
+    def _start(self, effect: Compute | Reduce | Apply) -> list[Effect]:
+        self._running = effect
+        return [effect]

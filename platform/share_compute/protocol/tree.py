@@ -1,0 +1,129 @@
+"""The order in which the gradients of a step are added: one expression over microbatch ids, fixed for a whole job.
+
+Floating-point sums depend on their order, so the order must not depend on who computed what. The ids are cut into
+consecutive runs. Inside a run gradients are added one after the other; the runs are added in a balanced binary tree. A
+member holds, of the ids it computed, the largest subexpressions that are complete: each is one buffer.
+
+The runs are the shares of the widest pool of the job's first plan: there, each member holds a single buffer, as
+autograd alone would. Any later plan gives the same bits, and may cost more buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """The sum of the gradients of microbatches start to stop - 1, in the tree's order."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class SummationTree:
+    """The expression of one job.
+
+    Args:
+        runs: how many consecutive ids each run has.
+
+    Raises:
+        ValueError: there is no run, or one without ids.
+    """
+
+    runs: tuple[int, ...]
+    _children: dict[Node, tuple[Node, Node]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _parents: dict[Node, Node] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.runs or min(self.runs) < 1:
+            raise ValueError(f"runs of {self.runs} microbatches")
+        self._grow([0, *accumulate(self.runs)])
+        for node, children in self._children.items():
+            for child in children:
+                self._parents[child] = node
+
+    def _grow(self, edges: Sequence[int]) -> Node:
+        whole = Node(edges[0], edges[-1])
+        if len(edges) > 2:
+            middle = len(edges) // 2
+            self._children[whole] = self._grow(edges[: middle + 1]), self._grow(edges[middle:])
+            return whole
+        for stop in range(whole.start + 2, whole.stop + 1):
+            self._children[Node(whole.start, stop)] = Node(whole.start, stop - 1), Node(stop - 1, stop)
+        return whole
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        return sum(self.runs)
+
+    @property
+    def root(self) -> Node:
+        """The whole sum."""
+        return Node(0, self.microbatches)
+
+    def children(self, node: Node) -> tuple[Node, Node] | None:
+        """Return the two summands of a node, left first; None of a single microbatch."""
+        return self._children.get(node)
+
+    def parent(self, node: Node) -> Node | None:
+        """Return the sum that a node is part of; None of the root."""
+        return self._parents.get(node)
+
+    def grows(self, microbatch: int) -> Node | None:
+        """Return the sum that a microbatch may be added to in place: all that precedes it in its run, if it is last."""
+        single = Node(microbatch, microbatch + 1)
+        parent = self.parent(single)
+        if parent is None:
+            return None
+        left, right = self._children[parent]
+        return left if right == single else None
+
+    def merges(self, held: Collection[Node], new: Node) -> Iterator[tuple[Node, Node, Node]]:
+        """Yield (left, right, sum) for each addition that ``new`` makes possible, innermost first."""
+        nodes = set(held) | {new}
+        while (parent := self.parent(new)) is not None:
+            left, right = self._children[parent]
+            if left not in nodes or right not in nodes:
+                return
+            yield left, right, parent
+            nodes -= {left, right}
+            nodes.add(parent)
+            new = parent
+
+    def cover(self, ids: Iterable[int]) -> tuple[Node, ...]:
+        """Return the largest subexpressions over these microbatches, in order; these are what a member holds."""
+        held = set(ids)
+        return tuple(self._cover(self.root, held))
+
+    def _cover(self, node: Node, held: set[int]) -> Iterator[Node]:
+        inside = sum(microbatch in held for microbatch in range(node.start, node.stop))
+        if inside == node.stop - node.start:
+            yield node
+        elif inside:
+            for child in self._children[node]:
+                yield from self._cover(child, held)
+
+    def buffers(self, ids: Sequence[int]) -> int:
+        """Return how many gradients of all parameters a member holds at most that computes these ids in this order."""
+        held: set[Node] = set()
+        most = 0
+        for microbatch in ids:
+            single = Node(microbatch, microbatch + 1)
+            prefix = self.grows(microbatch)
+            if prefix in held:
+                held.discard(prefix)
+                single = Node(prefix[0], single.stop)
+            most = max(most, len(held) + 1)
+            for left, right, parent in self.merges(held, single):
+                held -= {left, right}
+                held.add(parent)
+                single = parent
+            held.add(single)
+        return most

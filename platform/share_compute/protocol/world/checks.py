@@ -1,0 +1,77 @@
+"""What must hold in the simulated world after every event; each is compared with the run that nothing disturbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from share_compute.errors import VerificationFailed
+from share_compute.protocol.coordinator import Record
+from share_compute.protocol.member_events import Apply
+from share_compute.protocol.messages import Prepared
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.world.host import Host
+from share_compute.protocol.world.record import DurableRecord
+from share_compute.protocol.world.symbols import Reference, SymbolicModel, Weights
+
+
+class Checks:
+    """Compares what happens with what must happen.
+
+    Args:
+        model: what is trained.
+        reference: the run that nothing disturbs.
+        record: what is committed.
+    """
+
+    def __init__(self, model: SymbolicModel, reference: Reference, record: DurableRecord) -> None:
+        self._model = model
+        self._reference = reference
+        self._record = record
+
+    def before_commit(
+        self,
+        roster: Roster,
+        record: Record,
+        prepared: Mapping[Worker, Prepared],
+        hosts: Mapping[Worker, Host],
+    ) -> None:
+        """Look at a step that a coordinator is about to record."""
+        step = record.step
+        assert step is not None
+        _must(set(prepared) == set(roster.workers), f"step {step}: only {sorted(prepared)} are prepared")
+        _must(record.scale == self._reference.scales[step], f"step {step} is scaled by {record.scale}")
+        for worker, each in prepared.items():
+            start, stop = roster.shards[roster.pool_of(worker)]
+            gradient = {layer: self._reference.gradients[step][layer] for layer in range(start, stop)}
+            is_right = each.digest == self._model.digest(gradient)
+            _must(is_right, f"step {step}: {worker} prepared another gradient")
+        for worker, buddy in roster.buddies.items():
+            vault = hosts[buddy].vaults.get(roster.shards[roster.pool_of(worker)])
+            # Else that machine died since; or this coordinator was replaced, and will be refused.
+            if hosts[buddy].machine.epoch == roster.epoch:
+                scales = {**hosts[buddy].scales, step: record.scale}
+                is_kept = vault is not None and vault.reaches(step, scales)
+                _must(is_kept, f"step {step}: {buddy} cannot rebuild what {worker} has")
+
+    def before_update(self, host: Host, apply: Apply) -> None:
+        """Look at an update that a member is about to make."""
+        what = f"{host.worker} applies step {apply.step}"
+        _must(apply.step == host.machine.applied + 1, f"{what} after {host.machine.applied}")
+        _must(apply.step <= self._record.committed, f"{what}, which is not committed")
+        _must(apply.scale == self._reference.scales[apply.step], f"{what} scaled by {apply.scale}")
+        self.weights(host, host.weights, apply.step - 1)
+
+    def at_pause(self, host: Host, step: int) -> None:
+        """Look at a member that a coordinator says pauses after a step."""
+        _must(host.machine.applied == step, f"{host.worker} pauses before step {step} is applied")
+        self.weights(host, host.weights, step)
+
+    def weights(self, host: Host, weights: Weights, step: int) -> None:
+        """Look at the weights of a member after a step."""
+        right = {layer: self._reference.weights[step][layer] for layer in range(*host.shard)}
+        _must(weights == right, f"{host.worker} has other weights after step {step}")
+
+
+def _must(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise VerificationFailed(otherwise, mend="find the event before: the same seed gives the same run")

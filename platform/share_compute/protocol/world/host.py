@@ -1,0 +1,343 @@
+"""A machine of the simulated world, with a member on it: carries out what the member's machine asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import (
+    Apply,
+    Arrived,
+    Compute,
+    Computed,
+    Discard,
+    Effect,
+    Event,
+    Loaded,
+    Log,
+    Logged,
+    Reduce,
+    Reduced,
+    ReduceFailed,
+    Send,
+    Tell,
+    Updated,
+)
+from share_compute.protocol.messages import (
+    Applied,
+    Broken,
+    Commit,
+    Form,
+    Formed,
+    Halt,
+    Label,
+    Prepared,
+    Proceed,
+    Report,
+    ToCoordinator,
+    ToMember,
+)
+from share_compute.protocol.points import Point
+from share_compute.protocol.roster import Worker
+from share_compute.protocol.tree import Node
+from share_compute.protocol.world.network import Action
+from share_compute.protocol.world.process import Process
+from share_compute.protocol.world.symbols import Gradient, Symbol, Weights
+from share_compute.protocol.world.vault import Vault
+
+if TYPE_CHECKING:
+    from share_compute.protocol.world.world import World
+
+_HEARD: dict[type, Point] = {
+    Halt: Point.halt_heard,
+    Form: Point.form_heard,
+    Commit: Point.commit_heard,
+    Proceed: Point.proceed_heard,
+}
+_SENDING: dict[type, Point] = {
+    Report: Point.report_sending,
+    Formed: Point.formed_sending,
+    Prepared: Point.prepared_sending,
+    Broken: Point.broken_sending,
+    Applied: Point.applied_sending,
+}
+
+
+@dataclass
+class _Work:
+    """What a host has of the open step."""
+
+    sums: dict[Node, Gradient] = field(default_factory=dict)
+    values: dict[int, list[Symbol]] = field(default_factory=dict)
+    """What a backward needs: by microbatch, the input of each layer."""
+    outputs: dict[int, Symbol] = field(default_factory=dict)
+    gradients: dict[int, Symbol] = field(default_factory=dict)
+    """Of the shard's input, by microbatch."""
+    heard: dict[Label, Symbol] = field(default_factory=dict)
+    reduced: Gradient | None = None
+
+
+Shard = tuple[int, int]
+
+
+class Host(Process):
+    """One machine, from its start to its death.
+
+    Args:
+        worker: its name.
+        world: where it is.
+        machine: its side of the protocol.
+    """
+
+    def __init__(self, worker: Worker, world: World, machine: MemberMachine) -> None:
+        super().__init__(worker, world, worker)
+        self.worker = worker
+        self.machine = machine
+        self.shard: Shard = (0, 0)
+        self.weights: Weights = {}
+        self.vaults: dict[Shard, Vault] = {}
+        self.scales: dict[int, float] = {}
+        """Of each step that it applied."""
+        self.next_layout: tuple[int, Shard, Weights] | None = None
+        """Epoch, shard and weights that it takes over if that epoch begins."""
+        self._work = _Work()
+
+    @property
+    def open_step(self) -> int:
+        """Step that it works at."""
+        return self.machine.applied + 1
+
+    # -- hearing -----------------------------------------------------------------------------------------------------
+
+    def hear(self, message: ToMember) -> None:
+        """Take a message of a coordinator from the network."""
+        self.push(self._passing(_HEARD[type(message)]))
+        self.push(lambda: self._on_message(message))
+
+    def _on_message(self, message: ToMember) -> None:
+        was_halted = self.machine.roster is None
+        if isinstance(message, Halt) and message.epoch > self.machine.epoch:
+            self._world.leave_reductions(self.worker)
+        self._handle(message)
+        began = was_halted and self.machine.roster is not None
+        if began and isinstance(message, Form) and not message.keeps_step:
+            assert self.next_layout is not None
+            epoch, self.shard, self.weights = self.next_layout
+            assert epoch == message.epoch
+
+    def hear_tensor(self, epoch: int, label: Label, value: Symbol) -> None:
+        """Take a tensor from the network."""
+
+        def take() -> None:
+            if epoch == self.machine.epoch and label.step >= self.open_step:
+                self._work.heard[label] = value
+            self._handle(Arrived(epoch, label))
+
+        self.push(self._passing(Point.tensor_heard))
+        self.push(take)
+
+    def hear_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:
+        """Keep a gradient as a buddy, and say so."""
+
+        def keep() -> None:
+            if shard not in self.vaults:
+                return
+            self.vaults[shard].gradients[log.step] = gradient
+            logged = Logged(epoch, log.step)
+            self._first(
+                self._sending(Point.log_heard, owner, lambda: self._world.hosts[owner].hear_event(logged))
+            )
+
+        self.push(keep)
+
+    def hear_event(self, event: Event) -> None:
+        """Take an event that has no point of its own."""
+        self.push(lambda: self._handle(event))
+
+    def load(self, loaded: Loaded, shard: Shard, weights: Weights) -> None:
+        """Take weights that were brought here, unless an epoch has begun since."""
+
+        def take() -> None:
+            effects = self.machine.handle(loaded)
+            if effects:
+                self.shard, self.weights = shard, dict(weights)
+                self._first(action for effect in effects for action in self._actions(effect))
+
+        self.push(take)
+        self.push(self._passing(Point.weights_loaded))
+
+    def _handle(self, event: Event) -> None:
+        self._first(action for effect in self.machine.handle(event) for action in self._actions(effect))
+
+    # -- doing -------------------------------------------------------------------------------------------------------
+
+    def _actions(self, effect: Effect) -> list[Action]:  # noqa: PLR0911 - a return for each effect
+        """Return what carries out an effect."""
+        match effect:
+            case Compute():
+                return [self._passing(Point.cell_starting), self._compute(effect)]
+            case Send():
+                return [lambda: self._send(effect)]
+            case Reduce():
+                return [self._passing(Point.reduce_starting), lambda: self._reduce(effect)]
+            case Log():
+                return self._log(effect)
+            case Apply():
+                return [self._passing(Point.apply_starting), lambda: self._apply(effect)]
+            case Discard():
+                return [self._discard]
+            case Tell():
+                return self._tell(effect.message)
+
+    def _compute(self, compute: Compute) -> Action:
+        roster = self.machine.roster
+        assert roster is not None
+        pool = roster.pool_of(self.worker)
+        microbatch, is_forward = compute.action.microbatch, compute.action.kind == "F"
+
+        def run() -> None:
+            if is_forward:
+                label = Label(compute.step, "activation", microbatch, pool - 1)
+                value = (
+                    self._world.model.sample(compute.step, microbatch)
+                    if pool == 0
+                    else self._work.heard[label]
+                )
+                self._later(lambda: self._forward(compute, value))
+            else:
+                label = Label(compute.step, "gradient", microbatch, pool + 1)
+                is_last = pool + 1 == len(roster.pools)
+                gradient = None if is_last else self._work.heard[label]
+                self._later(lambda: self._backward(compute, gradient))
+
+        return run
+
+    def _later(self, action: Action) -> None:
+        """Do something that takes time; nothing comes of it if the machine dies meanwhile."""
+        self._world.clock.after(self._world.compute_s(), lambda: self.push(action))
+
+    def _forward(self, compute: Compute, value: Symbol) -> None:
+        values = [value]
+        for layer in range(*self.shard):
+            values.append(self._world.model.forward(self.weights[layer], values[-1]))
+        microbatch = compute.action.microbatch
+        self._work.outputs[microbatch] = values[-1]
+        if compute.has_backward:
+            self._work.values[microbatch] = values
+        self._first([self._passing(Point.cell_done), lambda: self._handle(Computed(compute.action))])
+
+    def _backward(self, compute: Compute, gradient: Symbol | None) -> None:
+        model, microbatch = self._world.model, compute.action.microbatch
+        values = self._work.values.pop(microbatch)
+        if gradient is None:
+            gradient = model.loss(compute.step, microbatch, values[-1])
+        gradients: Gradient = {}
+        for layer in reversed(range(*self.shard)):
+            gradient, gradients[layer] = model.backward(
+                self.weights[layer], values[layer - self.shard[0]], gradient
+            )
+        self._work.gradients[microbatch] = gradient
+        if compute.adds:
+            model.merge(self._work.sums, Node(microbatch, microbatch + 1), gradients)
+        self._first([self._passing(Point.cell_done), lambda: self._handle(Computed(compute.action))])
+
+    def _send(self, send: Send) -> None:
+        epoch, label = self.machine.epoch, send.label
+        match label.cargo:
+            case "activation":
+                value = self._work.outputs[label.microbatch]
+            case "gradient":
+                value = self._work.gradients[label.microbatch]
+            case _:
+                assert self._work.reduced is not None
+                value = self._work.reduced[0 if label.pool == 0 else self._world.model.layers - 1]
+        self._first(
+            self._sending(
+                Point.tensor_sending,
+                send.target,
+                lambda: self._world.hosts[send.target].hear_tensor(epoch, label, value),
+            )
+        )
+
+    def _reduce(self, reduce: Reduce) -> None:
+        roster = self.machine.roster
+        if roster is None:  # halted before it began
+            self._end_reduction(ReduceFailed(is_spoilt=False), None)
+            return
+
+        def answer(ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
+            self.push(lambda: self._end_reduction(ended, result))
+
+        reduction = self._world.reduction(roster, roster.pool_of(self.worker), reduce)
+        reduction.enter(self.worker, dict(self._work.sums), self._work.reduced, answer)
+
+    def _end_reduction(self, ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
+        if isinstance(ended, Reduced):
+            self._work.reduced = result
+        elif ended.is_spoilt:
+            self._work.sums.clear()
+        point = Point.reduce_done if isinstance(ended, Reduced) else Point.reduce_failed
+        self._first([self._passing(point), lambda: self._handle(ended)])
+
+    @property
+    def _complete(self) -> Gradient:
+        work, is_first = self._work, self.shard[0] == 0
+        assert work.reduced is not None
+        others = (
+            value
+            for label, value in work.heard.items()
+            if label.cargo == "tied" and label.step == self.open_step and (label.pool == 0) != is_first
+        )
+        return self._world.model.complete(work.reduced, next(others, None))
+
+    def _log(self, log: Log) -> list[Action]:
+        epoch, shard, gradient = self.machine.epoch, self.shard, self._complete
+        return self._sending(
+            Point.log_sending,
+            log.buddy,
+            lambda: self._world.hosts[log.buddy].hear_log(log, epoch, self.worker, shard, gradient),
+        )
+
+    def _apply(self, apply: Apply) -> None:
+        self._world.checks.before_update(self, apply)
+        self._later(lambda: self._update(apply))
+
+    def _update(self, apply: Apply) -> None:
+        gradient = self._complete
+        for layer, symbol in self.weights.items():
+            self.weights[layer] = self._world.model.update(symbol, gradient[layer], apply.scale)
+        self.scales[apply.step] = apply.scale
+        self._forget(apply.step)
+        self._world.checks.weights(self, self.weights, apply.step)
+        self._first([self._passing(Point.apply_done), lambda: self._handle(Updated(apply.step))])
+
+    def _forget(self, step: int) -> None:
+        """Forget the tensors of a step; those of the next are here already where their senders were faster."""
+        heard = {label: value for label, value in self._work.heard.items() if label.step > step}
+        self._work = _Work(heard=heard)
+
+    def _discard(self) -> None:
+        self._work = _Work(heard=self._work.heard)
+
+    def _tell(self, message: ToCoordinator) -> list[Action]:
+        if isinstance(message, Prepared):
+            complete = self._complete
+            assert self.machine.roster is not None
+            self._world.on_prepared(self.machine.roster, message)
+            message = Prepared(
+                message.epoch,
+                message.worker,
+                message.step,
+                squared_norms=self._world.model.norms(complete),
+                digest=self._world.model.digest(complete),
+            )
+        failures: list[Failure] = []
+
+        def send() -> None:
+            for seat in self._world.seats:
+                self._world.network.send(self.name, seat.name, partial(seat.hear, message), failures)
+
+        return [lambda: failures.extend(self._pass(_SENDING[type(message)])), send]

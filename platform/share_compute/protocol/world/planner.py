@@ -1,0 +1,186 @@
+"""The world's answer to `Plan`: who is in which pool, and the weights that members lack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.member_events import Loaded
+from share_compute.protocol.messages import Form
+from share_compute.protocol.recovery import recover
+from share_compute.protocol.roster import Roster, Worker, fresh
+from share_compute.protocol.world.host import Host, Shard
+from share_compute.protocol.world.symbols import Weights
+from share_compute.protocol.world.vault import Vault
+from share_compute.training.schedule import even_shares
+
+if TYPE_CHECKING:
+    from share_compute.protocol.world.world import World
+
+
+class Planner:
+    """Makes rosters and moves weights.
+
+    Args:
+        world: whose machines these are.
+        pools: how many pools are wanted at first.
+    """
+
+    def __init__(self, world: World, pools: int) -> None:
+        self.pools = pools
+        """Wanted from the next epoch on."""
+        self._world = world
+
+    def answer(self, plan: Plan) -> Form | None:
+        """Return the next epoch, with all that its members lack given to them; None where that cannot be."""
+        hosts = {
+            worker: host
+            for worker in plan.reports
+            if (host := self._world.hosts[worker]).is_alive and host.machine.epoch == plan.epoch
+        }
+        able = [worker for worker in hosts if worker not in self._world.leaving] or list(hosts)
+        weights = self._weights(plan, hosts)
+        if not able or weights is None:
+            return None
+        shards = shards_of(self._world.model.layers, min(self.pools, len(able)))
+        current = {
+            worker: hosts[worker].shard
+            for worker in able
+            if hosts[worker].machine.applied == plan.committed and hosts[worker].shard in shards
+        }
+        keeps_step = len(shards) == self._pools_now(plan, hosts)
+        if not keeps_step:
+            return self._anew(plan, hosts, able, shards, weights)
+        members, moved = self._assign(able, shards, current)
+        for worker in moved:
+            shard = shards[next(place for place, pool in enumerate(members) if worker in pool)]
+            own = {layer: weights[layer] for layer in range(*shard)}
+            hosts[worker].load(Loaded(plan.epoch, plan.committed), shard, own)
+        return self._form(plan, hosts, shards, members, moved, weights)
+
+    def _pools_now(self, plan: Plan, hosts: Mapping[Worker, Host]) -> int:
+        """Return how many pools there were in the layout that most members come from; 0: none."""
+        layouts = [
+            count
+            for host in hosts.values()
+            if host.machine.applied == plan.committed
+            for count in range(1, self._world.model.layers + 1)
+            if host.shard in shards_of(self._world.model.layers, count)
+        ]
+        return max(layouts, key=layouts.count, default=min(self.pools, len(hosts)))
+
+    def _weights(self, plan: Plan, hosts: Mapping[Worker, Host]) -> Weights | None:
+        """Return the weights of all layers, from whoever has them; None where nobody has some."""
+        model = self._world.model
+        if plan.committed == 0:
+            return {layer: model.initial(layer) for layer in range(model.layers)}
+        found: Weights = {}
+        for host in hosts.values():
+            if host.machine.applied == plan.committed:
+                found.update(host.weights)
+        for host in hosts.values():
+            scales = {**host.scales, plan.committed: plan.scale}
+            for vault in host.vaults.values():
+                if not vault.weights.keys() <= found.keys() and vault.reaches(plan.committed, scales):
+                    found.update(vault.rebuilt(plan.committed, scales, model))
+        return found if len(found) == model.layers else None
+
+    def _assign(
+        self, able: Sequence[Worker], shards: Sequence[Shard], current: Mapping[Worker, Shard]
+    ) -> tuple[list[list[Worker]], list[Worker]]:
+        """Return the members of each pool, and those of them that have not its weights yet."""
+        members = [[worker for worker in able if current.get(worker) == shard] for shard in shards]
+        moved = [worker for worker in able if worker not in current]
+        for worker in moved:
+            min(members, key=len).append(worker)
+        while not all(members):
+            worker = max(members, key=len).pop()
+            min(members, key=len).append(worker)
+            moved.append(worker)
+        return members, list(dict.fromkeys(moved))
+
+    def _anew(
+        self,
+        plan: Plan,
+        hosts: Mapping[Worker, Host],
+        able: Sequence[Worker],
+        shards: Sequence[Shard],
+        weights: Weights,
+    ) -> Form:
+        """Return another layout; members take over their new shards once the epoch begins."""
+        members = [list(able[place :: len(shards)]) for place in range(len(shards))]
+        for shard, pool in zip(shards, members, strict=True):
+            for worker in pool:
+                own = {layer: weights[layer] for layer in range(*shard)}
+                hosts[worker].next_layout = (plan.epoch, shard, own)
+                if hosts[worker].machine.applied != plan.committed:
+                    hosts[worker].load(Loaded(plan.epoch, plan.committed), shard, own)
+        return self._form(plan, hosts, shards, members, None, weights)
+
+    def _form(
+        self,
+        plan: Plan,
+        hosts: Mapping[Worker, Host],
+        shards: Sequence[Shard],
+        members: Sequence[Sequence[Worker]],
+        moved: Sequence[Worker] | None,
+        weights: Weights,
+    ) -> Form:
+        step, world = plan.committed + 1, self._world
+        owners = tuple(tuple(self._owners(pool)) for pool in members)
+        buddies = self._buddies(hosts, shards, members, plan.committed, weights)
+        roster = Roster(
+            epoch=plan.epoch,
+            shards=tuple(shards),
+            pools=tuple(tuple(pool) for pool in members),
+            owners=owners,
+            step=step,
+            tasks=fresh(owners),
+            buddies=buddies,
+            is_tied=world.model.is_tied,
+        )
+        if moved is None:
+            return Form(roster, keeps_step=False)
+        reports = {worker: report for worker, report in plan.reports.items() if worker not in moved}
+        left = recover(members, owners, reports, step)
+        roster = replace(
+            roster, tasks=left.tasks, resends=left.resends, forgets=left.forgets, reduced=left.reduced
+        )
+        return Form(roster)
+
+    def _owners(self, pool: Sequence[Worker]) -> list[Worker]:
+        """Return who computes each microbatch: shares and order are any."""
+        count, random = self._world.model.tree.microbatches, self._world.random
+        if random.random() < 0.5:
+            shares = even_shares(count, len(pool))
+            return [worker for worker, share in zip(pool, shares, strict=True) for _ in range(share)]
+        return [random.choice(pool) for _ in range(count)]
+
+    def _buddies(
+        self,
+        hosts: Mapping[Worker, Host],
+        shards: Sequence[Shard],
+        members: Sequence[Sequence[Worker]],
+        committed: int,
+        weights: Weights,
+    ) -> dict[Worker, Worker]:
+        """Choose who keeps what a pool of one has, and give the weights to them."""
+        everybody = [worker for pool in members for worker in pool]
+        buddies: dict[Worker, Worker] = {}
+        for shard, pool in zip(shards, members, strict=True):
+            others = [worker for worker in everybody if worker not in pool]
+            if len(pool) > 1 or not others:
+                continue
+            buddies[pool[0]] = self._world.random.choice(others)
+            buddy = hosts[buddies[pool[0]]]
+            if shard not in buddy.vaults or not buddy.vaults[shard].reaches(committed, buddy.scales):
+                buddy.vaults[shard] = Vault(committed, {layer: weights[layer] for layer in range(*shard)})
+        return buddies
+
+
+def shards_of(layers: int, pools: int) -> list[Shard]:
+    """Return the layers of each pool: as even as can be."""
+    return list(pairwise([0, *accumulate(even_shares(layers, pools))]))

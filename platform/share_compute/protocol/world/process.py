@@ -1,0 +1,104 @@
+"""A process of the simulated world: it does one thing after the other, and can be stopped or killed between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+from share_compute.protocol.roster import Worker
+from share_compute.protocol.world.network import Action
+
+if TYPE_CHECKING:
+    from share_compute.protocol.world.world import World
+
+
+class Process:
+    """One process.
+
+    Args:
+        name: how the network knows it.
+        world: where it is.
+        worker: the member that it is; None: a coordinator.
+    """
+
+    def __init__(self, name: str, world: World, worker: Worker | None) -> None:
+        self.name = name
+        self.is_alive = True
+        self.is_stopped = False
+        self._world = world
+        self._worker = worker
+        self._todo: deque[Action] = deque()
+        self._is_busy = False
+
+    @property
+    def open_step(self) -> int:
+        """Step that it works at."""
+        raise NotImplementedError
+
+    def push(self, action: Action) -> None:
+        """Let it do one more thing, after all that it has to do already."""
+        self._todo.append(action)
+        self._go_on()
+
+    def kill(self) -> None:
+        """End it."""
+        self.is_alive = False
+        self._todo.clear()
+        self._world.on_death(self)
+
+    def stop(self, duration_s: float) -> None:
+        """Let it stand still for a while."""
+        self.is_stopped = True
+        self._world.clock.after(duration_s, self._thaw)
+
+    def _thaw(self) -> None:
+        self.is_stopped = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._todo and self.is_alive and not self.is_stopped:
+                self._todo.popleft()()
+        finally:
+            self._is_busy = False
+
+    def _first(self, actions: Iterable[Action]) -> None:
+        """Do these before anything else that waits."""
+        self._todo.extendleft(reversed(list(actions)))
+
+    def _pass(self, point: Point) -> list[Failure]:
+        """Pass a point; returns what goes wrong with a message that leaves here."""
+        of_message = []
+        for failure in self._world.passes(point, self._worker, self.open_step):
+            match failure.kind:
+                case FailureKind.kill:
+                    if self._world.may_die(self):
+                        self.kill()
+                case FailureKind.stop:
+                    self.stop(failure.duration_s)
+                case FailureKind.partition:
+                    self._world.network.cut(self.name, failure.peers, failure.duration_s)
+                case _:
+                    of_message.append(failure)
+        return of_message
+
+    def _passing(self, point: Point) -> Action:
+        """Return an action that passes a point."""
+        return lambda: self._pass_quietly(point)
+
+    def _pass_quietly(self, point: Point) -> None:
+        self._pass(point)
+
+    def _sending(self, point: Point, target: str, deliver: Callable[[], None]) -> list[Action]:
+        """Return actions that pass a point and then send something."""
+        failures: list[Failure] = []
+        return [
+            lambda: failures.extend(self._pass(point)),
+            lambda: self._world.network.send(self.name, target, deliver, failures),
+        ]

@@ -1,0 +1,31 @@
+"""The durable record: what is committed, and in which epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from share_compute.protocol.coordinator import Record, Recorded, Superseded
+
+
+@dataclass
+class DurableRecord:
+    """What survives everything. Writes are transactions, each conditional on the epoch."""
+
+    epoch: int = 0
+    committed: int = 0
+    scale: float = 1.0
+    epochs: list[int] = field(default_factory=list)
+    """Of each committed step."""
+
+    def write(self, record: Record) -> Recorded | Superseded:
+        """Carry out what a coordinator asks for, or refuse."""
+        if record.step is None:
+            if record.epoch <= self.epoch:
+                return Superseded()
+            self.epoch = record.epoch
+        else:
+            if record.epoch != self.epoch or record.step != self.committed + 1:
+                return Superseded()
+            self.committed, self.scale = record.step, record.scale
+            self.epochs.append(record.epoch)
+        return Recorded(self.epoch, self.committed, self.scale)

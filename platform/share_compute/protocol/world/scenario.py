@@ -1,0 +1,153 @@
+"""What happens in a simulated world: its size, its network, and what goes wrong. Drawn from a seed, or written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from random import Random
+
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+from share_compute.protocol.roster import Worker
+from share_compute.protocol.world.network import Weather
+
+
+class UpsetKind(Enum):
+    """What happens to the world at some time, whatever the protocol is doing."""
+
+    kill = "kill"
+    """A machine dies, unless the job's state would be gone; a new one of the same name comes later."""
+    stop = "stop"
+    """A machine stands still for ``amount`` seconds."""
+    suspect = "suspect"
+    """A machine is taken for lost although it lives."""
+    drain = "drain"
+    """A machine leaves."""
+    pools = "pools"
+    """``amount`` pools are wanted from the next epoch on."""
+    kill_coordinator = "kill coordinator"
+    """The coordinator dies."""
+    rival = "rival"
+    """Another coordinator starts although one lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upset:
+    """Something that happens at a time.
+
+    Args:
+        time_s: when.
+        kind: what.
+        worker: to which machine.
+        amount: how much of it.
+    """
+
+    time_s: float
+    kind: UpsetKind
+    worker: Worker = ""
+    amount: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run of a job.
+
+    Args:
+        seed: draws delays, results of broken reductions, owners of microbatches.
+        machines: how many there are.
+        pools: wanted at first; not more than machines or layers.
+        late: machines of these that join later.
+        layers: of the model.
+        runs: microbatches of a step, as `SummationTree` has them.
+        is_tied: whether the first and the last layer share their parameter.
+        pauses: steps after which the job pauses; the last one ends it.
+        weather: of the network.
+        failures: at points of the protocol.
+        upsets: at times.
+    """
+
+    seed: int = 0
+    machines: int = 3
+    pools: int = 2
+    late: int = 0
+    layers: int = 4
+    runs: tuple[int, ...] = (2, 2)
+    is_tied: bool = False
+    pauses: tuple[int, ...] = (3,)
+    weather: Weather = field(default_factory=Weather)
+    failures: tuple[Failure, ...] = ()
+    upsets: tuple[Upset, ...] = ()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Names of all machines."""
+        return tuple(chr(ord("a") + place) for place in range(self.machines))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the job."""
+        return self.pauses[-1]
+
+
+SPAN_S = 60.0
+"""Time in which most of a drawn scenario's steps fall."""
+
+
+def draw(seed: int, most: int = 3) -> Scenario:
+    """Return a scenario with failures of any kind; the same for the same seed.
+
+    Args:
+        seed: draws it.
+        most: failures at points, and as many upsets at times, that it has at most.
+    """
+    random = Random(seed)  # noqa: S311 - a simulation
+    machines = random.randint(1, 6)
+    pools = random.randint(1, min(4, machines))
+    steps = random.randint(2, 4)
+    pauses = {steps, *random.sample(range(1, steps), random.randint(0, 1))}
+    weather = Weather(
+        late=random.choice([0.0, 0.1, 0.3]),
+        doubled=random.choice([0.0, 0.1, 0.3]),
+        lost=random.choice([0.0, 0.0, 0.03, 0.1]),
+        until_s=2 * SPAN_S,
+    )
+    scenario = Scenario(
+        seed=seed,
+        machines=machines,
+        pools=pools,
+        late=random.randint(0, machines - pools) if random.random() < 0.3 else 0,
+        layers=random.randint(pools, 4),
+        runs=tuple(random.randint(1, 3) for _ in range(random.randint(1, 3))),
+        is_tied=random.random() < 0.4 and pools > 1,
+        pauses=tuple(sorted(pauses)),
+        weather=weather,
+    )
+    workers = scenario.workers
+    failures = tuple(_failure(random, workers, steps) for _ in range(random.randint(0, most)))
+    upsets = tuple(_upset(random, workers, scenario.layers) for _ in range(random.randint(0, most)))
+    return replace(scenario, failures=failures, upsets=upsets)
+
+
+_LASTING_S = (3.0, 12.0, 40.0)
+
+
+def _failure(random: Random, workers: tuple[Worker, ...], steps: int) -> Failure:
+    point = random.choice(list(Point))
+    kinds = [kind for kind in FailureKind if point.is_sending or not kind.is_of_message]
+    kind = random.choice([*kinds, FailureKind.kill])
+    peers = frozenset(random.sample(workers, random.randint(0, len(workers) - 1)))
+    return Failure(
+        kind=kind,
+        point=point,
+        worker=random.choice([None, *workers]) if point.role == "member" else None,
+        step=random.choice([None, random.randint(1, steps)]),
+        occurrence=random.choice([1, 1, 1, 2, 3]),
+        duration_s=random.choice(_LASTING_S) if kind.lasts else 0.0,
+        peers=peers if kind is FailureKind.partition else frozenset(),
+    )
+
+
+def _upset(random: Random, workers: tuple[Worker, ...], layers: int) -> Upset:
+    kind = random.choice(list(UpsetKind))
+    amount = random.randint(1, layers) if kind is UpsetKind.pools else int(random.choice(_LASTING_S))
+    return Upset(SPAN_S * random.random(), kind, random.choice(workers), amount)

@@ -1,0 +1,134 @@
+"""Where a coordinator sits: carries out what its machine asks for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from share_compute.protocol.coordinator import (
+    Committed,
+    CoordinatorMachine,
+    Effect,
+    Event,
+    Pause,
+    Plan,
+    Planned,
+    Record,
+    Tell,
+    Unplanned,
+)
+from share_compute.protocol.messages import (
+    Applied,
+    Broken,
+    Commit,
+    Form,
+    Formed,
+    Halt,
+    Prepared,
+    Proceed,
+    Report,
+    ToCoordinator,
+)
+from share_compute.protocol.points import Point
+from share_compute.protocol.world.network import Action
+from share_compute.protocol.world.process import Process
+
+if TYPE_CHECKING:
+    from share_compute.protocol.world.world import World
+
+_HEARD: dict[type, Point] = {
+    Report: Point.report_heard,
+    Formed: Point.formed_heard,
+    Prepared: Point.prepared_heard,
+    Broken: Point.broken_heard,
+    Applied: Point.applied_heard,
+}
+_SENDING: dict[type, Point] = {
+    Halt: Point.halt_sending,
+    Form: Point.form_sending,
+    Commit: Point.commit_sending,
+    Proceed: Point.proceed_sending,
+}
+
+
+class Seat(Process):
+    """One coordinator, from its start to its death.
+
+    Args:
+        name: how the network knows it.
+        world: where it is.
+        machine: its side of the protocol.
+    """
+
+    def __init__(self, name: str, world: World, machine: CoordinatorMachine) -> None:
+        super().__init__(name, world, None)
+        self.machine = machine
+        self._form: Form | None = None
+
+    @property
+    def open_step(self) -> int:
+        """Step that it works at."""
+        return self.machine.committed + 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is dead or was superseded."""
+        return not self.is_alive or self.machine.phase == "over"
+
+    def hear(self, message: ToCoordinator) -> None:
+        """Take a message of a member from the network."""
+        self.push(self._passing(_HEARD[type(message)]))
+        self.push(lambda: self._handle(message))
+
+    def order(self, event: Event) -> None:
+        """Take what is no message of a member."""
+        self.push(lambda: self._handle(event))
+
+    def _handle(self, event: Event) -> None:
+        self._first(action for effect in self.machine.handle(event) for action in self._actions(effect))
+
+    def _actions(self, effect: Effect) -> list[Action]:
+        match effect:
+            case Record():
+                point = Point.epoch_recording if effect.step is None else Point.step_recording
+                return [self._passing(point), lambda: self._record(effect)]
+            case Plan():
+                return [self._passing(Point.planning), lambda: self._plan(effect)]
+            case Tell():
+                return self._tell(effect)
+            case Committed():
+                return [lambda: self._world.on_committed(self, effect)]
+            case Pause():
+                return [self._passing(Point.pausing), lambda: self._world.on_pause(self, effect.step)]
+
+    def _tell(self, tell: Tell) -> list[Action]:
+        if isinstance(tell.message, Form):
+            self._form = tell.message
+
+        def deliver() -> None:
+            self._world.hosts[tell.worker].hear(tell.message)
+
+        return self._sending(_SENDING[type(tell.message)], tell.worker, deliver)
+
+    def _record(self, record: Record) -> None:
+        """Write after a while, and hear of it after another; both even if this process is dead by then."""
+        world = self._world
+        if record.step is not None:
+            assert self._form is not None
+            world.checks.before_commit(self._form.roster, record, self.machine.prepared, world.hosts)
+        point = Point.epoch_recorded if record.step is None else Point.step_recorded
+
+        def write() -> None:
+            answer = world.write(record)
+            self.push(self._passing(point))
+            world.clock.after(world.random.random(), partial(self.order, answer))
+
+        world.clock.after(world.random.random(), write)
+
+    def _plan(self, plan: Plan) -> None:
+        def finish() -> None:
+            form = self._world.planner.answer(plan)
+            self.push(self._passing(Point.planned))
+            self.order(Unplanned(plan.epoch) if form is None else Planned(form))
+
+        self._world.clock.after(2.0 * self._world.random.random(), lambda: self.push(finish))

@@ -1,0 +1,353 @@
+"""The simulated world: machines, coordinators, the record and the network, driven by one clock."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from share_compute.errors import VerificationFailed
+from share_compute.protocol.coordinator import (
+    Assemble,
+    Committed,
+    Continue,
+    CoordinatorMachine,
+    Lost,
+    Record,
+    Recorded,
+    Superseded,
+)
+from share_compute.protocol.coordinator import Tick as CoordinatorTick
+from share_compute.protocol.failures import Failure, FailureScript
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import Reduce
+from share_compute.protocol.member_events import Tick as MemberTick
+from share_compute.protocol.messages import Prepared
+from share_compute.protocol.points import Point
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.tree import SummationTree
+from share_compute.protocol.world.checks import Checks
+from share_compute.protocol.world.host import Host
+from share_compute.protocol.world.network import Clock, Network
+from share_compute.protocol.world.planner import Planner
+from share_compute.protocol.world.process import Process
+from share_compute.protocol.world.record import DurableRecord
+from share_compute.protocol.world.reductions import Reduction
+from share_compute.protocol.world.scenario import Scenario, Upset, UpsetKind
+from share_compute.protocol.world.seat import Seat
+from share_compute.protocol.world.symbols import Reference, SymbolicModel
+
+TICK_S = 3.0
+MEMBER_TICK_S = 9.0
+WATCH_S = 4.0
+PATIENCE_TICKS = 8
+ENDS_WITHIN_S = 2000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: well, or it would have raised.
+
+    Args:
+        epochs: that were recorded.
+        duration_s: simulated.
+        messages: sent in all.
+        cells: computed in all.
+        passed: how often each point was passed.
+        unmet: failures whose point was never passed.
+    """
+
+    epochs: int
+    duration_s: float
+    messages: int
+    cells: int
+    passed: Mapping[Point, int]
+    unmet: tuple[Failure, ...]
+
+
+class World:
+    """One run of a scenario.
+
+    Args:
+        scenario: what happens.
+        new_member: makes the machine of a member from its name and its last applied step.
+        new_coordinator: makes the machine of a coordinator, as `CoordinatorMachine` is made.
+        tick_s: about how often coordinators look at what was not answered.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        new_member: Callable[[Worker, int], MemberMachine] = MemberMachine,
+        new_coordinator: type[CoordinatorMachine] = CoordinatorMachine,
+        tick_s: float = TICK_S,
+    ) -> None:
+        self.scenario = scenario
+        self.clock = Clock()
+        self.random = Random(scenario.seed)  # noqa: S311 - a simulation
+        self.network = Network(self.clock, scenario.weather, self.random)
+        self.record = DurableRecord()
+        self.model = SymbolicModel(scenario.layers, SummationTree(scenario.runs), scenario.is_tied)
+        self.checks = Checks(self.model, Reference.of(self.model, scenario.steps), self.record)
+        self.planner = Planner(self, scenario.pools)
+        self.leaving: set[Worker] = set()
+        self.hosts: dict[Worker, Host] = {}
+        """Every machine as it is now; dead ones until another of the name starts."""
+        self.seats: list[Seat] = []
+        """All coordinators there were, the newest last."""
+        self._new_member = new_member
+        self._new_coordinator = new_coordinator
+        self._script = FailureScript(scenario.failures)
+        self._reductions: dict[tuple[int, int, int], Reduction] = {}
+        self._known: dict[str, dict[Worker, Host]] = {}
+        """By coordinator: the machines it was told of, as they were then."""
+        self._prepared: defaultdict[tuple[int, int], set[Worker]] = defaultdict(set)
+        self._committable = 0
+        """Last step that all members of an epoch were prepared for."""
+        self._passed: Counter[Point] = Counter()
+        self._cells = 0
+        self._is_over = False
+        self._tick_s = tick_s
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run the job to its end.
+
+        Raises:
+            VerificationFailed: something was lost, doubled or wrong, or the job does not end.
+        """
+        late = set(self.scenario.workers[self.scenario.machines - self.scenario.late :])
+        for worker in self.scenario.workers:
+            self.hosts[worker] = Host(worker, self, self._new_member(worker, -1))
+            if worker in late:
+                self.hosts[worker].is_alive = False
+                self.clock.after(30.0 * self.random.random(), partial(self._start_host, worker))
+        for upset in self.scenario.upsets:
+            self.clock.after(upset.time_s, partial(self._upset, upset))
+        self._every(self._tick_s, self._tick)
+        self._every(MEMBER_TICK_S, self._tick_members)
+        self._every(WATCH_S, self._watch)
+        self._start_seat()
+        while not self._is_over:
+            self.clock.advance()
+            if self.clock.now_s > ENDS_WITHIN_S:
+                raise VerificationFailed(
+                    f"at step {self.record.committed} of {self.scenario.steps} after {ENDS_WITHIN_S} s",
+                    mend="find who waits for whom",
+                )
+        self._end()
+        return Outcome(
+            epochs=self.record.epoch,
+            duration_s=self.clock.now_s,
+            messages=self.network.messages,
+            cells=self._cells,
+            passed=dict(self._passed),
+            unmet=self._script.waiting,
+        )
+
+    def _end(self) -> None:
+        """Let coordinators that were replaced find out."""
+        while len(self._sitting()) > 1 and self.clock.now_s < ENDS_WITHIN_S:
+            self.clock.advance()
+        if len(self._sitting()) > 1 or self.record.committed != self.scenario.steps:
+            raise VerificationFailed("two coordinators are left", mend="refuse writes of older epochs")
+
+    def _every(self, period_s: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.clock.after(period_s * (0.5 + self.random.random()), again)
+
+        self.clock.after(period_s * self.random.random(), again)
+
+    def _tick(self) -> None:
+        for seat in self._sitting():
+            seat.order(CoordinatorTick())
+
+    def _tick_members(self) -> None:
+        for host in self.hosts.values():
+            if host.is_alive:
+                host.hear_event(MemberTick())
+
+    # -- what processes ask for --------------------------------------------------------------------------------------
+
+    def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
+        """Return what the script lets go wrong now."""
+        self._passed[point] += 1
+        return self._script.passes(point, worker, step)
+
+    def may_die(self, process: Process) -> bool:
+        """Return whether the state of the job survives without this process."""
+        if not isinstance(process, Host):
+            return True
+        committed = self.record.committed
+        latest = max(committed, self._committable)
+        if latest == 0:
+            return True
+        found: set[int] = set()
+        for host in self.hosts.values():
+            if host is process or not host.is_alive:
+                continue
+            has_all = host.machine.applied == latest
+            if has_all or (host.machine.applied == latest - 1 and host.machine.is_complete):
+                found |= host.weights.keys()
+            # A scale that nobody was told of yet comes with the plan.
+            scales = {committed: 0.0, latest: 0.0, **host.scales}
+            for vault in host.vaults.values():
+                if vault.reaches(latest, scales):
+                    found |= vault.weights.keys()
+        return len(found) == self.model.layers
+
+    def on_death(self, process: Process) -> None:
+        """Take note that a process is gone; another takes its place some time later."""
+        delay_s = 5.0 + 20.0 * self.random.random()
+        if isinstance(process, Host):
+            self.leave_reductions(process.worker)
+            self.clock.after(delay_s, lambda: self._start_host(process.worker))
+        else:
+            self.clock.after(delay_s, self._start_seat_if_none)
+
+    def compute_s(self) -> float:
+        """Return how long a cell or an update takes."""
+        self._cells += 1
+        return 0.2 + 0.8 * self.random.random()
+
+    def reduction(self, roster: Roster, pool: int, reduce: Reduce) -> Reduction:
+        """Return the reduction of a pool, the same for all of its members."""
+        key = (roster.epoch, pool, reduce.step)
+        if key not in self._reductions:
+            self._reductions[key] = Reduction(
+                roster.pools[pool], reduce.source, self.model, self.clock, self.random
+            )
+        return self._reductions[key]
+
+    def leave_reductions(self, worker: Worker) -> None:
+        """A member died or was halted: reductions that it has a part in may fail."""
+        for reduction in self._reductions.values():
+            reduction.leave(worker)
+
+    def write(self, record: Record) -> Recorded | Superseded:
+        """Write down what a coordinator asks for, unless it was replaced."""
+        return self.record.write(record)
+
+    def on_prepared(self, roster: Roster, prepared: Prepared) -> None:
+        """A member is prepared: from the last one on, the step may be recorded, whoever dies."""
+        workers = self._prepared[roster.epoch, prepared.step]
+        workers.add(prepared.worker)
+        if workers >= set(roster.workers):
+            self._committable = max(self._committable, prepared.step)
+
+    def on_committed(self, seat: Seat, committed: Committed) -> None:
+        """A coordinator says that a step is committed."""
+        if committed.step > self.record.committed:
+            raise VerificationFailed(f"{seat.name} tells of {committed.step}", mend="record it first")
+        for worker in sorted(self.leaving - seat.machine.workers):
+            host = self.hosts[worker]
+            if host.is_alive and seat is self._seat and self.may_die(host):
+                self.leaving.discard(worker)
+                host.kill()
+
+    def on_pause(self, seat: Seat, step: int) -> None:
+        """A coordinator says that all members pause."""
+        if seat is not self._seat:
+            return
+        for worker in seat.machine.workers:
+            host = self.hosts[worker]
+            # Where this coordinator was replaced and does not know it, members are elsewhere.
+            if host.machine.epoch == seat.machine.epoch == self.record.epoch:
+                self.checks.at_pause(host, step)
+        if step >= self.scenario.steps:
+            self._is_over = True
+            return
+        until = min(pause for pause in self.scenario.pauses if pause > step)
+        self.clock.after(3.0 * self.random.random(), lambda: seat.order(Continue(until)))
+
+    # -- what happens in the world -----------------------------------------------------------------------------------
+
+    def _sitting(self) -> list[Seat]:
+        return [seat for seat in self.seats if not seat.is_over]
+
+    @property
+    def _seat(self) -> Seat | None:
+        """The newest coordinator that is not over."""
+        return next(reversed(self._sitting()), None)
+
+    def _start_host(self, worker: Worker) -> None:
+        if not self.hosts[worker].is_alive:
+            self.leaving.discard(worker)
+            self.hosts[worker] = Host(worker, self, self._new_member(worker, -1))
+
+    def _start_seat_if_none(self) -> None:
+        if not self._sitting():
+            self._start_seat()
+
+    def _start_seat(self) -> None:
+        """Let a coordinator take over from what the record says."""
+        machine = self._new_coordinator(
+            self.record.epoch, self.record.committed, self.model.decide, PATIENCE_TICKS
+        )
+        seat = Seat(f"coordinator {len(self.seats)}", self, machine)
+        self.seats.append(seat)
+        self._known[seat.name] = {}
+        later = [pause for pause in self.scenario.pauses if pause > self.record.committed]
+        seat.order(Continue(min(later, default=self.scenario.steps)))
+
+    def _upset(self, upset: Upset) -> None:
+        host, seat = self.hosts[upset.worker], self._seat
+        if upset.kind is UpsetKind.rival or seat is None:
+            self._start_seat()
+            return
+        match upset.kind:
+            case UpsetKind.kill if host.is_alive and self.may_die(host):
+                host.kill()
+            case UpsetKind.stop if host.is_alive:
+                host.stop(upset.amount)
+            case UpsetKind.suspect:
+                self._known[seat.name].pop(upset.worker, None)
+                seat.order(Lost(upset.worker))
+            case UpsetKind.drain if host.is_alive and len(seat.machine.workers) > 1:
+                self.leaving.add(upset.worker)
+                self._assemble(seat, seat.machine.workers)
+            case UpsetKind.pools:
+                self.planner.pools = upset.amount
+                self._assemble(seat, seat.machine.workers)
+            case UpsetKind.kill_coordinator:
+                seat.kill()
+            case _:
+                pass  # there is nobody to whom it could happen
+
+    def _assemble(self, seat: Seat, workers: set[Worker]) -> None:
+        for worker in workers:
+            self._known[seat.name].setdefault(worker, self.hosts[worker])
+        seat.order(Assemble(frozenset(workers), waits=self.random.random() < 0.5))
+
+    def _watch(self) -> None:
+        """Let each coordinator know who is gone and who is there."""
+        for seat in self._sitting():
+            if seat.is_stopped:
+                continue
+            if self._is_over and seat is not self._seat:
+                self._assemble(seat, set(self.hosts))
+            if seat.machine.phase == "paused":  # a rival was there when it said so, and is dead by now
+                seat.order(Continue(seat.machine.until))
+            there = {worker for worker, host in self.hosts.items() if self._is_there(seat, host)}
+            known = self._known[seat.name]
+            gone = {
+                worker
+                for worker, host in known.items()
+                if worker not in there or host is not self.hosts[worker]
+            }
+            for worker in sorted(gone):
+                del known[worker]
+                seat.order(Lost(worker))
+            news = there - known.keys()
+            if news or (seat.machine.phase == "idle" and there):
+                self._assemble(seat, (known.keys() & there) | news)
+        if not self._sitting():
+            self._start_seat()
+
+    def _is_there(self, seat: Seat, host: Host) -> bool:
+        is_cut = self.network.is_cut(seat.name, host.name)
+        return host.is_alive and not host.is_stopped and not is_cut

@@ -1,0 +1,59 @@
+"""The data and tokenizer parts of a job."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from share_compute.specification.base import SpecModel, TextPath
+
+TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
+
+
+class DataSpec(SpecModel):
+    """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
+
+    files: tuple[TextPath, ...] | None = None
+    """Text files on the server: .txt, .jsonl or .parquet, all of one kind."""
+    dataset: Literal["digits"] | None = None
+    """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
+    text_column: str = "text"
+    """Column of .jsonl and .parquet files that holds the text."""
+    validation_fraction: float = Field(default=0.05, ge=0, lt=0.5)
+    """Share of the samples kept for validation."""
+    test_fraction: float = Field(default=0.05, ge=0, lt=0.5)
+    """Share of the samples kept for the final test."""
+    shuffle: bool = True
+    """Visit the samples in a new order, drawn from the seed, in each pass."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.files is None) == (self.dataset is None):
+            raise ValueError("give exactly one of files and dataset")
+        if self.files is not None:
+            if not self.files:
+                raise ValueError("files is empty")
+            suffixes = {file.suffix for file in self.files}
+            unknown = sorted(suffixes - set(TEXT_SUFFIXES))
+            if unknown:
+                what = unknown[0] or "a file without suffix"
+                raise ValueError(f"cannot read {what}; known: {', '.join(TEXT_SUFFIXES)}")
+            if len(suffixes) > 1:
+                raise ValueError(f"files are of several kinds: {', '.join(sorted(suffixes))}")
+        return self
+
+
+class TokenizerSpec(SpecModel):
+    """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
+
+    path: TextPath | None = None
+    """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
+    vocab_size: int | None = Field(default=None, ge=257)
+    """Size of a tokenizer trained from the data; default: the model configuration's."""
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Self:
+        if self.path is not None and self.vocab_size is not None:
+            raise ValueError("give path, or vocab_size to train one, not both")
+        return self

@@ -1,0 +1,127 @@
+"""The whole job, and how it is read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from share_compute.errors import UserError
+from share_compute.plain_yaml import read_yaml
+from share_compute.specification.base import SpecModel, known
+from share_compute.specification.data import DataSpec, TokenizerSpec
+from share_compute.specification.model import ModelSpec
+from share_compute.specification.training import TrainingSpec
+
+
+class ParallelismSpec(SpecModel):
+    """How the model is laid over the machines."""
+
+    strategy: str = "auto"
+    """Name of the partitioning strategy that cuts the model into pools and places them."""
+    pools: int | None = Field(default=None, ge=1)
+    """Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines)."""
+    members_per_pool: int | None = Field(default=None, ge=1)
+    """Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1)."""
+    channel: Literal["auto", "direct", "ray"] = "auto"
+    """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
+
+    @property
+    def machines_needed(self) -> int:
+        """Fewest machines that the job can run on."""
+        return (self.pools or 1) * (self.members_per_pool or 1)
+
+
+class TrainJob(SpecModel):
+    """Train a model: a causal language model on text, or a classifier built from declared layers."""
+
+    kind: Literal["train"] = "train"
+    """What sort of job this is."""
+    name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
+    """What people call it."""
+    model: ModelSpec
+    """What to train."""
+    data: DataSpec
+    """What to train it on."""
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    """How text becomes token ids."""
+    training: TrainingSpec = TrainingSpec()
+    """How long and how."""
+    parallelism: ParallelismSpec = ParallelismSpec()
+    """How the model is laid over the machines."""
+
+    def with_microbatches(self, microbatches: int) -> TrainJob:
+        """Return the job with the number of microbatches that its plan settled."""
+        training = self.training.model_copy(update={"microbatches": microbatches})
+        return self.model_copy(update={"training": training})
+
+    @model_validator(mode="after")
+    def _model_fits_data(self) -> Self:
+        if (self.model.layers is not None) != (self.data.dataset is not None):
+            raise ValueError("declared layers train on a dataset, language models on text files")
+        return self
+
+    @model_validator(mode="after")
+    def _training_fits_model(self) -> Self:
+        training = self.training
+        if training.samples is not None and self.model.layers is not None:
+            raise ValueError("training.samples: declared layers make no text; only language models do")
+        if training.lora is not None and self.model.path is None:
+            raise ValueError("training.lora adapts a pretrained model: give model.path")
+        if training.early_stopping is not None and not self.data.validation_fraction:
+            raise ValueError(
+                "training.early_stopping needs samples to validate on: raise data.validation_fraction"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _members_have_work(self) -> Self:
+        members, microbatches = self.parallelism.members_per_pool, self.training.microbatches
+        if members is not None and microbatches is not None and members > microbatches:
+            raise ValueError(
+                f"parallelism.members_per_pool {members} is more than training.microbatches {microbatches}: "
+                "each member needs at least one"
+            )
+        return self
+
+
+_ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])
+_KINDS = ("train",)
+
+
+def parse_job(source: str | dict[str, Any]) -> TrainJob:
+    """Read a job from YAML (or JSON) text or from a mapping.
+
+    Raises:
+        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+    """
+    data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
+    if not isinstance(data, dict):
+        raise UserError(
+            f"a job is a mapping of keys, not {type(data).__name__}", mend="start from a file in examples/"
+        )
+    try:
+        known(data.get("kind", "train"), _KINDS, "kind")
+        return _ADAPTER.validate_python(data)
+    except ValidationError as failure:
+        problems = field_errors(failure)
+        text = "; ".join(": ".join(filter(None, (item["field"], item["problem"]))) for item in problems)
+        raise UserError(text, mend="mend these fields of the job", details={"fields": problems}) from failure
+    except ValueError as failure:
+        raise UserError(str(failure), mend="mend the job's kind") from failure
+
+
+def field_errors(failure: ValidationError) -> list[dict[str, str]]:
+    """Flatten a pydantic error to ``[{field, problem}]``, fields written with dots."""
+    return [
+        {
+            "field": ".".join(str(part) for part in error["loc"]),
+            "problem": error["msg"].removeprefix("Value error, "),
+        }
+        for error in failure.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON schema that editors and forms use."""
+    return _ADAPTER.json_schema()

@@ -1,0 +1,73 @@
+"""The model part of a job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from share_compute.specification.base import SpecModel, TextPath, known
+
+LAYER_TYPES = (
+    "avg_pool2d", "conv2d", "dropout", "flatten", "gelu", "layer_norm",
+    "linear", "max_pool2d", "relu", "sigmoid", "tanh", "unflatten",
+)  # fmt: skip
+
+
+class LayerSpec(SpecModel):
+    """One declared torch layer of a model that is given as a list of layers."""
+
+    type: str = Field(json_schema_extra={"enum": list(LAYER_TYPES)})
+    """Name of the layer: linear, conv2d, relu, ..."""
+    options: dict[str, int | float | bool | list[int]] = Field(default_factory=dict)
+    """Arguments of the torch module, e.g. ``{in_features: 64, out_features: 128}``."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _options_are_plain(cls, value: Any) -> Any:
+        for name, option in value.items() if isinstance(value, dict) else ():
+            whole = isinstance(option, list) and all(type(item) is int for item in option)
+            if not whole and not isinstance(option, int | float):
+                raise ValueError(
+                    f"{name} must be a number, true, false or a list of whole numbers, not {option!r}"
+                )
+        return value
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _layer_exists(cls, value: Any) -> Any:
+        return known(value, LAYER_TYPES, "layer type")
+
+
+class ModelSpec(SpecModel):
+    """The model to train: exactly one of ``path``, ``config`` and ``layers``."""
+
+    path: TextPath | None = None
+    """Local Hugging Face folder (config.json, safetensors); training starts from its weights."""
+    config: dict[str, Any] | None = None
+    """Hugging Face configuration with its ``model_type``; training starts from random weights."""
+    layers: tuple[LayerSpec, ...] | None = None
+    """Declared list of torch layers; training starts from random weights."""
+
+    @field_validator("config")
+    @classmethod
+    def _config_is_plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        # It is kept and handed on as JSON, which not all that YAML or Python can say survives.
+        try:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as failure:
+            raise ValueError(f"must be plain JSON: {failure}") from failure
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("path", "config", "layers") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = ", ".join(given) or "none"
+            raise ValueError(f"give exactly one of path, config and layers; given: {found}")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config needs a model_type, e.g. llama")
+        if self.layers is not None and not self.layers:
+            raise ValueError("layers is empty")
+        return self

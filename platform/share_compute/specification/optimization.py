@@ -1,0 +1,142 @@
+"""How gradients become updates: optimizer, learning rates, the sum of gradients over a pool."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from share_compute.specification.base import SpecModel, known
+
+_CURVES = ("linear", "cosine", "1-sqrt")
+SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "constant_with_warmup": (),
+    "linear": (),
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
+    "cosine_warmup_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"),
+    "polynomial": ("lr_end", "power"),
+    "inverse_sqrt": ("timescale",),
+    "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
+}
+"""The schedules of ``transformers`` that follow from the step alone, and what each may be told."""
+SCHEDULES = tuple(SCHEDULE_OPTIONS)
+_WHOLE = ("timescale", "num_decay_steps")
+
+
+class OptimizerName(StrEnum):
+    """The optimizers that exist."""
+
+    sgd = "sgd"
+    momentum = "momentum"
+    adagrad = "adagrad"
+    rmsprop = "rmsprop"
+    adam = "adam"
+    adamw = "adamw"
+
+    @property
+    def state_tensors(self) -> int:
+        """Tensors as large as the weights that it keeps."""
+        match self:
+            case OptimizerName.sgd:
+                return 0
+            case OptimizerName.momentum | OptimizerName.adagrad:
+                return 1
+            case OptimizerName.rmsprop | OptimizerName.adam | OptimizerName.adamw:
+                return 2
+
+
+class OptimizerSpec(SpecModel):
+    """How gradients become updates."""
+
+    name: OptimizerName = OptimizerName.adamw
+    """sgd, momentum, adagrad, rmsprop, adam or adamw."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled for adamw, added to the gradient for the others."""
+    decays: Literal["matrices", "all"] = "matrices"
+    """Which weights decay: all but biases and the weights of norms, or all."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """For momentum and rmsprop."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """For adam and adamw."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to denominators (adagrad, rmsprop, adam, adamw)."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _optimizer_exists(cls, value: Any) -> Any:
+        return known(value, tuple(name.value for name in OptimizerName), "optimizer")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_in_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("each beta must be at least 0 and less than 1")
+        return value
+
+
+class ScheduleSpec(SpecModel):
+    """How the learning rate moves over the steps (the schedules of ``transformers``)."""
+
+    name: str = Field(default="cosine", json_schema_extra={"enum": list(SCHEDULES)})
+    """Name of the schedule: constant, linear, cosine, polynomial, ..."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    options: dict[str, float | str] = Field(default_factory=dict)
+    """What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _schedule_exists(cls, value: Any) -> Any:
+        return known(value, SCHEDULES, "schedule")
+
+    @model_validator(mode="after")
+    def _options_fit_the_schedule(self) -> Self:
+        for option, value in self.options.items():
+            known(option, SCHEDULE_OPTIONS[self.name], f"option of schedule {self.name}:")
+            if option.endswith("_type"):
+                if value not in _CURVES:
+                    raise ValueError(f"{option} must be one of {', '.join(_CURVES)}, not {value!r}")
+            elif not isinstance(value, float) or value < 0:
+                raise ValueError(f"{option} must be a number that is not negative, not {value!r}")
+            elif option in _WHOLE and (value < 1 or value % 1):
+                raise ValueError(f"{option} must be a whole number, at least 1, not {value}")
+        if (
+            "min_lr" in SCHEDULE_OPTIONS[self.name]
+            and len({"min_lr", "min_lr_rate"} & set(self.options)) != 1
+        ):
+            raise ValueError(f"schedule {self.name} needs either option min_lr or option min_lr_rate")
+        if self.name == "warmup_stable_decay" and "num_decay_steps" not in self.options:
+            raise ValueError("schedule warmup_stable_decay needs option num_decay_steps")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, float | int | str]:
+        """The options, whole numbers as such."""
+        return {name: int(value) if name in _WHOLE else value for name, value in self.options.items()}
+
+
+class GradientFusionSpec(SpecModel):
+    """Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result."""
+
+    mode: Literal["auto", "size", "index"] = "auto"
+    """auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``."""
+    bucket_bytes: int | None = Field(default=None, ge=1)
+    """For mode size: a piece ends before it would be larger than this."""
+    cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
+    """For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces."""
+
+    @model_validator(mode="after")
+    def _only_what_the_mode_needs(self) -> Self:
+        for mode, field in (("size", "bucket_bytes"), ("index", "cuts")):
+            if (self.mode == mode) != (getattr(self, field) is not None):
+                raise ValueError(f"mode {mode} needs {field}, and no other mode has it")
+        cuts = self.cuts or ()
+        if any(cut < 1 for cut in cuts) or list(cuts) != sorted(set(cuts)):
+            raise ValueError("cuts must be at least 1 and ascending")
+        return self

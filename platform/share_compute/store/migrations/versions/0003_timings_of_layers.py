@@ -1,0 +1,17 @@
+"""Jobs keep what was timed of their layers, for the plans of later attempts."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+    op.add_column("jobs", sa.Column("timings", json, nullable=True))

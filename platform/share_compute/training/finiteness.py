@@ -1,0 +1,123 @@
+"""Finds where numbers stop being finite: run once a norm has said that some do, since looking makes a device wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
+
+from share_compute.errors import UserError
+from share_compute.models.blueprint import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The first place in one stage, on the way of one microbatch, that made a number that is not finite."""
+
+    way: Literal["forward", "backward"]
+    pool: int
+    microbatch: int
+    name: str
+    """Stored name of a module (forward: its output; backward: the gradient of its output) or of a parameter."""
+
+    def error(self, step: int) -> UserError:
+        """Return what the submitter is told."""
+        what = "the output of" if self.way == "forward" else "the gradient at"
+        return UserError(
+            f"numbers are not finite at step {step}: first {what} {self.name} (microbatch {self.microbatch})",
+            step=step,
+            mend="lower the learning rate, clip gradients (training.max_gradient_norm), or look at the data",
+        )
+
+
+def find_nonfinite(
+    stage: Stage,
+    pool: int,
+    microbatch: int,
+    entering: Tensor,
+    gradient: Tensor | Callable[[Tensor], Tensor],
+) -> Finding | None:
+    """Run one microbatch through a stage again, and look at every module on the way.
+
+    What enters must be finite itself: else a stage before this one has the cause, and None is returned. Gradients that
+    are held (``parameter.grad``) stay as they are. The caller has set `Stage.prepare_cell`.
+
+    Args:
+        stage: with the weights of the step.
+        pool: its place, for the finding.
+        microbatch: its id, for the finding.
+        entering: what the first module takes.
+        gradient: of what the stage returns; of the last stage, a function from its logits to the loss.
+    """
+    if not _is_finite(entering):
+        return None
+    found: list[tuple[Literal["forward", "backward"], str]] = []
+    parameters = [
+        (name, parameter) for name, parameter in stage.parameters().items() if parameter.requires_grad
+    ]
+    with ExitStack() as hooks:
+        for name, module in stage.module.named_modules():
+            if not list(module.children()) or module in stage.layers.values():
+                look = partial(_look, found, stage.stored_name(name))
+                hooks.enter_context(module.register_forward_hook(look))
+        leaf = entering.detach()
+        if leaf.is_floating_point() and stage.trains_before:
+            leaf.requires_grad_()
+        outputs = stage.forward(leaf)
+        inputs: list[Tensor] = [parameter for _, parameter in parameters]
+        inputs += [leaf] if leaf.requires_grad else []
+        gradients: tuple[Tensor | None, ...] = ()
+        if not found and outputs.requires_grad and inputs:
+            target = gradient(outputs) if callable(gradient) else outputs
+            given = None if callable(gradient) else gradient
+            if given is None or _is_finite(given):
+                gradients = torch.autograd.grad(target, inputs, given, allow_unused=True)
+    for (name, _), value in zip(parameters, gradients, strict=False):
+        if value is not None and not _is_finite(value):
+            found.append(("backward", name))
+    return Finding(found[0][0], pool, microbatch, found[0][1]) if found else None
+
+
+def first_of(findings: Iterable[Finding | None]) -> Finding | None:
+    """Return the cause among what all pools found: forward the earliest pool, else backward the latest."""
+    known = [finding for finding in findings if finding is not None]
+    return min(
+        known,
+        key=lambda finding: (
+            finding.way == "backward",
+            finding.pool if finding.way == "forward" else -finding.pool,
+            finding.microbatch,
+        ),
+        default=None,
+    )
+
+
+def _look(
+    found: list[tuple[Literal["forward", "backward"], str]],
+    name: str,
+    _module: nn.Module,
+    _inputs: Any,
+    outputs: Any,
+) -> None:
+    for value in tree_iter(outputs):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        if not _is_finite(value):
+            found.append(("forward", name))
+        elif value.requires_grad:
+            value.register_hook(partial(_look_back, found, name))  # type: ignore[no-untyped-call]
+
+
+def _look_back(found: list[tuple[Literal["forward", "backward"], str]], name: str, gradient: Tensor) -> None:
+    if not _is_finite(gradient):
+        found.append(("backward", name))
+
+
+def _is_finite(values: Tensor) -> bool:
+    return not values.is_floating_point() or bool(torch.isfinite(values).all())

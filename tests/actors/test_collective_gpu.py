@@ -1,0 +1,51 @@
+"""The group of GPUs, on NCCL. It wants one GPU for each member, so one GPU makes a group of one."""
+
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.messages import Rendezvous
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+
+@ray.remote(num_cpus=0)
+class Member:
+    def add(self, port: int) -> tuple[list[float], list[float]]:
+        from share_compute_actors.collective import abort_group, join_group
+
+        meeting = Rendezvous("gpu", "127.0.0.1", port, 30.0, address="127.0.0.1")
+        group = join_group(meeting, 0, 1, torch.device("cuda"))
+        own = torch.ones(5, device="cuda")
+        group.start_allreduce(own)()
+        tree, held = SummationTree((1, 1, 1)), [Node(place, place + 1) for place in range(3)]
+        values = torch.tensor([1e8, 1.0, -1e8], device="cuda")
+        out = torch.zeros(5, device="cuda")
+        group.start_tree_sum([value.repeat(5) for value in values], [held], tree, out)()
+        assert abort_group("gpu")
+        return own.tolist(), out.tolist()
+
+
+def test_sums_on_a_gpu(cluster: Cluster) -> None:
+    from share_compute_actors.collective import Meeting
+
+    meeting = Meeting("127.0.0.1", 30.0)
+    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20)
+    member = Member.options(num_gpus=1).remote()
+    own, added = ray.get(member.add.remote(meeting.port), timeout=120)
+    assert own == [1.0] * 5
+    tree, values = SummationTree((1, 1, 1)), torch.tensor([1e8, 1.0, -1e8])
+    left, right = tree.children(tree.root) or (tree.root, tree.root)
+    sums = {
+        Node(0, 1): values[0],
+        Node(1, 3): values[1] + values[2],
+        Node(0, 2): values[0] + values[1],
+        Node(2, 3): values[2],
+    }
+    assert added == [float(sums[left] + sums[right])] * 5
+    ray.kill(member)

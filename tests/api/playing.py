@@ -1,0 +1,182 @@
+"""A pool without machines: a store, the supervisor of jobs, and attempts that play declared events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from share_compute.errors import ShareComputeError
+from share_compute.jobs.events import Assignment, AttemptEvent, Planned, StepCommitted
+from share_compute.jobs.states import ContributorState
+from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.specification import parse_job
+from share_compute.store import JobRecord, Store
+from share_compute.topology import Device, Link, Topology
+from share_compute_api.bell import Bell
+from share_compute_api.supervision.jobs import JobSupervisor
+from share_compute_api.supervision.patience import Patience
+
+AT_ONCE = Patience(retry_s=0)
+
+
+class Attempt:
+    """Tells the events that a test puts in, as a coordinator would."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.told: list[AttemptEvent] = []
+        self.failure: ShareComputeError | None = None
+        self.is_silent = False
+        self.cancelled = asyncio.Event()
+        self.killed = asyncio.Event()
+        self.offers: asyncio.Queue[Topology] = asyncio.Queue()
+        self.drains: asyncio.Queue[str] = asyncio.Queue()
+        self.refusals: list[ShareComputeError] = []
+        """What the next offers meet."""
+        self._news = asyncio.Condition()
+
+    async def tell(self, *events: AttemptEvent) -> None:
+        async with self._news:
+            self.told += events
+            self._news.notify_all()
+
+    async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        if self.is_silent:
+            await asyncio.Event().wait()
+        async with self._news:
+            try:
+                async with asyncio.timeout(timeout_s / 20):
+                    await self._news.wait_for(lambda: len(self.told) > after or self.failure)
+            except TimeoutError:
+                return []
+            if self.failure is not None:
+                raise self.failure
+            return self.told[after:]
+
+    async def die(self, failure: ShareComputeError) -> None:
+        async with self._news:
+            self.failure = failure
+            self._news.notify_all()
+
+    async def cancel(self) -> None:
+        self.cancelled.set()
+        if self.is_silent:
+            await asyncio.Event().wait()
+
+    async def offer(self, topology: Topology) -> None:
+        if self.refusals:
+            raise self.refusals.pop()
+        await self.offers.put(topology)
+
+    async def drain(self, contributor_id: str) -> None:
+        await self.drains.put(contributor_id)
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+class Pool:
+    """A store, a supervisor, and the attempts that it started."""
+
+    def __init__(self, store: Store, folder: Path, patience: Patience) -> None:
+        self.store = store
+        self.bell = Bell()
+        self.attempts: asyncio.Queue[Attempt] = asyncio.Queue()
+        self.supervisor = JobSupervisor(store, self._launch, folder, self.bell, patience)
+        store.on_commit(self.bell.ring)
+        self._nodes = count(1)
+
+    async def _launch(self, assignment: Assignment) -> Attempt:
+        attempt = Attempt(assignment)
+        attempt.is_silent = assignment.spec.name == "silent"
+        await self.attempts.put(attempt)
+        return attempt
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.supervisor.run())
+        try:
+            async with asyncio.timeout(20):
+                yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def join(self, name: str) -> str:
+        record, _ = self.store.contributors.join(
+            self.store.invites.create()[1], name=name, host="h", versions={}, limits={"cpu_threads": 2}
+        )
+        return record.id
+
+    def arrive(self, contributor_id: str) -> None:
+        node_id = f"{next(self._nodes):02x}"
+        self.store.contributors.online(contributor_id, node_id=node_id, address="192.0.2.7")
+        links = [Link(contributor_id, "head", 0.001, 1e9), Link(contributor_id, "con-gone", 0.001, 1e9)]
+        self.store.contributors.ready(contributor_id, capacity=[Device("cpu", "c", 2**30)], links=links)
+
+    def contributor(self, name: str) -> str:
+        contributor_id = self.join(name)
+        self.arrive(contributor_id)
+        return contributor_id
+
+    def lose(self, contributor_id: str, reason: str) -> None:
+        seen = self.store.contributors.get(contributor_id)
+        self.store.contributors.set_state(seen, ContributorState.lost, reason)
+
+    def submit(self, name: str = "job", **parallelism: Any) -> str:
+        layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+        source = {"name": name, "model": {"layers": layers}, "data": {"dataset": "digits"}}
+        return self.store.jobs.create(parse_job({**source, "parallelism": parallelism})).id
+
+    async def until(self, job_id: str, condition: Callable[[JobRecord], Any]) -> JobRecord:
+        while True:
+            ticket = self.bell.ticket
+            record = await asyncio.to_thread(self.store.jobs.get, job_id)
+            if condition(record):
+                return record
+            await self.bell.wait(ticket, 1.0)
+
+
+def laid(*contributor_ids: str) -> Plan:
+    members = tuple(
+        MemberPlan(contributor_id=one, name=one, microbatches=(0,), memory_bytes=1, reason="")
+        for one in contributor_ids
+    )
+    pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
+    return Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,), microbatches=1)
+
+
+def planned(*contributor_ids: str) -> Planned:
+    return Planned(plan=laid(*contributor_ids))
+
+
+def step(number: int) -> StepCommitted:
+    return StepCommitted(
+        step=number,
+        loss=1.0,
+        learning_rate=0.1,
+        gradient_norm=None,
+        samples=1,
+        tokens=1,
+        seconds=1,
+        tokens_per_s=1,
+    )
+
+
+def run(
+    store: Store,
+    tmp_path: Path,
+    story: Callable[[Pool], Awaitable[None]],
+    patience: Patience = AT_ONCE,
+) -> None:
+    pool = Pool(store, tmp_path / "jobs", patience)
+
+    async def main() -> None:
+        async with pool.running():
+            await story(pool)
+
+    asyncio.run(main())

@@ -1,0 +1,50 @@
+"""A contributor's agent, without a Ray node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from share_compute.jobs.states import ContributorState
+from share_compute.specification import parse_job
+from share_compute_api.agent import Agent, View, pause_before_retry_s
+from share_compute_api.agent_client import AgentClient
+from share_compute_api.joining import JoinOptions
+
+
+def test_pauses_grow_up_to_a_limit_and_differ_between_machines() -> None:
+    longest = 0.5
+    for failures in range(2000):
+        pauses = {pause_before_retry_s(failures) for _ in range(20)}
+        assert len(pauses) > 1
+        assert longest / 2 <= min(pauses) <= max(pauses) <= longest
+        longest = min(2 * longest, 30.0)
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
+    plane: Any, digits: dict[str, Any], *, is_released: bool
+) -> None:
+    store = plane.store
+    record, key = store.contributors.join(
+        store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
+    )
+    store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+    store.contributors.ready(record.id, capacity=[], links=[])
+    job = store.jobs.create(parse_job(digits))
+    store.jobs.begin(job.id, [record.id])
+    phases: list[str] = []
+
+    def show(view: View) -> None:
+        phases.append(view.phase)
+        if is_released and view.phase == "leaving; handing over what it holds":
+            seen = store.contributors.get(record.id)
+            store.contributors.set_state(seen, ContributorState.left, "its owner takes it back")
+
+    within_s = 60.0 if is_released else 0.1
+    options = JoinOptions(plane.url, "used", "ada", leave_within_s=within_s)
+    with AgentClient(plane.url, record.id, key) as client:
+        Agent(options, show)._leave(client)
+    held = [] if is_released else ["leaving; a job still holds it, and loses it"]
+    assert phases == ["leaving", "leaving; handing over what it holds", *held, "left"]

@@ -1,0 +1,188 @@
+"""Machines that come and go while jobs run: offers, drains, and two jobs that want the same machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.api.playing import Attempt, Pool, laid, planned, run
+
+from share_compute.errors import Unavailable
+from share_compute.jobs.events import Reformed
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.store import Store
+from share_compute_api.supervision.allotting import Allotment, Allotting
+from share_compute_api.supervision.patience import Patience
+
+
+def reformed(*contributor_ids: str, joined: tuple[str, ...] = (), left: tuple[str, ...] = ()) -> Reformed:
+    return Reformed(
+        epoch=2,
+        step=5,
+        plan=laid(*contributor_ids),
+        joined=joined,
+        left=left,
+        seconds=0.5,
+        recomputed=0,
+        sentence="machines came and went",
+    )
+
+
+async def training(pool: Pool, job_id: str, *contributor_ids: str) -> Attempt:
+    """Return the attempt of a job that runs on these."""
+    attempt = await pool.attempts.get()
+    assert attempt.assignment.job_id == job_id
+    await attempt.tell(planned(*contributor_ids))
+    await pool.until(job_id, lambda job: job.state is JobState.running)
+    return attempt
+
+
+async def offered(attempt: Attempt) -> set[str]:
+    return {machine.id for machine in (await attempt.offers.get()).contributors}
+
+
+def test_a_machine_that_joins_is_offered_and_leased_when_it_is_taken(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, job_id = pool.contributor("ada"), pool.submit()
+        attempt = await training(pool, job_id, ada)
+        grace = pool.contributor("grace")
+        topology = await attempt.offers.get()
+        assert [machine.id for machine in topology.contributors] == [ada, grace]
+        assert {link.source for link in topology.links} == {ada, grace}
+        assert store.contributors.get(grace).job_id is None
+        await attempt.tell(reformed(ada, grace, joined=(grace,)))
+        job = await pool.until(job_id, lambda job: job.reason == "running on 2 machines in 1 pool")
+        assert job.plan == laid(ada, grace)
+        assert store.contributors.get(grace).job_id == job_id
+
+    run(store, tmp_path, story)
+
+
+def test_an_offer_that_did_not_arrive_is_made_again(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, job_id = pool.contributor("ada"), pool.submit()
+        attempt = await training(pool, job_id, ada)
+        attempt.refusals.append(Unavailable("Ray is busy", mend="wait"))
+        grace = pool.contributor("grace")
+        assert await offered(attempt) == {ada, grace}
+        assert attempt.refusals == []
+
+    run(store, tmp_path, story)
+
+
+def test_a_queued_job_goes_first_and_the_offer_is_withdrawn(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, first = pool.contributor("ada"), pool.submit("first")
+        attempt = await training(pool, first, ada)
+        grace = pool.contributor("grace")
+        assert await offered(attempt) == {ada, grace}
+        second = pool.submit("second")
+        other = await training(pool, second, grace)
+        assert await offered(attempt) == {ada}
+        # The first had taken it at the same moment: it is the second's, so the first does without.
+        await attempt.tell(reformed(ada, grace, joined=(grace,)))
+        assert await attempt.drains.get() == grace
+        assert store.contributors.get(grace).job_id == second
+        assert other.drains.empty()
+
+    run(store, tmp_path, story)
+
+
+def test_a_job_with_fixed_pools_is_offered_nothing(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, fixed = pool.contributor("ada"), pool.submit("fixed", pools=1)
+        attempt = await training(pool, fixed, ada)
+        grace, elastic = pool.contributor("grace"), pool.submit("elastic")
+        other = await training(pool, elastic, grace)
+        edsger = pool.contributor("edsger")
+        assert await offered(other) == {grace, edsger}
+        assert attempt.offers.empty()
+
+    run(store, tmp_path, story)
+
+
+def test_who_leaves_hands_over_first(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = pool.contributor("ada"), pool.contributor("grace")
+        job_id = pool.submit()
+        attempt = await training(pool, job_id, ada, grace)
+        assert store.contributors.leave(grace).state is ContributorState.draining
+        assert await attempt.drains.get() == grace
+        assert await offered(attempt) == {ada}
+        assert store.contributors.get(grace).job_id == job_id
+        await attempt.tell(reformed(ada, left=(grace,)))
+        await pool.until(job_id, lambda job: job.plan == laid(ada))
+        assert store.contributors.get(grace).job_id is None
+        assert attempt.drains.empty()
+
+    run(store, tmp_path, story)
+
+
+def test_who_leaves_before_there_is_a_plan_is_left_out_of_it(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = pool.contributor("ada"), pool.contributor("grace")
+        pool.submit()
+        attempt = await pool.attempts.get()
+        store.contributors.leave(grace)
+        assert await attempt.drains.get() == grace
+        assert await offered(attempt) == {ada}
+        await attempt.tell(planned(ada))
+
+    run(store, tmp_path, story)
+
+
+class TestAllotting:
+    """What is offered to whom, against a clock that a test moves."""
+
+    @pytest.fixture
+    def pool(self, store: Store, tmp_path: Path) -> Pool:
+        return Pool(store, tmp_path, Patience())
+
+    def running(self, pool: Pool, name: str) -> str:
+        machine, job_id = pool.contributor(f"of-{name}"), pool.submit(name)
+        pool.store.jobs.begin(job_id, [machine])
+        pool.store.progress.record(job_id, 1, [planned(machine)])
+        return job_id
+
+    def look(self, pool: Pool, allotting: Allotting) -> dict[str, Allotment]:
+        present = pool.store.contributors.list([ContributorState.ready])
+        spare = [machine for machine in present if machine.job_id is None]
+        return allotting.look(pool.store.jobs.active(), present, spare)
+
+    def test_a_machine_is_offered_to_one_job_after_the_other(self, pool: Pool) -> None:
+        now = [0.0]
+        allotting = Allotting(Patience(offer_s=300), clock=lambda: now[0])
+        jobs = [self.running(pool, name) for name in ("first", "second")]
+        pool.contributor("spare")
+
+        def taker() -> list[str]:
+            return [job for job, allotted in self.look(pool, allotting).items() if len(allotted.nodes) == 2]
+
+        assert taker() == jobs[:1]
+        now[0] = 299
+        assert taker() == jobs[:1]
+        now[0] = 300
+        assert taker() == jobs[1:]
+        now[0] = 600
+        assert taker() == jobs[:1]
+        pool.store.jobs.cancel(jobs[0])
+        assert taker() == jobs[1:]
+
+    def test_signs_of_life_are_no_news_but_a_new_node_is(self, pool: Pool) -> None:
+        allotting = Allotting(Patience())
+        self.running(pool, "job")
+        spare = pool.contributor("spare")
+        before = self.look(pool, allotting)
+        pool.store.contributors.seen(spare)
+        assert self.look(pool, allotting) == before
+        pool.arrive(spare)
+        assert self.look(pool, allotting) != before
+
+    def test_what_a_plan_still_has_is_not_offered(self, pool: Pool) -> None:
+        job_id = self.running(pool, "job")
+        (machine,) = pool.store.contributors.list()
+        pool.lose(machine.id, "its Ray node is dead")
+        pool.store.contributors.rejoin(machine.id)
+        pool.arrive(machine.id)
+        allotment = self.look(pool, Allotting(Patience()))[job_id]
+        assert (allotment.machines, allotment.leaving) == ((), frozenset())

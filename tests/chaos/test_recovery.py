@@ -1,0 +1,189 @@
+"""Whatever is killed, wherever in the protocol, the weights come out the same, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors import safe_open
+from tests.ray_nodes import Attempt
+
+from share_compute.jobs.events import AttemptEvent
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+STEPS = 5
+MEMBER_POINTS = [
+    point
+    for point in Point
+    if point.role == "member"
+    # Passed only after another failure, or with a buddy.
+    and point not in {Point.reduce_failed, Point.broken_sending, Point.log_sending, Point.log_heard}
+]
+
+FORMING = {
+    Point.halt_heard,
+    Point.report_sending,
+    Point.weights_loaded,
+    Point.form_heard,
+    Point.formed_sending,
+}
+
+
+def job(pools: int, members: int, **training: Any) -> dict[str, Any]:
+    layers = [
+        {"type": "linear", "options": {"in_features": 64, "out_features": 48}},
+        {"type": "dropout", "options": {"p": 0.1}},
+        {"type": "relu"},
+        {"type": "linear", "options": {"in_features": 48, "out_features": 48}},
+        {"type": "layer_norm", "options": {"normalized_shape": 48}},
+        {"type": "linear", "options": {"in_features": 48, "out_features": 10}},
+    ]
+    return {
+        "model": {"layers": layers},
+        "data": {"dataset": "digits"},
+        "training": {
+            "steps": STEPS,
+            "batch_size": 64,
+            "microbatches": 8,
+            "validate_every": 2,
+            "checkpoint_every": 2,
+            **training,
+        },
+        "parallelism": {"pools": pools, "members_per_pool": members, "strategy": "uniform"},
+    }
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of all weights, by name."""
+    whole = hashlib.sha256()
+    tensors = {}
+    for file in (folder / "artifacts" / "model").glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    for name, tensor in sorted(tensors.items()):
+        whole.update(name.encode())
+        whole.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
+
+
+def losses(events: Sequence[AttemptEvent]) -> list[tuple[int, float]]:
+    return [(event.step, event.loss) for event in events if event.type == "step"]
+
+
+def train(
+    attempt: Attempt, folder: Path, document: dict[str, Any], failures: Sequence[Failure] = (), **options: Any
+) -> tuple[str, list[tuple[int, float]], list[AttemptEvent]]:
+    folder.mkdir(exist_ok=True)
+    events = attempt(document, folder=folder, failures=failures, **options)
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    return digest(folder), losses(events), events
+
+
+class Calm(NamedTuple):
+    """What the job gives when nothing happens."""
+
+    folder: Path
+    digest: str
+    losses: list[tuple[int, float]]
+
+
+_calm: list[Calm] = []
+
+
+@pytest.fixture
+def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    if not _calm:
+        folder = tmp_path_factory.mktemp("calm")
+        weights, curve, _ = train(attempt, folder, job(2, 2))
+        _calm.append(Calm(folder, weights, curve))
+    return _calm[0]
+
+
+@pytest.mark.parametrize("point", MEMBER_POINTS, ids=lambda point: point.name)
+def test_a_member_killed_at_any_point(attempt: Attempt, tmp_path: Path, calm: Calm, point: Point) -> None:
+    worker = "c1" if point in {Point.tensor_sending, Point.tensor_heard} else "c2"
+    step = 1 if point in FORMING else 3
+    failure = Failure(FailureKind.kill, point, worker=worker, step=step)
+    weights, curve, events = train(attempt, tmp_path, job(2, 2), [failure])
+    assert any("lost machine" in event.message for event in events if event.type == "note"), "nobody died"
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+def test_a_pool_with_its_peers_takes_over_from_two_dead(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+    failures = [
+        Failure(FailureKind.kill, Point.cell_done, worker="c0", step=2),
+        Failure(FailureKind.kill, Point.cell_starting, worker="c3", step=4),
+    ]
+    weights, curve, events = train(attempt, tmp_path, job(2, 2), failures)
+    reformed = [event for event in events if event.type == "reformed"]
+    assert {worker for event in reformed for worker in event.lost} == {"c0", "c3"}
+    assert [len(pool.members) for pool in reformed[-1].plan.pools] == [1, 1]
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+def test_when_all_are_dead_the_attempt_ends_and_says_who(attempt: Attempt, tmp_path: Path) -> None:
+    failure = Failure(FailureKind.kill, Point.cell_starting, step=3)
+    events = attempt(job(1, 1), folder=tmp_path, failures=[failure])
+    assert events[-1].outcome == "failed"
+    assert events[-1].error["code"] == "contributor-lost"
+    assert events[-1].reason == "machines were lost: machine-0"
+
+
+def test_members_that_die_one_after_the_other(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+    failures = [
+        Failure(FailureKind.kill, Point.cell_done, worker="c1", step=3),
+        Failure(FailureKind.kill, Point.report_sending, worker="c3", step=3),
+    ]
+    weights, curve, _ = train(attempt, tmp_path, job(2, 2), failures)
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+def test_a_silent_member_is_done_without(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+    failure = Failure(FailureKind.stop, Point.cell_starting, worker="c2", step=3, duration_s=60.0)
+    weights, curve, events = train(attempt, tmp_path, job(2, 2), [failure])
+    assert [event.lost for event in events if event.type == "reformed"] == [("c2",)]
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+def test_what_is_sent_twice_counts_once(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+    failures = [
+        Failure(FailureKind.duplicate, Point.tensor_sending, worker=worker, step=step)
+        for worker in ("c0", "c1", "c2", "c3")
+        for step in (1, 3)
+    ]
+    weights, curve, _ = train(attempt, tmp_path, job(2, 2), failures)
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+@pytest.mark.parametrize(("pools", "members"), [(1, 1), (1, 3), (4, 1)])
+def test_a_job_goes_on_with_other_pools_from_a_checkpoint(
+    attempt: Attempt, tmp_path: Path, calm: Calm, pools: int, members: int
+) -> None:
+    checkpoint = calm.folder / "checkpoints" / "step-00000002"
+    weights, curve, _ = train(attempt, tmp_path, job(pools, members), checkpoint=checkpoint, number=2)
+    assert curve == calm.losses[2:]
+    assert weights == calm.digest
+
+
+def test_a_machine_leaves_and_nothing_is_done_twice(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+    def leave(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "started":
+            coordinator.drain.remote("c1")
+
+    weights, curve, events = train(attempt, tmp_path, job(2, 2), on_event=leave)
+    reformed = [event for event in events if event.type == "reformed"]
+    assert [(event.left, event.lost, event.recomputed) for event in reformed] == [(("c1",), (), 0)]
+    assert curve == calm.losses
+    assert weights == calm.digest

@@ -1,0 +1,202 @@
+"""The model checker finds protocols that are broken on purpose: so what it lets pass is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from share_compute.errors import VerificationFailed
+from share_compute.protocol.coordinator import CoordinatorMachine, Record, Recorded, Superseded
+from share_compute.protocol.coordinator import Effect as CoordinatorEffect
+from share_compute.protocol.coordinator import Tick as CoordinatorTick
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import Apply, Discard, Effect, Log, Reduced, ReduceFailed
+from share_compute.protocol.messages import Commit, Form, Report, ToCoordinator
+from share_compute.protocol.tree import Node
+from share_compute.protocol.world.record import DurableRecord
+from share_compute.protocol.world.scenario import draw
+from share_compute.protocol.world.symbols import Gradient, SymbolicModel
+from share_compute.protocol.world.world import World
+
+SEEDS = 3000
+
+
+class AppliesTwice(MemberMachine):
+    def _on_commit(self, commit: Commit) -> list[Effect]:
+        if commit.step == self.applied and self._phase == "prepared":
+            return self._start(Apply(commit.step, commit.scale))
+        return super()._on_commit(commit)
+
+
+class AppliesBeforeCommit(MemberMachine):
+    def _prepare(self) -> list[Effect]:
+        effects = super()._prepare()
+        return effects if self._running else effects + self._start(Apply(self._step.number, 1.0))
+
+
+class HearsOldEpochs(MemberMachine):
+    def _on_word(self, event: Any) -> list[Effect]:
+        return super()._on_word(replace(event, epoch=self.epoch) if hasattr(event, "epoch") else event)
+
+
+class ReportsSpoiltSums(MemberMachine):
+    def _on_reduction_ended(self, ended: Reduced | ReduceFailed) -> list[Effect]:
+        summed = set(self._step.summed)
+        effects = super()._on_reduction_ended(ended)
+        self._step.summed |= summed
+        return [
+            replace(effect, message=self._report())
+            if isinstance(getattr(effect, "message", None), Report)
+            else effect
+            for effect in effects
+        ]
+
+
+class PreparesWithoutTheOtherHalf(MemberMachine):
+    def _tie(self, *, sends: bool = False) -> list[Effect]:
+        effects = super()._tie(sends=sends)
+        return effects + (self._complete() if sends and self._phase == "tying" else [])
+
+
+class AppliesHalfOnHalt(MemberMachine):
+    def _settle(self) -> list[Effect]:
+        self._step.is_complete |= self._step.is_reduced
+        return super()._settle()
+
+
+class DoesNotWaitForTheBuddy(MemberMachine):
+    def _log(self) -> list[Effect]:
+        return [effect for effect in super()._log() if not isinstance(effect, Log)] + self._prepare()
+
+
+class SendsNothingAgain(MemberMachine):
+    def _on_form(self, form: Form) -> list[Effect]:
+        return super()._on_form(replace(form, roster=replace(form.roster, resends=())))
+
+
+class KeepsEverything(MemberMachine):
+    def _on_form(self, form: Form) -> list[Effect]:
+        step = self._step
+        effects = super()._on_form(replace(form, keeps_step=True))
+        return [effect for effect in effects if not isinstance(effect, Discard)] if step.summed else effects
+
+
+class ForgetsNothing(MemberMachine):
+    def _on_form(self, form: Form) -> list[Effect]:
+        return super()._on_form(replace(form, roster=replace(form.roster, forgets=frozenset())))
+
+
+class ComputesInItsOwnOrder(MemberMachine):
+    def _next(self) -> list[Effect]:
+        if self._running is None and self.worker != "a":
+            self._waiting.sort(key=lambda action: (-action.microbatch, action.kind == "B"))
+        return super()._next()
+
+
+class HearsOldReports(CoordinatorMachine):
+    def _on_heard(self, message: ToCoordinator) -> list[CoordinatorEffect]:
+        return super()._on_heard(replace(message, epoch=self.epoch))
+
+
+class CommitsWhenSomeArePrepared(CoordinatorMachine):
+    def _if_all_answered(self) -> list[CoordinatorEffect]:
+        if self._phase == "stepping" and self._prepared:
+            self._answered = set(self.workers)
+        return super()._if_all_answered()
+
+
+class CommitsWithoutRecord(CoordinatorMachine):
+    def _if_all_answered(self) -> list[CoordinatorEffect]:
+        effects = super()._if_all_answered()
+        records = [effect for effect in effects if isinstance(effect, Record)]
+        return (
+            self._on_recorded(Recorded(self.epoch, self.committed + 1, self._scale)) if records else effects
+        )
+
+
+class BelievesWhatItRead(CoordinatorMachine):
+    def _on_recorded(self, recorded: Recorded) -> list[CoordinatorEffect]:
+        known = self._phase == "recording epoch"
+        return super()._on_recorded(replace(recorded, committed=self.committed) if known else recorded)
+
+
+class ForgetsTheScale(CoordinatorMachine):
+    def _on_recorded(self, recorded: Recorded) -> list[CoordinatorEffect]:
+        return super()._on_recorded(replace(recorded, scale=1.0))
+
+
+class NeverRepeatsItself(CoordinatorMachine):
+    def handle(self, event: Any) -> list[CoordinatorEffect]:
+        return [] if isinstance(event, CoordinatorTick) else super().handle(event)
+
+
+MEMBERS = [
+    AppliesTwice,
+    AppliesBeforeCommit,
+    HearsOldEpochs,
+    ReportsSpoiltSums,
+    PreparesWithoutTheOtherHalf,
+    AppliesHalfOnHalt,
+    DoesNotWaitForTheBuddy,
+    SendsNothingAgain,
+    KeepsEverything,
+    ForgetsNothing,
+    ComputesInItsOwnOrder,
+]
+COORDINATORS = [
+    CommitsWhenSomeArePrepared,
+    CommitsWithoutRecord,
+    HearsOldReports,
+    BelievesWhatItRead,
+    ForgetsTheScale,
+    NeverRepeatsItself,
+]
+
+
+def first_found(
+    new_member: Callable[[str, int], MemberMachine] = MemberMachine,
+    new_coordinator: type[CoordinatorMachine] = CoordinatorMachine,
+) -> str:
+    """Return what the first schedule says that finds the break."""
+    for seed in range(SEEDS):
+        try:
+            World(draw(seed), new_member, new_coordinator).run()
+        except (VerificationFailed, AssertionError, KeyError, ValueError) as found:
+            return f"seed {seed}: {found!r}"
+    pytest.fail(f"not found in {SEEDS} schedules")
+
+
+@pytest.mark.parametrize("broken", MEMBERS)
+def test_broken_members_are_found(broken: type[MemberMachine]) -> None:
+    assert first_found(new_member=broken)
+
+
+@pytest.mark.parametrize("broken", COORDINATORS)
+def test_broken_coordinators_are_found(broken: type[CoordinatorMachine]) -> None:
+    assert first_found(new_coordinator=broken)
+
+
+def test_a_record_that_refuses_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(self: DurableRecord, record: Record) -> Recorded | Superseded:
+        self.epoch = max(self.epoch, record.epoch)
+        if record.step is not None:
+            self.committed, self.scale = record.step, record.scale
+        return Recorded(record.epoch, self.committed, self.scale)
+
+    monkeypatch.setattr(DurableRecord, "write", write)
+    assert first_found()
+
+
+def test_sums_in_the_order_of_arrival_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merge(self: SymbolicModel, held: dict[Node, Gradient], _: Node, gradient: Gradient) -> None:
+        whole = dict(gradient)
+        for part in held.values():
+            whole = {layer: self.add(part[layer], whole[layer]) for layer in whole}
+        held.clear()
+        held[self.tree.root] = whole
+
+    monkeypatch.setattr(SymbolicModel, "merge", merge)
+    assert first_found()

@@ -1,0 +1,98 @@
+"""Whoever owns whatever, and whatever is done already, no two members wait for each other."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from share_compute.protocol.cells import delivery, needed, remaining
+from share_compute.protocol.messages import Label, Report
+from share_compute.protocol.recovery import recover
+from share_compute.protocol.roster import Roster, fresh
+from share_compute.training.schedule import Action
+
+STEP = 5
+
+
+@st.composite
+def rosters(draw: st.DrawFn) -> Roster:
+    """Pools of any size, owners of any microbatches, and an open step of which any part is done."""
+    count = draw(st.integers(1, 8))
+    pools = tuple(
+        tuple(f"{place}{member}" for member in range(draw(st.integers(1, 3))))
+        for place in range(draw(st.integers(1, 4)))
+    )
+    owners = tuple(tuple(draw(st.sampled_from(pool)) for _ in range(count)) for pool in pools)
+    ids = st.frozensets(st.integers(0, count - 1))
+    reports = {}
+    for worker in (worker for pool in pools for worker in pool):
+        forwarded, gone = draw(ids), draw(ids)
+        reports[worker] = Report(
+            epoch=1,
+            worker=worker,
+            applied=STEP - 1,
+            step=draw(st.sampled_from([STEP, STEP - 1])),
+            summed=gone if draw(st.booleans()) else frozenset(),
+            forwarded=forwarded - gone,
+            activations=forwarded | gone,
+            gradients=gone,
+        )
+    left = recover(pools, owners, reports, STEP)
+    return Roster(
+        epoch=2,
+        shards=tuple((place, place + 1) for place in range(len(pools))),
+        pools=pools,
+        owners=owners,
+        step=STEP,
+        tasks=left.tasks,
+        resends=left.resends,
+        forgets=left.forgets,
+        reduced=left.reduced,
+    )
+
+
+def walk(roster: Roster, step: int) -> set[tuple[int, Action]]:
+    """Let all members compute until nobody can go on; return what was computed."""
+    waiting = {worker: remaining(roster, step, worker) for worker in roster.workers}
+    arrived = {
+        (resend.target, Label(step, resend.cargo, resend.microbatch, resend.pool))
+        for resend in roster.resends
+        if step == roster.step
+    }
+    done: set[tuple[int, Action]] = set()
+    moved = True
+    while moved:
+        moved = False
+        for worker, actions in waiting.items():
+            pool = roster.pool_of(worker)
+            while actions:
+                need = needed(roster, step, pool, actions[0])
+                if need is not None and (worker, need) not in arrived:
+                    break
+                action = actions.pop(0)
+                assert (pool, action) not in done
+                done.add((pool, action))
+                sent = delivery(roster, step, pool, action)
+                if sent is not None:
+                    assert (sent[1], sent[0]) not in arrived
+                    arrived.add((sent[1], sent[0]))
+                moved = True
+    assert not any(waiting.values())
+    return done
+
+
+@given(rosters())
+def test_the_open_step_ends_with_what_was_left_of_it(roster: Roster) -> None:
+    assert walk(roster, STEP) == {
+        (place, Action(kind, microbatch))
+        for place, row in enumerate(roster.tasks)
+        for microbatch, task in enumerate(row)
+        for kind, is_run in (("F", task.forward), ("B", task.backward))
+        if is_run
+    }
+
+
+@given(rosters())
+def test_later_steps_compute_every_cell_once(roster: Roster) -> None:
+    assert roster.tasks_of(STEP + 1) == fresh(roster.owners)
+    assert len(walk(roster, STEP + 1)) == 2 * len(roster.pools) * len(roster.owners[0])

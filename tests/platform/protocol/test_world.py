@@ -1,0 +1,163 @@
+"""The step protocol in a simulated world: whatever goes wrong, the weights are those of the undisturbed run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+from share_compute.protocol.world.network import Weather
+from share_compute.protocol.world.scenario import Scenario, Upset, UpsetKind, draw
+from share_compute.protocol.world.world import Outcome, World
+
+CHUNK = 500
+QUICK = 2_000
+SCHEDULES = 12_000
+
+
+def run(scenario: Scenario) -> Outcome:
+    """Run it; it raises when anything is lost, doubled or wrong, or when the job does not end."""
+    return World(scenario).run()
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, CHUNK))
+def test_drawn_schedules_end_with_the_weights_of_the_undisturbed_run(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        run(draw(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(QUICK, SCHEDULES, CHUNK))
+def test_ten_thousand_more(first: int) -> None:
+    test_drawn_schedules_end_with_the_weights_of_the_undisturbed_run(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, QUICK, CHUNK))
+def test_jobs_survive_one_failure_after_the_other(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        run(draw(seed, most=12))
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert run(draw(7)) == run(draw(7))
+
+
+def test_drawn_schedules_pass_every_point_and_meet_most_failures() -> None:
+    passed: Counter[Point] = Counter()
+    failures = unmet = epochs = 0
+    for seed in range(400):
+        scenario = draw(seed)
+        outcome = run(scenario)
+        passed.update(outcome.passed)
+        failures += len(scenario.failures)
+        unmet += len(outcome.unmet)
+        epochs += outcome.epochs
+    assert set(passed) == set(Point)
+    assert unmet < failures / 2
+    assert epochs > 2 * 400
+
+
+# -- one kill at every point ---------------------------------------------------------------------------------------
+
+SINGLES = Scenario(machines=3, pools=3, layers=4, runs=(2, 2), is_tied=True, pauses=(2, 3))
+"""Pools of one, each with a buddy; the first and the last share a parameter."""
+PAIRS = Scenario(machines=4, pools=2, layers=4, runs=(2, 1, 2), is_tied=True, pauses=(2, 3))
+"""Pools of two."""
+ONE_POOL = Scenario(machines=3, pools=1, layers=2, runs=(2, 2), pauses=(2, 3))
+"""Nothing but data parallelism."""
+SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one pool": ONE_POOL}
+MEMBER_POINTS = [point for point in Point if point.role == "member"]
+COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
+MEMBER_POINTS = [point for point in Point if point.role == "member"]
+COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
+OF_BROKEN_REDUCTIONS = {Point.reduce_failed, Point.broken_sending, Point.broken_heard}
+OF_BUDDIES = {Point.log_sending, Point.log_heard}
+DISTURBANCES = {
+    "none": {},
+    "an epoch begins in the middle": {"upsets": (Upset(14.0, UpsetKind.suspect, "c"),)},
+    "a reduction breaks": {"failures": (Failure(FailureKind.kill, Point.reduce_starting, "c", step=2),)},
+}
+
+
+def kills(scenario: Scenario, point: Point, worker: str | None) -> int:
+    """Kill who passes a point, at its first, second and fourth passing, while other things happen; count the kills."""
+    met = 0
+    for seed, (occurrence, disturbance) in enumerate(product((1, 2, 4), DISTURBANCES.values())):
+        disturbed = replace(scenario, seed=seed, **disturbance)
+        failure = Failure(FailureKind.kill, point, worker, occurrence=occurrence)
+        met += failure not in run(replace(disturbed, failures=(*disturbed.failures, failure))).unmet
+    return met
+
+
+def can_be_passed(name: str, point: Point) -> bool:
+    if point in OF_BROKEN_REDUCTIONS:
+        return name != "singles"
+    if point in (Point.tensor_sending, Point.tensor_heard):
+        return name != "one pool"
+    return name == "singles" or point not in OF_BUDDIES
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("point", MEMBER_POINTS, ids=lambda point: point.name)
+def test_each_member_may_die_at_each_point(name: str, point: Point) -> None:
+    for worker in SCENARIOS[name].workers:
+        met = kills(SCENARIOS[name], point, worker)
+        if point not in OF_BROKEN_REDUCTIONS and can_be_passed(name, point):
+            assert met, f"{worker} never passes it"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("point", [*COORDINATOR_POINTS, *OF_BROKEN_REDUCTIONS], ids=lambda point: point.name)
+def test_whoever_passes_a_point_may_die(name: str, point: Point) -> None:
+    assert bool(kills(SCENARIOS[name], point, None)) is can_be_passed(name, point)
+
+
+# -- what must be possible -----------------------------------------------------------------------------------------
+
+
+def test_a_quiet_step_takes_two_messages_a_member_and_no_more() -> None:
+    scenario = Scenario(machines=4, pools=2, runs=(2, 2), pauses=(6,), weather=Weather(delay_s=0.001))
+    outcome = World(scenario, tick_s=1e9).run()
+    passed = outcome.passed
+    assert outcome.epochs == 1
+    for point in (Point.halt_sending, Point.report_sending, Point.form_sending, Point.formed_sending):
+        assert passed[point] == 4
+    assert passed[Point.commit_sending] == passed[Point.prepared_sending] == 4 * 6
+    assert passed[Point.applied_sending] == 4  # at the pause alone
+    assert passed[Point.tensor_sending] == 2 * 4 * 6  # one activation and one gradient a microbatch
+    assert passed[Point.cell_done] == 2 * 2 * 4 * 6
+    assert not {Point.broken_sending, Point.proceed_sending, Point.log_sending} & passed.keys()
+
+
+def test_a_death_costs_only_what_was_not_done() -> None:
+    """A member dies with one microbatch done, forward and backward: these two cells are done again, and no others."""
+    cells = run(ONE_POOL).passed[Point.cell_done]
+    kill = Failure(FailureKind.kill, Point.cell_done, "a", 2, occurrence=2)
+    again = []
+    for seed in range(20):
+        outcome = run(replace(ONE_POOL, seed=seed, failures=(kill,)))
+        if not outcome.unmet:  # else that member has nothing to do
+            again.append(outcome.passed[Point.cell_done] - cells)
+    assert len(again) > 10
+    assert set(again) == {2}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_older_of_two_coordinators_ends(seed: int) -> None:
+    scenario = replace(PAIRS, seed=seed, upsets=(Upset(5.0 + seed, UpsetKind.rival, "a"),))
+    world = World(scenario)
+    world.run()
+    assert [seat.machine.phase for seat in world.seats].count("over") == len(world.seats) - 1
+    assert world.record.committed == scenario.steps
+    assert world.record.epochs == sorted(world.record.epochs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_whole_pool_comes_back_from_the_buddy(seed: int) -> None:
+    scenario = replace(SINGLES, seed=seed, failures=(Failure(FailureKind.kill, Point.apply_done, "b", 2),))
+    assert run(scenario).unmet == ()
