@@ -90,9 +90,9 @@ class Recovery(NamedTuple):
     seconds: float
     """From the kill to the next committed step, of those that were committed after the members formed anew."""
     noticed_s: float
-    """From the kill until it was noticed."""
+    """From the kill until the coordinator had a first sign of it, be it only a broken sum."""
     formed_s: float
-    """From then until the members computed again."""
+    """From then until it was known who is lost and the others computed again."""
     step_s: float
     """A step before."""
     recomputed: int

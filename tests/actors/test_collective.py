@@ -23,6 +23,8 @@ from share_compute_actors.collective_algorithms import packed
 from share_compute_actors.collective_expression import expression
 from share_compute_actors.messages import Rendezvous
 
+SOON_S = 5.0
+"""Far below every deadline that a wait would else end at; how fast it is on a quiet machine, benchmarks say."""
 LARGE = 3 * 2**20 + 1
 """Elements: several pieces, and not a multiple of anything."""
 
@@ -301,7 +303,7 @@ def test_survivors_of_a_death_form_the_next_group_in_the_same_processes(
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGKILL)
     ray.get(running[:2], timeout=20)
-    assert mortals.join("job/1/1/0", 2) < 1.0
+    assert mortals.join("job/1/1/0", 2) < SOON_S
     assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
 
 
@@ -313,8 +315,8 @@ def test_waiting_for_a_silent_member_can_be_ended(mortals: Crew, *, by_tree: boo
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGSTOP)
     assert ray.get([worker.abort.remote("job/1/0/0") for worker in mortals.workers[:2]]) == [True, True]
-    assert max(ray.get(running[:2], timeout=20)) < 1.0
-    assert mortals.join("job/1/1/0", 2) < 1.0
+    assert max(ray.get(running[:2], timeout=20)) < SOON_S
+    assert mortals.join("job/1/1/0", 2) < SOON_S
     assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
 
 
@@ -324,7 +326,7 @@ def test_a_silent_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
     running = [worker.sum_for_ever.remote(2**22, by_tree=False) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGSTOP)
-    assert max(ray.get(running[:2], timeout=20)) < 2.0 + 1.0
+    assert max(ray.get(running[:2], timeout=20)) < 2.0 + SOON_S
 
 
 @pytest.mark.chaos
@@ -337,4 +339,4 @@ def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, wai
         with pytest.raises(ray.exceptions.RayTaskError) as caught:
             ray.get(one, timeout=10)
         assert isinstance(caught.value.cause, ContributorLost)
-    assert mortals.join("job/1/1/0", 2) < 1.0
+    assert mortals.join("job/1/1/0", 2) < SOON_S

@@ -14,6 +14,7 @@ from share_compute.jobs.events import (
     PoolTiming,
     Reformed,
     ReplanProposed,
+    Sampled,
 )
 from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
 from share_compute.planning.timings import LayerTiming, MachineTimings
@@ -122,3 +123,8 @@ def test_every_machine_of_a_plan_has_its_reason() -> None:
         ("bob", "idle: its link carries 3.0 MB/s"),
     ]
     assert [name for name, _ in plan_lines(plan(predicted=False))] == ["ada", "bob"]
+
+
+def test_a_sample_is_one_line_with_prompt_and_text() -> None:
+    event = Sampled(step=20, prompt="The [bold] one", text=" and\nthe")
+    assert line(event).endswith(r"sample at step 20  [dim]The \[bold] one[/dim] and the")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ FORMING = {
     Point.form_heard,
     Point.formed_sending,
 }
+
+PAUSING = {Point.applied_sending, Point.proceed_heard}
 
 
 def job(pools: int, members: int, **training: Any) -> dict[str, Any]:
@@ -106,18 +109,29 @@ def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Calm:
     return _calm[0]
 
 
-@pytest.mark.parametrize("point", MEMBER_POINTS, ids=lambda point: point.name)
-def test_a_member_killed_at_any_point(attempt: Attempt, tmp_path: Path, calm: Calm, point: Point) -> None:
-    worker = "c1" if point in {Point.tensor_sending, Point.tensor_heard} else "c2"
-    step = 1 if point in FORMING else 3
-    failure = Failure(FailureKind.kill, point, worker=worker, step=step)
-    weights, curve, events = train(attempt, tmp_path, job(2, 2), [failure])
-    assert any("lost machine" in event.message for event in events if event.type == "note"), "nobody died"
+@pytest.mark.parametrize(
+    ("first", "second"),
+    list(zip_longest(MEMBER_POINTS[::2], MEMBER_POINTS[1::2], fillvalue=Point.cell_done)),
+    ids=lambda point: point.name,
+)
+def test_members_killed_at_any_point(
+    attempt: Attempt, tmp_path: Path, calm: Calm, first: Point, second: Point
+) -> None:
+    """One in each pool: two points for the price of one start."""
+    failures = [
+        Failure(FailureKind.kill, point, worker=worker, step=1 if point in FORMING else step)
+        # Members pause after steps 2 and 4.
+        for point, worker, step in ((first, "c2", 3), (second, "c0", 5 if second in PAUSING else 4))
+    ]
+    weights, curve, events = train(attempt, tmp_path, job(2, 2), failures)
+    notes = [event.message for event in events if event.type == "note"]
+    for name in ("machine-2", "machine-0"):
+        assert any(note.startswith(f"lost machine {name}") for note in notes), f"{name} did not die"
     assert curve == calm.losses
     assert weights == calm.digest
 
 
-def test_a_pool_with_its_peers_takes_over_from_two_dead(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+def test_what_is_told_of_two_deaths(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
     failures = [
         Failure(FailureKind.kill, Point.cell_done, worker="c0", step=2),
         Failure(FailureKind.kill, Point.cell_starting, worker="c3", step=4),
