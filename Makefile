@@ -8,7 +8,7 @@ READY  := .venv/.ready
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench dashboard types
+.PHONY: help setup demo test chaos check bench dashboard types
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,9 +19,12 @@ demo: $(READY) ## join three contributors on this machine, train, and generate t
 	-@$(BIN)/python web/build_hook.py
 	$(BIN)/share-compute demo
 
-test: $(READY) ## run the tests
+test: $(READY) ## run the tests, on all cores
 	-@$(BIN)/python web/build_hook.py
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadgroup
+
+chaos: $(READY) ## kill and damage everything, at every point, and what else is left out of `test`: half an hour
+	$(BIN)/python -m pytest -m "chaos or thorough" -n logical --dist loadgroup
 
 check: $(READY) ## lint, format, types, layers; also of the dashboard where node is present
 	$(BIN)/ruff check

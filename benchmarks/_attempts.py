@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-import torch
-from safetensors import safe_open
 
 from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
+from share_compute.models.weights import WeightFolder
 from share_compute.topology import Contributor, Device, Topology
 
 Scope = Literal["member", "machine"]
@@ -91,12 +89,13 @@ class Attempt:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from share_compute_actors.coordinator import Coordinator
+        from share_compute_actors.coordinator.coordinator import Coordinator
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._actor = Coordinator.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
             assignment.model_dump_json()
         )
+        self._job_id = assignment.job_id
         self._running = self._actor.run.remote()
 
     def events(self) -> Generator[tuple[AttemptEvent, float], None, None]:
@@ -125,20 +124,15 @@ class Attempt:
             self.end()
 
     def end(self) -> None:
-        """End it with all that it started."""
+        """End it with all that it started: nobody takes over."""
         import ray
 
+        from share_compute_actors.member.naming import end_members
+
         ray.kill(self._actor)
+        end_members(self._job_id)
 
 
 def digest(folder: Path) -> str:
     """Return the SHA-256 of all weights of a finished job, by name."""
-    tensors: dict[str, torch.Tensor] = {}
-    for file in (folder / "artifacts" / "model").glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
-    whole = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        whole.update(name.encode())
-        whole.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
+    return WeightFolder(folder / "artifacts" / "model").digest()

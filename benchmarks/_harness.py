@@ -114,7 +114,7 @@ class Ours:
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
         import ray
 
-        from share_compute_actors.library import Library
+        from share_compute_actors.coordinator.library import Library
 
         topology = Topology(
             tuple(
@@ -178,28 +178,35 @@ def lead(
     """Start the members of a plan, with their shards, ready for the first step."""
     import ray
 
-    from share_compute_actors.conductor import Conductor, Listener
-    from share_compute_actors.coordinator import Wishes
-    from share_compute_actors.crew import Crew
-    from share_compute_actors.record import StepRecord
-    from share_compute_actors.rosters import Former
+    from share_compute_actors.coordinator.changes import Changes
+    from share_compute_actors.coordinator.conductor import Conductor, Listener
+    from share_compute_actors.coordinator.coordinator import Wishes
+    from share_compute_actors.coordinator.crew import Crew
+    from share_compute_actors.coordinator.forming import Former
+    from share_compute_actors.coordinator.moving import Mover
+    from share_compute_actors.coordinator.record import StepRecord
+    from share_compute_actors.coordinator.training import TrainingLoop
     from share_compute_actors.testing import Mailbox, forward_mail
-    from share_compute_actors.training import TrainingLoop
 
     plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()
     runs = max(plan.shares, key=len)
     ray.get(library.cut.remote(runs))
-    tied = profile.tied_name if len(plan.pools) > 1 else None
     mailbox = Mailbox.remote()
-    crew = (crew_class or Crew)(assignment, facts, library, mailbox, wishes.cancelled, runs, tied)
+    crew = (crew_class or Crew)(
+        assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name
+    )
     crew.load(plan, lambda _note: None)
-    record = StepRecord(assignment.folder)
+    record = StepRecord(assignment.folder, assignment.attempt)
+    record.claim()
     record.rewind(facts.first_step - 1)
     loop = TrainingLoop(assignment.spec, facts, crew, library, tell, observe)
-    former = Former(plan, solution.cost, is_tied=tied is not None, leaving=lambda: wishes.leaving)
-    listener = Listener(loop.committed, lambda *_: None, lambda _note: None)
+    changes = Changes(crew, wishes)
+    mover = Mover(crew, facts.first_step)
+    former = Former(assignment.spec, solution, changes, mover, record.scales, lambda _note: None)
+    listener = Listener(loop.account, loop.committed, lambda *_: None, lambda _note: None)
     training = assignment.spec.training
-    conductor = Conductor(crew, record, former.form, listener, forward_mail(mailbox), training, wishes)
+    inbox = forward_mail(mailbox)
+    conductor = Conductor(crew, record, former.form, listener, inbox, training, wishes, changes)
     conductor.assemble()
 
     def end() -> None:

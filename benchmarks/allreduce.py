@@ -17,7 +17,7 @@ import torch
 from _harness import print_figure, start_cluster
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective import Meeting, join_group
+from share_compute_actors.collective.backend import Meeting, join_group
 from share_compute_actors.messages import Rendezvous
 
 MIB = 2**20

@@ -4,6 +4,9 @@ Both sides run in the same members, with the same weights, channel, group and sa
 protocol a member walks its cells in a straight line: nobody prepares, records or commits, and no machine decides what
 comes next. After each turn the weights are put back, so that the other side takes the very same steps; their losses
 must be equal to the last bit. The words of members make one hop more here than in a job: ours is no faster there.
+
+A second figure says what it costs that another machine keeps a copy of what only one holds: two crews of two pools of
+one take turns with the same steps, one with buddies and one without.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +26,13 @@ from _harness import Ours, arguments, cluster, job, print_figure
 from share_compute.protocol.cells import delivery, holders, needed, remaining
 from share_compute.protocol.roster import Roster
 from share_compute.protocol.tree import SummationTree
+from share_compute_actors.member.rows import Rows
 from share_compute_actors.messages import Label
-from share_compute_actors.rows import Rows
 
 GOAL = 0.03
 """Share of the step time."""
+BUDDY_GOAL = 0.06
+"""The same, of what copies cost."""
 LAYOUTS = ((2, 1), (1, 2))
 """Pools, and members of each."""
 _SETTLING_STEPS = 6
@@ -172,7 +178,9 @@ class Sides:
 def measure(nodes: list[str], pools: int, members: int, turns: int, steps: int) -> None:
     """Measure one layout and print its figure."""
     with tempfile.TemporaryDirectory() as name:
-        spec = job(Path(name), steps=10_000, strategy="uniform", pools=pools, members_per_pool=members)
+        spec = job(
+            Path(name), steps=10_000, strategy="uniform", pools=pools, members_per_pool=members, buddies=False
+        )
         ours = Ours(spec, Path(name), nodes, [1.0] * len(nodes))
         try:
             ours.block(1, _SETTLING_STEPS)
@@ -203,12 +211,57 @@ def measure(nodes: list[str], pools: int, members: int, turns: int, steps: int) 
     )
 
 
+def measure_buddies(nodes: list[str], turns: int, steps: int) -> None:
+    """Measure what copies cost, and print the figure."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as crews:
+        sides: dict[bool, Ours] = {}
+        for has_buddies in (False, True):
+            folder = Path(name) / str(has_buddies)
+            folder.mkdir()
+            spec = job(
+                folder, steps=10_000, strategy="uniform", pools=2, members_per_pool=1, buddies=has_buddies
+            )
+            sides[has_buddies] = Ours(spec, folder, nodes, [1.0] * len(nodes))
+            crews.callback(sides[has_buddies].close)
+            # The copies are fetched meanwhile, and their gradients were used up once.
+            sides[has_buddies].block(1, 2 * _SETTLING_STEPS)
+        seconds: list[tuple[float, float]] = []
+        for number in range(turns):
+            first = 2 * _SETTLING_STEPS + 1 + number * steps
+            taken = {
+                has_buddies: sides[has_buddies].block(first, steps)
+                for has_buddies in ((False, True) if number % 2 == 0 else (True, False))
+            }
+            seconds.append((taken[True], taken[False]))
+        losses = [side.losses for side in sides.values()]
+        gradient_bytes = 4 * sides[True].parameters
+    if losses[0] != losses[1]:
+        raise RuntimeError(f"the sides did not train the same: {losses}")
+    overhead = statistics.median(own / other - 1 for own, other in seconds)
+    print_figure(
+        "buddy_overhead",
+        ours=overhead,
+        peer=BUDDY_GOAL,
+        peer_name="goal, against the same job without copies",
+        ratio=(1 + BUDDY_GOAL) / (1 + overhead),
+        unit="share of the step time",
+        layout="2 x 1",
+        step_ms=round(1000 * statistics.median(own for own, _ in seconds) / steps, 1),
+        without_step_ms=round(1000 * statistics.median(other for _, other in seconds) / steps, 1),
+        sent_mib_per_step=round(gradient_bytes / 2**20, 1),
+        shares=sorted(round(own / other - 1, 3) for own, other in seconds),
+        turns=turns,
+        steps_per_turn=steps,
+    )
+
+
 def main() -> None:
     """Measure and print."""
     options = arguments(__doc__ or "")
     with cluster(2) as nodes:
         for pools, members in LAYOUTS:
             measure(nodes, pools, members, options.blocks, options.steps)
+        measure_buddies(nodes, options.blocks, options.steps)
 
 
 if __name__ == "__main__":

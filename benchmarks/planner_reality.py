@@ -32,9 +32,9 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Link, Topology
-from share_compute_actors.crew import Crew
+from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.messages import Peer, StepFigures
-from share_compute_actors.probe_links import measure_link
 
 CORES = (0.6, 0.45, 0.3)
 """Of a processor, for each contributor; together they leave room for everything else on two."""
@@ -153,7 +153,7 @@ def probe(node_ids: list[str]) -> Topology:
     """Return what the product measures of these nodes."""
     import ray
 
-    from share_compute_actors.contributor import read_devices, start_contributor
+    from share_compute_actors.machine.contributor import read_devices, start_contributor
 
     machines = []
     for place, node in enumerate(node_ids):
@@ -180,7 +180,7 @@ class Bench:
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
         import ray
 
-        from share_compute_actors.library import Library
+        from share_compute_actors.coordinator.library import Library
 
         self.spec, self.topology = spec, topology
         self._assignment = Assignment(
@@ -239,7 +239,7 @@ def main() -> None:
         for group in groups:
             with inside(group):
                 nodes.append(local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id)
-        spec = job(folder, steps=_SETTLING_STEPS + steps, channel="direct")
+        spec = job(folder, steps=_SETTLING_STEPS + steps, channel="direct", buddies=False)
         training = spec.training.model_copy(update={"batch_size": 8, "microbatches": 4})
         bench = Bench(spec.model_copy(update={"training": training}), probe(nodes), folder)
         compare(bench, steps)

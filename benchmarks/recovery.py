@@ -141,7 +141,9 @@ class Bench:
                 case Planned():
                     pools = _pools(event)
                 case Reformed():
-                    pools, reformed, computed_s = _pools(event), event, now_s
+                    pools = _pools(event)
+                    if event.lost:
+                        reformed, computed_s = event, now_s
                 case StepCommitted():
                     found.steps.append(event.step)
                     if reformed is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from _harness import print_figure
 
-from share_compute_actors.run_folders import close_run_folder, open_run_folder
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.demonstration.corpus import gather_corpus
 from share_compute_api.demonstration.job import write_job
 from share_compute_api.demonstration.pool import LocalPool

@@ -1,4 +1,7 @@
-"""Tokens/s of two pools of one member (one thread each) against torch.distributed.pipelining's Schedule1F1B on gloo."""
+"""Tokens/s of two pools of one member (one thread each) against torch.distributed.pipelining's Schedule1F1B on gloo.
+
+Without buddies, since the rival keeps no copies either: `overhead.py` measures what those cost.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
         folder = Path(name)
-        spec = job(folder, steps=10_000, strategy="compute_weighted", pools=2)
+        spec = job(folder, steps=10_000, strategy="compute_weighted", pools=2, buddies=False)
         ours = Ours(spec, folder, nodes, [float(CUT), float(LAYERS - CUT)])
         assert [pool.stop for pool in ours.plan.pools] == [CUT, LAYERS]
         rival = Rival(worker, 2, str(folder), spec.model_dump_json(), ours.config)

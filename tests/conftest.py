@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -28,9 +29,25 @@ __all__ = [
     "topology",
 ]  # fixtures that all folders share: there is one Ray here
 
-DEADLINE_S = 90.0
-GRACE_S = 40.0
+DEADLINE_S = 240.0
+GRACE_S = 100.0
+WITH_MACHINES = ("tests/actors", "tests/chaos", "tests/e2e", "tests/api/test_demo.py")
+MACHINES = {"cluster", "server", "run_server", "run_command"}
 Found = TypeVar("Found")
+
+# Threads of tensor operations that wait for each other in a loop take the cores from the processes of other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what it runs in the background ignore Ctrl-C, and so would every process of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let one worker run, one after the other, all tests that start machines: there are few cores for them."""
+    folder = item.path.relative_to(item.config.rootpath).as_posix()
+    if folder.startswith(WITH_MACHINES) or MACHINES.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.xdist_group("machines"))
 
 
 def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayActorError
+from tests.warm_workers import Forks
 
 from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
 from share_compute.planning.timings import MachineTimings
@@ -36,21 +39,41 @@ def cluster() -> Iterator[Cluster]:
     # Paths of Ray's sockets are limited to 107 bytes, and pytest's own folders are longer.
     with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as short:
         os.environ["RAY_TMPDIR"] = short
+        forks = Forks(Path(short))
         local = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20},
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "object_store_memory": 100 * 2**20,
+                "setup_worker_path": str(forks.script),
+            },
         )
         ray.init(address=local.address, logging_level=logging.ERROR, log_to_driver=False)
         yield local
         ray.shutdown()
         local.shutdown()
+        forks.close()
     os.environ.clear()
     os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
 def nodes(cluster: Cluster) -> list[Any]:
-    return [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(4)]
+    return [add_node(cluster) for _ in range(4)]
+
+
+def add_node(cluster: Cluster) -> Any:
+    """Start a raylet that stands for a contributor."""
+    return cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, setup_worker_path=str(Forks.script))
+
+
+def processes_on(node: Any, actor: str) -> list[psutil.Process]:
+    """Return the processes of actors of this class on a node."""
+    (raylet,) = node.all_processes["raylet"]
+    forked = map(Forks.of, (started.pid for started in psutil.Process(raylet.process.pid).children()))
+    workers = [psutil.Process(pid) for pid in forked if pid is not None and psutil.pid_exists(pid)]
+    return [worker for worker in workers if f"ray::{actor}" in " ".join(worker.cmdline())]
 
 
 @pytest.fixture
@@ -75,21 +98,24 @@ Attempt = Callable[..., list[AttemptEvent]]
 
 @pytest.fixture
 def attempt(topology: Topology, tmp_path: Path) -> Attempt:
-    """Run one attempt at a job with the real coordinator, and return all it told."""
+    """Run one attempt at a job with the real coordinator, and return all it told, to its end or its death."""
 
     def run(
         job: dict[str, Any],
         *,
         checkpoint: Path | None = None,
         number: int = 1,
+        known: int = 0,
         machines: Topology = topology,
         folder: Path = tmp_path,
         timings: dict[str, MachineTimings] | None = None,
+        drift: float = 0.25,
         failures: Sequence[Failure] = (),
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
-        from share_compute_actors.coordinator import Coordinator
+        from share_compute_actors.coordinator.coordinator import Coordinator
 
+        folder.mkdir(parents=True, exist_ok=True)
         assignment = Assignment(
             job_id="job-test",
             attempt=number,
@@ -97,6 +123,8 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             topology=machines,
             folder=folder,
             checkpoint=checkpoint,
+            drift=drift,
+            told=known,
             failures=tuple(failures),
             timings=timings or {},
         )
@@ -104,7 +132,10 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         running = coordinator.run.remote()
         told: list[AttemptEvent] = []
         while not told or told[-1].type != "ended":
-            news = attempt_events.validate_json(ray.get(coordinator.events.remote(len(told), 5.0)))
+            try:
+                news = attempt_events.validate_json(ray.get(coordinator.events.remote(len(told), 5.0)))
+            except RayActorError:
+                return told
             for event in news:
                 told.append(event)
                 on_event(event, coordinator)

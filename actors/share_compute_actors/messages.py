@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import xxhash
+
+from share_compute.errors import VerificationFailed
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.failures import Failure
+from share_compute.protocol.messages import Label as ProtocolLabel
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+_SEAL = struct.Struct(">BQ")
+"""What an envelope begins with: version of the wire, and checksum of all that follows."""
 
-Phase = Literal["train", "validation", "test", "sample"]
+Phase = Literal["train", "validation", "test", "sample", "serve"]
 
 
 FolderKind = Literal["checkpoint", "artifact"]
 """A checkpoint has all that training goes on with; an artifact what was learnt, for others to use."""
+
+
+Content = bytes | memoryview
+"""The bytes of a tensor."""
 
 
 class Label(NamedTuple):
@@ -28,12 +39,19 @@ class Label(NamedTuple):
 
     phase: Phase
     step: int
-    cargo: Literal["hello", "activation", "gradient", "tied", "log"]
+    """Of training; in serving, id of the turn."""
+    cargo: Literal["hello", "activation", "gradient", "tied", "log", "logged", "token"]
     microbatch: int
     pool: int
     """Pool that sent it."""
-    part: int = 0
-    """Of a cargo that is too large for one message."""
+
+    @property
+    def of_protocol(self) -> ProtocolLabel:
+        """What the protocol calls it."""
+        assert self.cargo != "hello"
+        assert self.cargo != "logged"
+        assert self.cargo != "token"
+        return ProtocolLabel(self.step, self.cargo, self.microbatch, self.pool)
 
     @property
     def is_of_step(self) -> bool:
@@ -50,23 +68,43 @@ class Envelope:
     label: Label
     dtype: str
     shape: tuple[int, ...]
-    version: int = WIRE_VERSION
+    source: Worker = ""
+    """Who sent it."""
+    number: int = 0
+    """How many tensors its sender sent on this link in this epoch, with this one; of a greeting: before it. 0 where the
+    link counts nothing."""
 
-    def pack(self) -> bytes:
-        """Write as JSON."""
-        return json.dumps([self.version, self.job, self.epoch, self.label, self.dtype, self.shape]).encode()
+    def pack(self, content: Content) -> bytes:
+        """Write as JSON, sealed together with the content: the seal breaks when a bit of either is changed."""
+        written = json.dumps(
+            [self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number]
+        ).encode()
+        return _SEAL.pack(WIRE_VERSION, _checksum(written, content)) + written
 
     @classmethod
-    def unpack(cls, data: bytes) -> Envelope:
+    def unpack(cls, data: bytes, content: Content) -> Envelope:
         """Read what `pack` wrote.
 
         Raises:
             ValueError: it is not an envelope of this version.
+            VerificationFailed: it, or its content, is not what was sent.
         """
-        version, job, epoch, label, dtype, shape = json.loads(data)
-        if version != WIRE_VERSION:
-            raise ValueError(f"envelope of version {version}")
-        return cls(job, epoch, Label(*label), dtype, tuple(shape))
+        if not data or data[0] != WIRE_VERSION:
+            raise ValueError(f"envelope of version {data[0] if data else None}")
+        _, checksum = _SEAL.unpack_from(data)
+        written = data[_SEAL.size :]
+        if checksum != _checksum(written, content):
+            raise VerificationFailed(
+                f"a tensor of {len(content)} bytes was damaged on its way",
+                mend="check memory and network of the machines that it came from and to",
+            )
+        job, epoch, label, dtype, shape, source, number = json.loads(written)
+        return cls(job, epoch, Label(*label), dtype, tuple(shape), source, number)
+
+
+def _checksum(written: bytes, content: Content) -> int:
+    """Return XXH3-64 of a content under this envelope; no other pair of the two has the same one."""
+    return xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +130,48 @@ class MemberSetup:
     """Last step whose update its weights have when it begins."""
     tied: str | None = None
     """Stored name of the parameter that the first and the last pool share, if the model ties them."""
+    lent_bytes: int = 0
+    """Memory of the machine itself, not of a graphics processor, that its owner lends; 0 where that is not known."""
     failures: tuple[Failure, ...] = ()
     """What goes wrong, in tests."""
+
+
+class Source(NamedTuple):
+    """An actor that has tensors for others to load."""
+
+    actor: Any
+    """The library, or a member."""
+    shard: tuple[int, int] | None = None
+    """Of the copy that a member keeps of another's shard; None: what the actor itself holds."""
+    is_library: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Who has the parameters, buffers and optimizer state that a member loads."""
 
-    handles: tuple[Any, ...]
-    """Actors: the library, or members of the epoch before."""
+    all: tuple[Source, ...]
     places: Mapping[str, int] = field(default_factory=dict)
     """By stored name, which of them; the first has all that is not named here."""
 
-    def of(self, name: str) -> Any:
-        """Return the actor that has this parameter or buffer."""
-        return self.handles[self.places.get(name, 0)]
+    def of(self, name: str) -> Source:
+        """Return who has this parameter or buffer."""
+        return self.all[self.places.get(name, 0)]
+
+    def ask(self, source: Source, method: str, *arguments: Any) -> Any:
+        """Call a method of a source, and return the reference to what it answers."""
+        copied = () if source.shard is None else (source.shard,)
+        return getattr(source.actor, method).remote(*arguments, *copied)
+
+
+class Followed(NamedTuple):
+    """Whose shard a member keeps a copy of."""
+
+    owner: Worker
+    actor: Any
+    """Its member."""
+    shard: tuple[int, int]
+    """Layers [start, stop)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +227,10 @@ class MemberStatus:
 
     worker: Worker
     step: int
+    """Last one whose update its weights have."""
     resident_bytes: int
     peak_resident_bytes: int
+    reaches: int = 0
+    """Last step whose update its weights have, or could be given at once: its gradient is there."""
+    holds: tuple[int, int] | None = None
+    """Layers [start, stop) whose weights are here."""

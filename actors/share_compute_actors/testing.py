@@ -13,16 +13,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
-from share_compute.errors import UserError
+from share_compute.errors import Conflict, UserError
 from share_compute.protocol.failures import Failure, FailureKind, FailureScript
-from share_compute.protocol.points import Point
+from share_compute.protocol.points import SENDING, Point
 from share_compute.protocol.roster import Worker
+from share_compute_actors.member.mishaps import Mishaps
+from share_compute_actors.member.naming import members_of
 
-_NOT_PASSED = {Point.log_sending, Point.log_heard}
+_WORDS = frozenset(SENDING.values())
+_TENSORS = frozenset({Point.tensor_sending, Point.log_sending})
 _WAKE = (
     "import os, signal, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), signal.SIGCONT)"
 )
@@ -32,17 +35,26 @@ def require_carried_out(failures: Sequence[Failure]) -> None:
     """See that a script holds only what real processes carry out.
 
     Raises:
-        UserError: the coordinator's points, and messages that come late, in another order or damaged, are for the
-            simulated world.
+        UserError: some of it is for the simulated world alone.
     """
     for failure in failures:
-        is_sent_twice = failure.kind is FailureKind.duplicate and failure.point is Point.tensor_sending
-        is_process = failure.kind in (FailureKind.kill, FailureKind.stop) and failure.point.role == "member"
-        if not (is_sent_twice or is_process) or failure.point in _NOT_PASSED:
+        if not _is_carried_out(failure):
             raise UserError(
                 f"a {failure.kind} at {failure.point.name} is not carried out in real processes",
-                mend="kill or stop a member, or duplicate what it sends (tensor_sending)",
+                mend="damage only tensors (tensor_sending, log_sending), and cut off only members",
             )
+
+
+def _is_carried_out(failure: Failure) -> bool:
+    match failure.kind:
+        case FailureKind.kill | FailureKind.stop:
+            return True
+        case FailureKind.partition:
+            return failure.point.role == "member"
+        case FailureKind.corrupt:
+            return failure.point in _TENSORS
+        case _:
+            return failure.point in _TENSORS or failure.point in _WORDS
 
 
 class Injector:
@@ -56,25 +68,65 @@ class Injector:
     def __init__(self, failures: Sequence[Failure], worker: Worker | None) -> None:
         self._worker = worker
         self._script = FailureScript(failures)
+        self.mishaps = Mishaps()
+        """Sends the messages that something happens to."""
 
-    def passes(self, point: Point, step: int) -> frozenset[FailureKind]:
+    def passes(self, point: Point, step: int) -> list[Failure]:
         """Pass a point; return what happens to the message that leaves here, if one does.
 
-        A kill ends this process at once; a stop freezes it with its sockets open, and another process wakes it.
+        A kill ends this process at once; a stop freezes it with its sockets open, and another process wakes it. A
+        partition cuts it off from members and the coordinator; the sums that members of its pool form go through, since
+        they have sockets of their own.
         """
-        kinds = set()
+        of_message = []
         for failure in self._script.passes(point, self._worker, step):
-            if failure.kind is FailureKind.kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif failure.kind is FailureKind.stop:
-                subprocess.Popen(  # it outlives this call on purpose
-                    [sys.executable, "-c", _WAKE, str(os.getpid()), str(failure.duration_s)],
-                    start_new_session=True,
-                )
-                os.kill(os.getpid(), signal.SIGSTOP)
-            else:
-                kinds.add(failure.kind)
-        return frozenset(kinds)
+            match failure.kind:
+                case FailureKind.kill:
+                    kill()
+                case FailureKind.stop:
+                    freeze(failure.duration_s)
+                case FailureKind.partition:
+                    self.mishaps.cut(failure)
+                case _:
+                    of_message.append(failure)
+        return of_message
+
+
+def kill() -> None:
+    """End this process at once, with all that it holds."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def freeze(duration_s: float) -> None:
+    """Let this process stand still for a while, with its sockets open; another one wakes it."""
+    subprocess.Popen(  # it outlives this call on purpose
+        [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
+        start_new_session=True,
+    )
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
+    """Let a member of a running job fail now; returns before it does.
+
+    Args:
+        job_id: the job.
+        worker: contributor of the member.
+        kind: what goes wrong.
+        duration_s: how long it stands still.
+
+    Raises:
+        Conflict: no member of the job runs there.
+    """
+    members = members_of(job_id, worker)
+    if not members:
+        raise Conflict(
+            f"no member of the job runs on {worker} now",
+            mend="choose another machine of its plan",
+            job=job_id,
+        )
+    for member in members:
+        member.fail.remote(kind, duration_s)
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})

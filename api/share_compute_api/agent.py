@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 
 from share_compute.errors import ContributorLost, NotAuthorized, NotFound, ShareComputeError, Unavailable
 from share_compute.jobs.states import ContributorState
-from share_compute_actors.launch import RayNode
-from share_compute_actors.node import NodeAccess, NodeLimits, start_node
-from share_compute_actors.processes import Roster
-from share_compute_actors.run_folders import close_run_folder, open_run_folder
+from share_compute_actors.machine.launch import RayNode
+from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
+from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api import agent_client
 from share_compute_api.agent_client import AgentClient
 from share_compute_api.children import Interrupts
@@ -74,6 +74,8 @@ class Agent:
         self._node: RayNode | None = None
         self._node_started = 0.0
         self._trouble = 0
+        self._rejoins = 0
+        """Since this machine was last ready."""
         self._beats = 0
         self._grace_s = _NODE_GRACE_S
 
@@ -151,9 +153,11 @@ class Agent:
     def _show_work(self, work: ContributorWork) -> None:
         if time.monotonic() - self._node_started > _SOUND_S:
             self._trouble = 0
+        if work.state is ContributorState.ready:
+            self._rejoins = 0
         self._view = replace(self._view, work=work)
         idle = "ready" if work.state is ContributorState.ready else "being measured"
-        self._show("working" if work.job else idle)
+        self._show("working" if work.job or work.deployment else idle)
 
     def _recover(
         self,
@@ -168,9 +172,11 @@ class Agent:
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
-            # The first time the node is kept: a restarted head knows it still. If that fails, it starts anew.
-            if self._trouble > 1 or access.ray_address != cluster.ray_address:
+            # The first time the node is kept, with the members on it: a restarted head knows them still, however long
+            # it was away. If that fails, it starts anew.
+            if self._rejoins or access.ray_address != cluster.ray_address:
                 self._stop_node()
+            self._rejoins += 1
             self._come_online(client, access, limits)
         except Unavailable as silence:
             self._show(f"{silence.message}; trying again")

@@ -15,19 +15,28 @@ from share_compute_api import dashboard, openapi, problems
 from share_compute_api.context import Context
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
+from share_compute_api.routes.metrics import router as metrics_router
+from share_compute_api.routes.openai import router as openai_router
+from share_compute_api.serving import problems as openai_problems
+from share_compute_api.serving.replica import replica_launcher
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.batches import BatchSupervisor
 from share_compute_api.supervision.contributors import ContributorSupervisor
 from share_compute_api.supervision.coordinators import launcher
+from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.keeping import keep_running
+from share_compute_api.supervision.leftovers import Leftovers
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.supervision.patience import Patience
 
 _MOST_BODY_BYTES = 1 << 20
+_MOST_PROMPT_BYTES = 4 << 20
+"""A window of a million tokens of text fits."""
 
 
 def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None = None) -> FastAPI:
-    """Return the control plane: REST under ``/api/v1``, the dashboard at ``/``.
+    """Return the control plane: REST under ``/api/v1``, the OpenAI API under ``/v1``, the dashboard at ``/``.
 
     Args:
         settings: where things are.
@@ -46,9 +55,13 @@ def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None 
     )
     app.state.context = Context(settings=settings, store=store, cluster=cluster)
     problems.install(app)
+    openai_problems.install(app)
     openapi.install(app)
-    app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES)
+    larger = {f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES}
+    app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)
     app.include_router(api_router())
+    app.include_router(openai_router)
+    app.include_router(metrics_router)
     dashboard.mount(app)
     return app
 
@@ -90,5 +103,12 @@ def _supervise(context: Context, cluster: ClusterInfo) -> None:
         drift=settings.replan_drift,
     )
     contributors = ContributorSupervisor(context.store, context.measurements)
+    context.deployments = DeploymentSupervisor(
+        context.store, context.engines, replica_launcher(cluster), context.bell, context.metrics.serving
+    )
+    batches = BatchSupervisor(context.store, context.engines, settings.data_folder / "jobs", context.bell)
     context.spawn(keep_running("jobs", jobs.run))
+    context.spawn(keep_running("batches", batches.run))
+    context.spawn(keep_running("deployments", context.deployments.run))
     context.spawn(keep_running("contributors", contributors.run))
+    context.spawn(keep_running("leftovers", Leftovers(context.store).run))

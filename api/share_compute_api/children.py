@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-from share_compute_actors.processes import Roster
+from share_compute_actors.machine.processes import Roster
 
 _MAIN = "from share_compute_api.cli import main; main()"
 _FORCED = 130

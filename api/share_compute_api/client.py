@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import httpx
 from httpx_sse import EventSource, connect_sse
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.report import PlanReport
-from share_compute.specification import TrainJob
+from share_compute.serving.states import DeploymentState
+from share_compute.specification import BatchJob, EmbedJob, GenerateJob, ServeJob, TrainJob
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
@@ -22,13 +24,19 @@ from share_compute.store.records import (
     MetricRecord,
 )
 from share_compute.topology_file import TopologyDocument
-from share_compute_api import downloads
+from share_compute_api import chatting, downloads
 from share_compute_api.discovery import find_target
 from share_compute_api.schemas import (
     ArtifactFiles,
     ArtifactList,
+    CheckpointEntry,
+    CheckpointList,
     ContributorList,
+    DeploymentPage,
+    DeploymentStatus,
+    DeploymentView,
     EventPage,
+    FailureMade,
     Health,
     InviteCreated,
     InviteList,
@@ -47,6 +55,7 @@ _SILENCE_S = 30.0
 """A stream sends a sign of life every 10 s; after this much silence the connection is taken for lost."""
 _LONGEST_PAUSE_S = 5.0
 _PLAN_TIMEOUT_S = 300.0
+_EXPORT_TIMEOUT_S = 3600.0
 """The server gives a plan up before this, the wait for its turn included."""
 
 
@@ -99,12 +108,12 @@ class Client:
     # Jobs
 
     def submit(
-        self, job: TrainJob | dict[str, Any] | str, *, idempotency_key: str | None = None
+        self, job: TrainJob | BatchJob | dict[str, Any] | str, *, idempotency_key: str | None = None
     ) -> JobRecord:
         """Queue a job.
 
         Args:
-            job: a `TrainJob`, a mapping, or YAML text. Paths in it are paths on the server.
+            job: a `TrainJob`, `GenerateJob`, `EmbedJob`, a mapping, or YAML text. Paths in it are paths on the server.
             idempotency_key: sent again with the same job, the answer is the job made first.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
@@ -112,7 +121,7 @@ class Client:
         if isinstance(job, str):
             headers["Content-Type"] = "application/yaml"
             body = {"content": job.encode()}
-        elif isinstance(job, TrainJob):
+        elif isinstance(job, TrainJob | GenerateJob | EmbedJob):
             body = {"json": job.model_dump(mode="json")}
         return self._transport.read(JobRecord, "POST", "/jobs", headers=headers, **body)
 
@@ -137,6 +146,23 @@ class Client:
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a queued job; ask a running one to stop."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
+
+    def make_failure(
+        self, job_id: str, kind: Literal["kill", "stop"], contributor_id: str, *, duration_s: float = 0.0
+    ) -> FailureMade:
+        """Let something go wrong with a member of a running job.
+
+        Args:
+            job_id: the job.
+            kind: its process ends, or stands still.
+            contributor_id: machine that the member runs on.
+            duration_s: how long it stands still.
+
+        Raises:
+            Conflict: the server does not allow it, or no member runs there now.
+        """
+        body = {"kind": kind, "contributor_id": contributor_id, "duration_s": duration_s}
+        return self._transport.read(FailureMade, "POST", f"/jobs/{job_id}/failures", json=body)
 
     def resume(self, job_id: str) -> JobRecord:
         """Queue a failed or cancelled job again, from its last checkpoint."""
@@ -209,6 +235,67 @@ class Client:
         """Return what each step measured, as CSV."""
         return self._transport.request("GET", f"/jobs/{job_id}/metrics", params={"format": "csv"}).text
 
+    # Serving
+
+    def deploy(self, deployment: ServeJob | dict[str, Any]) -> DeploymentView:
+        """Serve a model.
+
+        Args:
+            deployment: a `ServeJob` or a mapping. Paths in it are paths on the server.
+
+        Raises:
+            Conflict: a deployment of this name is up.
+        """
+        body = deployment.model_dump(mode="json") if isinstance(deployment, ServeJob) else deployment
+        return self._transport.read(DeploymentView, "POST", "/deployments", json=body)
+
+    def deployments(
+        self, *, state: Sequence[DeploymentState] = (), limit: int = 50, cursor: str | None = None
+    ) -> DeploymentPage:
+        """Return a page of deployments, newest first: those in these states, or those that are up."""
+        params: dict[str, Any] = {"state": [one.value for one in state], "limit": limit}
+        params |= {"cursor": cursor} if cursor else {}
+        return self._transport.read(DeploymentPage, "GET", "/deployments", params=params)
+
+    def deployment(self, key: str) -> DeploymentView:
+        """Return one deployment, by its id or its name."""
+        return self._transport.read(DeploymentView, "GET", f"/deployments/{quote(key, safe='')}")
+
+    def deployment_status(self, key: str) -> DeploymentStatus:
+        """Return how a deployment does now, by its id or its name."""
+        return self._transport.read(DeploymentStatus, "GET", f"/deployments/{quote(key, safe='')}/status")
+
+    def scale(self, key: str, replicas: int | str | dict[str, Any]) -> DeploymentView:
+        """Ask for another number or range of replicas of a deployment that is up, by its id or its name.
+
+        Args:
+            key: id or name.
+            replicas: e.g. 3, ``0..4``, or fields of a `ReplicasSpec`.
+
+        Raises:
+            Conflict: it is over.
+        """
+        path = f"/deployments/{quote(key, safe='')}"
+        return self._transport.read(DeploymentView, "PATCH", path, json={"replicas": replicas})
+
+    def undeploy(self, key: str) -> DeploymentView:
+        """Take a deployment down, by its id or its name."""
+        return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
+
+    def require_model(self, name: str) -> None:
+        """Raise the error that tells why a model does not answer, unless it does."""
+        chatting.require_model(self._transport, name)
+
+    def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
+        """Yield a model's answer to a conversation, piece by piece; closing the iterator ends it.
+
+        Args:
+            model: name of a deployment.
+            messages: each with ``role`` and ``content``.
+            options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
+        """
+        return chatting.chat(self._transport, {"model": model, "messages": list(messages), **options})
+
     # Planning
 
     def plan(
@@ -253,8 +340,28 @@ class Client:
         """Return one result and its files."""
         return self._transport.read(ArtifactFiles, "GET", f"/jobs/{job_id}/artifacts/{name}")
 
+    def checkpoints(self, job_id: str) -> list[CheckpointEntry]:
+        """Return the checkpoints of a job that are on the server's disk, oldest first."""
+        return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
+
+    def export(self, job_id: str, step: int) -> ArtifactRecord:
+        """Have a checkpoint made into a result of the job: a Hugging Face folder, or adapters. Waits until it is.
+
+        Raises:
+            NotFound: the job has no such checkpoint (any more).
+            UserError: the checkpoint is damaged.
+        """
+        path = f"/jobs/{job_id}/checkpoints/{step}/export"
+        return self._transport.read(ArtifactRecord, "POST", path, timeout=_EXPORT_TIMEOUT_S)
+
     def download(
-        self, job_id: str, name: str, folder: Path, *, progress: Callable[[int], None] = lambda _: None
+        self,
+        job_id: str,
+        name: str,
+        folder: Path,
+        *,
+        called: str | None = None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> Path:
         """Download a result to ``folder/name``, which appears only when it is complete.
 
@@ -264,12 +371,15 @@ class Client:
             job_id: the job.
             name: the artifact.
             folder: where to put it.
+            called: another name for it there.
             progress: called with the number of bytes that arrived since the last call.
 
         Raises:
             Conflict: ``folder/name`` exists.
         """
-        return downloads.download(self._transport, self.artifact(job_id, name), folder, progress)
+        return downloads.download(
+            self._transport, self.artifact(job_id, name), folder, progress, called or name
+        )
 
     # Keys, invites and contributors
 

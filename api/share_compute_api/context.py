@@ -13,8 +13,12 @@ from fastapi import Depends, Request
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
+from share_compute_api.export_process import ExportProcesses
+from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
+from share_compute_api.serving.engine import Engines
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
 
 _log = logging.getLogger(__name__)
@@ -32,6 +36,14 @@ class Context:
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
     """Makes plans in processes of their own."""
+    exports: ExportProcesses = field(default_factory=ExportProcesses)
+    """Makes checkpoints into folders for others, in processes of their own."""
+    engines: Engines = field(default_factory=Engines)
+    """Answer requests to served models."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """What is told to Prometheus."""
+    deployments: DeploymentSupervisor | None = None
+    """Serves what is to be served; None without a cluster."""
     measurements: Measurements | None = None
     """What measures contributors; None without a cluster."""
 

@@ -24,7 +24,7 @@ STATIC_FOLDER: Final = Path(__file__).parent / "static"
 _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
 """What Vite writes where the nonce of each answer goes (``html.cspNonce`` in vite.config.ts)."""
 
-_API: Final = "/api/"
+_APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"
 
 _HEADERS: Final = {
@@ -71,10 +71,10 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
 
 
 class _PageRoute(Route):
-    """Every path but those of the API, where an unknown one must stay an honest 404."""
+    """Every path but those of the APIs, where an unknown one must stay an honest 404."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] == "http" and scope["path"].startswith(_API):
+        if scope["type"] == "http" and scope["path"].startswith(_APIS):
             return Match.NONE, {}
         return super().matches(scope)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from share_compute.errors import Conflict, Unavailable
 from share_compute.store import Store
-from share_compute_actors.head import write_private
+from share_compute_actors.machine.head import write_private
 from share_compute_api.discovery import CREDENTIALS_FILE, SERVER_FILE, CredentialsFile, ServerFile
 
 

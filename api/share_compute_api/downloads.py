@@ -14,13 +14,13 @@ _PIECE_BYTES = 1 << 20
 
 
 def download(
-    transport: Transport, result: ArtifactFiles, folder: Path, progress: Callable[[int], None]
+    transport: Transport, result: ArtifactFiles, folder: Path, progress: Callable[[int], None], name: str
 ) -> Path:
     """Download all files of an artifact to ``folder/name``; see `Client.download`."""
     artifact = result.artifact
-    target = folder / _relative(artifact.name)
+    target = folder / _relative(name)
     if target.exists():
-        raise Conflict(f"{target} exists already", mend="remove it, or choose another folder with --output")
+        raise Conflict(f"{target} exists already", mend="remove it, or choose another folder")
     # The id is in the name: pieces of an earlier result under the same name must not be mixed in.
     partial = folder / f".{target.name}-{artifact.id}.part"
     try:
@@ -32,7 +32,7 @@ def download(
     except OSError as failure:
         raise Unavailable(
             f"{target} cannot be written: {failure.strerror or failure}",
-            mend="free space or choose another folder with --output; the download goes on where it stopped",
+            mend="free space or choose another folder; the download goes on where it stopped",
         ) from failure
     return target
 

@@ -12,7 +12,7 @@ import psutil
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.planning.words import bytes_text
 from share_compute.settings import Settings
-from share_compute_actors.preflight import (
+from share_compute_actors.machine.preflight import (
     LEAST_MEMORY_BYTES,
     Finding,
     check_clock,
@@ -20,7 +20,7 @@ from share_compute_actors.preflight import (
     check_gpus,
     check_head,
 )
-from share_compute_actors.run_folders import abandoned, root_folder
+from share_compute_actors.machine.run_folders import abandoned, root_folder
 from share_compute_api.agent_client import greet
 from share_compute_api.discovery import find_target
 from share_compute_api.versions import check_versions, local_versions

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from share_compute.errors import UserError
-from share_compute.specification import TrainJob, parse_job
+from share_compute.specification import BatchJob, ServeJob, TrainJob, parse_job, parse_submission
 
 
 def read_job(path: Path) -> TrainJob:
@@ -27,6 +28,27 @@ def read_job_file(path: Path) -> TrainJob:
         UserError: the file cannot be read, or is not a job.
     """
     return with_full_paths(parse_job(read_text(path)), path.parent)
+
+
+def read_submission(path: Path) -> TrainJob | BatchJob | ServeJob:
+    """Read a job or a deployment, by its kind, from a file, or from standard input when the path is ``-``.
+
+    Raises:
+        UserError: it cannot be read, or is neither.
+    """
+    is_piped = str(path) == "-"
+    spec = parse_submission(sys.stdin.read() if is_piped else read_text(path))
+    base = Path.cwd() if is_piped else path.parent
+    if isinstance(spec, TrainJob):
+        return with_full_paths(spec, base)
+    full: dict[str, Any] = {}
+    if spec.model is not None:
+        folder = spec.model.path and (base / spec.model.path.expanduser()).resolve()
+        full["model"] = spec.model.model_copy(update={"path": folder})
+    if not isinstance(spec, ServeJob):
+        files = tuple((base / file.expanduser()).resolve() for file in spec.data.files)
+        full["data"] = spec.data.model_copy(update={"files": files})
+    return spec.model_copy(update=full)
 
 
 def read_text(path: Path) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from share_compute.errors import ClockSkew, Unavailable, UserError
-from share_compute_actors.preflight import (
+from share_compute_actors.machine.preflight import (
     check_clock,
     check_disk,
     check_head,
@@ -21,7 +21,7 @@ from share_compute_actors.preflight import (
     route_address,
     usable_threads,
 )
-from share_compute_actors.run_folders import root_folder, sweep
+from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent_client import greet
 from share_compute_api.schemas import Limits
 from share_compute_api.versions import check_versions, local_versions

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to bodies above ``most_bytes``, announced or not."""
+    """ASGI middleware that answers 413 to bodies that are too large, announced or not.
 
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+    Args:
+        app: what they are meant for.
+        most_bytes: how large they may be.
+        larger: how large they may be where the path begins so.
+    """
+
+    def __init__(
+        self, app: ASGIApp, most_bytes: int, larger: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._app = app
         self._most_bytes = most_bytes
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count what arrives."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        larger = (most for prefix, most in self._larger.items() if scope["path"].startswith(prefix))
+        most_bytes = next(larger, self._most_bytes)
         received_bytes = 0
         announced = dict(scope["headers"]).get(b"content-length", b"0")
 
@@ -25,10 +39,8 @@ class BodyLimit:
             nonlocal received_bytes
             message = await receive()
             received_bytes += len(message.get("body", b""))
-            if received_bytes > self._most_bytes or (
-                announced.isdigit() and int(announced) > self._most_bytes
-            ):
-                raise HTTPException(413, f"the body is larger than {self._most_bytes} bytes")
+            if received_bytes > most_bytes or (announced.isdigit() and int(announced) > most_bytes):
+                raise HTTPException(413, f"the body is larger than {most_bytes} bytes")
             return message
 
         await self._app(scope, counting, send)

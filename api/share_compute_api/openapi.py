@@ -7,22 +7,33 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from share_compute.specification import job_schema
+from share_compute.specification import EmbedJob, GenerateJob, ServeJob, job_schema
 from share_compute_api.problems import MEDIA_TYPE, Problem
 from share_compute_api.schemas import PlanRequest
+from share_compute_api.serving.problems import PREFIX as OPENAI_PREFIX
 
 _TAGS = [
     {"name": "server", "description": "The server itself."},
     {"name": "jobs", "description": "Submit, watch, cancel and resume jobs."},
     {"name": "plans", "description": "Which plan a job would get, and why; what was measured."},
     {"name": "events", "description": "What happens, as pages or streams."},
-    {"name": "artifacts", "description": "Finished results."},
+    {"name": "artifacts", "description": "Finished results, and checkpoints."},
     {"name": "keys", "description": "Keys that open this API."},
     {"name": "invites", "description": "Codes that let one machine join, once."},
     {"name": "contributors", "description": "Machines of the pool."},
     {"name": "agents", "description": "What a contributor's own agent calls."},
+    {"name": "deployments", "description": "Models that are served: deploy, watch, take down."},
+    {"name": "openai", "description": "The OpenAI API: what clients of served models call."},
 ]
-_PROBLEM = {"$ref": "#/components/schemas/Problem"}
+_JOBS = ("JobRequest", "GenerateJobRequest", "EmbedJobRequest")
+"""What may be submitted, by its kind."""
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_PROBLEM = _reference("Problem")
 
 
 def install(app: FastAPI) -> None:
@@ -43,14 +54,21 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     schemas["Problem"] = _hoisted(Problem.model_json_schema(), schemas, suffix="")
     schemas["JobRequest"] = _hoisted(job_schema(), schemas, suffix="Request")
+    schemas["GenerateJobRequest"] = _hoisted(GenerateJob.model_json_schema(), schemas, suffix="Request")
+    schemas["EmbedJobRequest"] = _hoisted(EmbedJob.model_json_schema(), schemas, suffix="Request")
+    schemas["AnyJobRequest"] = {"title": "AnyJob", "anyOf": [_reference(name) for name in _JOBS]}
+    schemas["DeploymentRequest"] = _hoisted(ServeJob.model_json_schema(), schemas, suffix="Request")
     schemas["PlanRequest"] = _hoisted(PlanRequest.model_json_schema(), schemas, suffix="Request")
-    schemas["PlanRequest"]["properties"]["job"] = {"$ref": "#/components/schemas/JobRequest"}
+    schemas["PlanRequest"]["properties"]["job"] = _reference("JobRequest")
     del schemas["TrainJobRequest"]
     # FastAPI documents its own shape of validation errors, which this server never sends.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
+            if path.startswith(f"{OPENAI_PREFIX}/"):
+                operation["responses"].pop("422", None)  # it has no such status
+                continue
             operation["responses"]["422"] = {
                 "description": "The request is not valid.",
                 "content": {MEDIA_TYPE: {"schema": _PROBLEM}},

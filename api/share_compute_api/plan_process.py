@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import Awaitable
 from contextlib import suppress
 
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.planning.report import PlanReport
-from share_compute_actors.processes import tied
+from share_compute_api.module_process import run_module
 from share_compute_api.schemas import PlanRequest
 from share_compute_api.transport import error_of
 
@@ -116,19 +113,6 @@ class PlanProcesses:
 
 async def _run(request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
     """Return the planner's exit status, its answer and what it complained about."""
-    command = tied([sys.executable, "-m", "share_compute_api.planning", str(memory_bytes)])
-    # Nothing is looked up in the network: what a job names lies on this machine. One thread each is enough for tables,
-    # and their stacks would count as memory on machines with many processors.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment
-    )
-    try:
-        answer, complaints = await process.communicate(request)
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, answer, complaints.decode(errors="replace").strip()
+    # One thread each is enough for tables, and their stacks would count as memory on machines with many processors.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return await run_module("share_compute_api.planning", str(memory_bytes), request=request, **threads)

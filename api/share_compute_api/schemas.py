@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.plain_text import PlainText
 from share_compute.planning.workload import ServingWorkload
-from share_compute.specification import TrainJob, parse_job
+from share_compute.serving.status import ServingStatus
+from share_compute.specification import Replicas, TrainJob, parse_job
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
     ContributorRecord,
+    DeploymentRecord,
     EventRecord,
     InviteRecord,
     InviteState,
@@ -35,6 +37,34 @@ class View(BaseModel):
 
 def _example(**values: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [values]})
+
+
+class FailureRequest(StrictModel):
+    """What is to go wrong with a member of a running job."""
+
+    model_config = _example(kind="stop", contributor_id="c-0a1b2c", duration_s=5.0)
+
+    kind: Literal["kill", "stop"]
+    """kill: its process ends at once. stop: it stands still for a while, with its sockets open."""
+    contributor_id: str = Field(max_length=100)
+    """Machine that it runs on."""
+    duration_s: float = Field(default=0.0, ge=0, le=3600)
+    """How long it stands still."""
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        if (self.kind == "stop") != (self.duration_s > 0):
+            raise ValueError("duration_s is for stop, which needs it")
+        return self
+
+
+class FailureMade(View):
+    """What went wrong."""
+
+    kind: Literal["kill", "stop"]
+    contributor_id: str
+    at: datetime
+    """When the member was told."""
 
 
 class Versions(StrictModel):
@@ -206,10 +236,12 @@ class ContributorWork(View):
     reason: str
     job: str | None
     """Id of the job that it is leased to."""
+    deployment: str | None = None
+    """Name of the deployment that it is leased to."""
     shard: str | None
     """E.g. ``layers 3-7 of 12``."""
     tokens_per_s: float | None
-    """Of the whole job."""
+    """Of the whole job, or of the replicas of the deployment."""
     wanted: Literal["run", "leave"]
     """``leave``: hand over, then go."""
 
@@ -220,6 +252,52 @@ class JobPage(View):
     jobs: list[JobRecord]
     next_cursor: str | None
     """Where the next page begins; null on the last one."""
+
+
+class ReplicaCounts(View):
+    """How many replicas a deployment has, and is to have."""
+
+    ready: int
+    """Those that answer."""
+    wanted: int
+    """As many as what is asked of it needs, within the range of its ``spec``."""
+    leaving: int = 0
+    """Those that end their sequences, and then go."""
+    waiting: int = 0
+    """Sequences that wait for a replica that answers."""
+    reason: str
+    """Why so many are wanted."""
+
+
+class DeploymentView(DeploymentRecord):
+    """A deployment and its replicas."""
+
+    replicas: ReplicaCounts | None
+    """null where nothing serves it now."""
+
+
+class ReplicasRequest(StrictModel):
+    """What is to change of a deployment that is up."""
+
+    model_config = _example(replicas={"min": 0, "max": 4})
+
+    replicas: Replicas
+    """A number, or a range in which it follows what is asked of it. Of its fields those that are left out stay."""
+
+
+class DeploymentPage(View):
+    """Deployments, newest first."""
+
+    deployments: list[DeploymentView]
+    next_cursor: str | None
+    """Where the next page begins; null on the last one."""
+
+
+class DeploymentStatus(View):
+    """How a deployment does now."""
+
+    replicas: tuple[ServingStatus, ...]
+    """Those that told how they are."""
 
 
 class EventPage(View):
@@ -234,6 +312,21 @@ class Metrics(View):
     """What a job's steps measured."""
 
     metrics: list[MetricRecord]
+
+
+class CheckpointEntry(View):
+    """A checkpoint of a job that is on disk, whole."""
+
+    step: int
+    """The last one that is in it."""
+    size_bytes: int
+    saved_at: datetime
+
+
+class CheckpointList(View):
+    """A job's checkpoints, oldest first."""
+
+    checkpoints: list[CheckpointEntry]
 
 
 class ArtifactList(View):

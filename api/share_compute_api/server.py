@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,14 +18,14 @@ from typing import TYPE_CHECKING
 import uvicorn
 from alembic.util.exc import CommandError
 
-from share_compute.errors import Conflict, Unavailable, UserError
+from share_compute.errors import Conflict, ShareComputeError, Unavailable, UserError, as_ours
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_actors.head import Head, start_head
-from share_compute_actors.launch import ray_environment
-from share_compute_actors.preflight import route_address
-from share_compute_actors.processes import Child, Roster
-from share_compute_actors.run_folders import close_run_folder, open_run_folder
+from share_compute_actors.machine.head import Head, start_head
+from share_compute_actors.machine.launch import ray_environment
+from share_compute_actors.machine.preflight import route_address
+from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app import create_app, end_streams
 from share_compute_api.children import Interrupts, own_command
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
@@ -37,6 +39,10 @@ _WRITE_TICKS = 100
 _CONNECTIONS_GRACE_S = 3
 _NAMESPACE = "share-compute"
 _INVITE_LIFE_S = 3600.0
+_SOUND_S = 60.0
+"""A head that stood for so long is sound."""
+_MOST_SHORT_LIVES = 3
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +62,73 @@ class Running:
         return f"{self.url}/#key={self.api_key}"
 
 
-class _Server(uvicorn.Server):
-    """Serves until it is told to end, or until the Ray head is gone: without it nothing here works."""
+class _Heads:
+    """The Ray head, and those that follow when it ends.
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, head: Child, roster: Roster) -> None:
+    Args:
+        settings: where and how.
+        roster: writes heads down, and ends the last one.
+    """
+
+    def __init__(self, settings: Settings, roster: Roster) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._began_s = 0.0
+        self._short_lives = 0
+        self.current = self._start()
+        self.failure: ShareComputeError | None = None
+        """Why there is no other one after the current one."""
+
+    def _start(self) -> Head:
+        head = start_head(self._settings, self._roster, _advertised(self._settings))
+        self._began_s = time.monotonic()
+        return head
+
+    def revive(self) -> None:
+        """Start another head in place of the current one, which ended; or say why not."""
+        ended = self.current.node.child
+        is_sound = time.monotonic() - self._began_s > _SOUND_S
+        self._short_lives = 0 if is_sound else self._short_lives + 1
+        try:
+            self._require_hope(ended)
+            _log.warning(
+                "the Ray head ended with status %s; it is started again, and jobs go on", ended.exit_code
+            )
+            self._roster.stop(ended)
+            self.current = self._start()
+        except Exception as failure:  # noqa: BLE001 - the server ends with it
+            self.failure = as_ours(failure)
+
+    def _require_hope(self, ended: Child) -> None:
+        if self._short_lives >= _MOST_SHORT_LIVES:
+            raise Unavailable(
+                f"the Ray head ended with status {ended.exit_code}, {self._short_lives} times soon after it stood, "
+                "so the server ended too",
+                mend="look for lack of memory or disk, then start it again with `share-compute up`: jobs continue",
+                details={"log": ended.log_tail()},
+            )
+
+
+class _Server(uvicorn.Server):
+    """Serves until it is told to end, or until it is connected to a Ray head that is not the current one."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, heads: _Heads, roster: Roster) -> None:
         super().__init__(config)
         self._app = app
-        self._head = head
+        self._heads = heads
+        self._head = heads.current.node.child
         self._roster = roster
+        self._revival: threading.Thread | None = None
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _WRITE_TICKS == 0:
             await asyncio.to_thread(self._roster.refresh)
-        return await super().on_tick(counter) or self._head.exit_code is not None
+        if self._revival is None and self._head.exit_code is not None:
+            # First another head, then the end: calls that wait for Ray are answered by nobody else.
+            self._revival = threading.Thread(target=self._heads.revive, name="revives-the-head", daemon=True)
+            self._revival.start()
+        is_replaced = self._revival is not None and not self._revival.is_alive()
+        return await super().on_tick(counter) or is_replaced
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         end_streams(self._app)  # else it waits for browsers that listen for events
@@ -99,28 +159,32 @@ def serve(
         listener = stack.enter_context(_listen(settings.host, settings.port))
         url = f"http://{_for_url(_advertised(settings))}:{listener.getsockname()[1]}"
         store = _open_store(settings, stack)
-        progress("starting the Ray head")
         roster = open_run_folder(f"head of {settings.data_folder.resolve()}")
         interrupts.takes_along(roster)
         stack.callback(close_run_folder, roster)
-        head = start_head(settings, roster, _advertised(settings))
-        progress("connecting to it")
-        _connect(head, stack)
-        interrupts.install()
-        running = _introduce(settings, store, url, head, stack)
-        if contribute:
-            _contribute(store, url, roster, settings)
-        server = _control_plane(settings, store, head, roster)
-        stack.callback(interrupts.begin_stopping)
-        roster.refresh()
-        announce(running)
-        server.run(sockets=[listener])
-        if head.node.child.exit_code is not None:
-            raise Unavailable(
-                f"the Ray head ended with status {head.node.child.exit_code}, so the server ended too",
-                mend="start it again with `share-compute up`: machines come back and jobs continue",
-                details={"log": head.node.child.log_tail()},
-            )
+        progress("starting the Ray head")
+        heads, running = _Heads(settings, roster), None
+        while heads.failure is None:
+            head = heads.current
+            with ExitStack() as connection:
+                progress("connecting to it")
+                _connect(head, connection)
+                interrupts.install()
+                if running is None:
+                    running = _introduce(settings, store, url, head, stack)
+                    if contribute:
+                        _contribute(store, url, roster, settings)
+                    announce(running)
+                roster.refresh()
+                try:
+                    # A copy, since it is closed with the server: who asks meanwhile waits for an answer of the next.
+                    _control_plane(settings, store, heads, roster).run(sockets=[listener.dup()])
+                finally:
+                    if heads.current is head:
+                        interrupts.begin_stopping()
+            if heads.current is head and heads.failure is None:
+                return
+        raise heads.failure
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
@@ -146,7 +210,8 @@ def _introduce(settings: Settings, store: Store, url: str, head: Head, stack: Ex
     return Running(url, api_key, join, settings.data_folder, head.ray_address)
 
 
-def _control_plane(settings: Settings, store: Store, head: Head, roster: Roster) -> _Server:
+def _control_plane(settings: Settings, store: Store, heads: _Heads, roster: Roster) -> _Server:
+    head = heads.current
     cluster = ClusterInfo(
         ray_address=head.ray_address,
         token=head.token,
@@ -162,7 +227,7 @@ def _control_plane(settings: Settings, store: Store, head: Head, roster: Roster)
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,
     )
-    return _Server(config, app, head.node.child, roster)
+    return _Server(config, app, heads, roster)
 
 
 def _connect(head: Head, stack: ExitStack) -> None:

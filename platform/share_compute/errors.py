@@ -3,6 +3,7 @@
     ShareComputeError
     ├── UserError              mend the request: what was asked for cannot be done as asked
     │   ├── ClockSkew          the clocks of two machines differ too much
+    │   ├── TooLong            the text is longer than the model's window
     │   ├── NotFound           the thing named does not exist (any more)
     │   ├── Conflict           it exists, but its state forbids this now
     │   │   ├── InviteUsed     somebody joined with this invite already
@@ -12,10 +13,14 @@
     │       ├── InviteExpired  its time is over
     │       └── InviteRevoked  it was taken back
     ├── PlanInfeasible         the machines cannot hold the job; says what is missing, in bytes
+    │   └── OutOfMemory        a machine had less memory than it lends; says how much it had
+    ├── NoCopy                 a machine cannot keep a copy of another's shard; training goes on without
     ├── ContributorLost        a machine died or went silent; retry or resume
     ├── StaleEpoch             a message of an earlier epoch; drop it
     ├── VerificationFailed     a result is not what it must be; quarantine its machine
     └── Unavailable            something we need does not answer (control plane, head, disk); try again
+        ├── Busy               a deployment's queue is full; try again after the seconds that it says
+        └── LibraryLost        the process that serves a job's samples died; its members live, and go on with another
 
 They are split by what the caller does next. Each says what happened in one sentence and carries one suggested
 action (``mend``); job, step and machine where they are known. Errors of Ray, sockets and torch are translated to
@@ -122,6 +127,13 @@ class ClockSkew(UserError):
     code = "clock-skew"
 
 
+class TooLong(UserError):
+    """The text is longer than the model's window, or than what its machines can keep of it."""
+
+    code = "too-long"
+    status = 400
+
+
 class VersionMismatch(Conflict):
     """Two machines run versions that do not work together; ``details`` has both."""
 
@@ -163,6 +175,28 @@ class PlanInfeasible(ShareComputeError):
     exit_code = 6
 
 
+class OutOfMemory(PlanInfeasible):
+    """A machine had less memory than it lends; ``details`` says how much its process had taken (``room_bytes``)."""
+
+    code = "out-of-memory"
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory that the process had taken."""
+        return int(self.details["room_bytes"])
+
+
+class NoCopy(ShareComputeError):
+    """A machine cannot keep a copy of another's shard; training goes on without."""
+
+    code = "no-copy"
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the machine has no room for it, and another one may have."""
+        return bool(self.details.get("lacks_room"))
+
+
 class ContributorLost(ShareComputeError):
     """A machine died or went silent; the job can be resumed."""
 
@@ -191,3 +225,31 @@ class Unavailable(ShareComputeError):
     code = "unavailable"
     status = 503
     exit_code = 8
+
+
+class Busy(Unavailable):
+    """A deployment's queue is full; ``details`` says when to try again (``retry_after_s``)."""
+
+    code = "busy"
+    status = 429
+
+    @property
+    def retry_after_s(self) -> int:
+        """Time after which to try again."""
+        return int(self.details["retry_after_s"])
+
+
+class LibraryLost(Unavailable):
+    """The process that serves a job's samples died; its members live, and go on with another one."""
+
+    code = "library-lost"
+
+
+def as_ours(failure: Exception) -> ShareComputeError:
+    """Return a failure as it is told to people: one that nobody raised on purpose is a defect, or a user's code."""
+    if isinstance(failure, ShareComputeError):
+        return failure
+    return ShareComputeError(
+        f"{type(failure).__name__}: {failure}",
+        mend="look at the job's log; if the cause is not yours, report it",
+    )

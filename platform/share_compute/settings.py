@@ -35,6 +35,8 @@ class Settings(BaseSettings):
     """Signs of life missed before a node counts as dead."""
     replan_drift: float = Field(default=0.25, gt=0)
     """Share by which measured step times may differ from predicted ones before a running job is planned again."""
+    allow_failures: bool = False
+    """Whether whoever has an API key may let members of running jobs fail on purpose (`share-compute chaos`)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

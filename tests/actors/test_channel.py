@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 import zmq
 
-from share_compute.errors import ContributorLost, StaleEpoch
-from share_compute_actors.channel import Channel, Keys
+from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed
+from share_compute_actors.member.arrivals import Arrivals
+from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.messages import Envelope, Label, Peer
 
 ANN, BOB = "c-ann", "c-bob"
@@ -19,11 +21,11 @@ Pair = Callable[..., tuple[Channel, Channel]]
 def pair() -> Iterator[Pair]:
     opened: list[Channel] = []
 
-    def open_pair(epoch_of_ann: int = 1) -> tuple[Channel, Channel]:
+    def open_pair(epoch_of_ann: int = 1, epoch_of_bob: int = 1) -> tuple[Channel, Channel]:
         keys = [Keys.issue(), Keys.issue()]
         admitted = [pair.public for pair in keys]
-        ann = Channel("job", epoch_of_ann, "127.0.0.1", keys[0], admitted)
-        bob = Channel("job", 1, "127.0.0.1", keys[1], admitted)
+        ann = Channel(ANN, "job", epoch_of_ann, "127.0.0.1", keys[0], admitted)
+        bob = Channel(BOB, "job", epoch_of_bob, "127.0.0.1", keys[1], admitted)
         opened.extend((ann, bob))
         ann.connect(Peer(BOB, "bob", bob.endpoint, keys[1].public))
         bob.connect(Peer(ANN, "ann", ann.endpoint, keys[0].public))
@@ -84,7 +86,7 @@ def test_strangers_do_not_get_in(pair: Pair) -> None:
     stranger.curve_publickey, stranger.curve_secretkey = mine.public, mine.secret
     stranger.curve_serverkey = bob._keys.public
     stranger.connect(bob.endpoint)
-    envelope = Envelope("job", 1, label(), "float32", (1,)).pack()
+    envelope = Envelope("job", 1, label(), "float32", (1,)).pack(b"\0\0\0\0")
     for socket in (plain, stranger):
         socket.send_multipart([envelope, b"\0\0\0\0"], flags=zmq.NOBLOCK if socket is stranger else 0)
     with pytest.raises(ContributorLost):
@@ -102,7 +104,81 @@ def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
 
 def test_an_envelope_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version 9"):
-        Envelope.unpack(b'[9, "job", 1, ["train", 1, "activation", 0, 0], "float32", [1]]')
+        Envelope.unpack(b"\x09[]", b"")
+
+
+def test_an_envelope_fits_no_other_content_and_no_content_another_envelope() -> None:
+    content = bytes(range(64))
+    envelope = Envelope("job", 1, label(), "float32", (16,), ANN, 7)
+    sealed = envelope.pack(content)
+    assert Envelope.unpack(sealed, content) == envelope
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(VerificationFailed, match="64 bytes was damaged"):
+            Envelope.unpack(sealed, bytes(damaged))
+    for place in range(1, len(sealed)):
+        damaged = bytearray(sealed)
+        damaged[place] ^= 1
+        with pytest.raises(VerificationFailed):
+            Envelope.unpack(bytes(damaged), content)
+    for other in (
+        replace(envelope, label=label(microbatch=1)),
+        replace(envelope, dtype="int32"),
+        replace(envelope, shape=(4, 4)),
+        replace(envelope, epoch=2),
+    ):
+        sealed_for_other = other.pack(content)
+        with pytest.raises(VerificationFailed):
+            Envelope.unpack(sealed_for_other[:9] + sealed[9:], content)
+
+
+def test_a_damaged_tensor_is_dropped_and_missed_at_once(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.post(BOB, ann.write(BOB, label(), torch.ones(5)).damaged())
+    assert bob.take(5.0) is None
+    assert bob.damaged == 1
+    assert bob.lacks()
+    with pytest.raises(StaleEpoch, match="lost on its way"):
+        bob.receive(label(), "ann", 60.0)
+
+
+def test_who_lacks_something_finds_out(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.write(BOB, label(), torch.ones(1))  # and nobody sends it
+    ann.greet()
+    with pytest.raises(StaleEpoch, match="c-bob was lost on its way"):
+        bob.receive(label(), "ann", 60.0)
+
+
+def test_greetings_alone_let_nobody_miss_anything(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.send(BOB, label()._replace(cargo="hello"), torch.zeros(1))
+    ann.greet()
+    for microbatch in range(3):
+        ann.send(BOB, label(microbatch=microbatch), torch.ones(1))
+    ann.greet()
+    ann.greet()
+    for microbatch in reversed(range(3)):
+        assert bob.receive(label(microbatch=microbatch), "ann", 5.0).item() == 1.0
+    with pytest.raises(ContributorLost):
+        bob.receive(label(step=2), "ann", 0.7)
+    assert not bob.lacks()
+
+
+def test_what_was_overtaken_is_missed_only_after_a_while() -> None:
+    arrivals = Arrivals()
+    arrivals.came(2, 10.0)
+    assert not arrivals.lack(10.4)
+    arrivals.came(1, 10.45)
+    assert not arrivals.lack(99.0)
+    arrivals.expect(3, 100.0)
+    arrivals.came(2, 100.3)  # again
+    assert arrivals.lack(100.6)
+    arrivals.came(5, 100.6)
+    arrivals.came(3, 100.7)  # 4 is missed from now on
+    assert not arrivals.lack(101.1)
+    assert arrivals.lack(101.3)
 
 
 def test_what_a_step_waits_for_is_taken_in_any_order(pair: Pair) -> None:

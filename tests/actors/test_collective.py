@@ -19,8 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective_algorithms import packed
-from share_compute_actors.collective_expression import expression
+from share_compute_actors.collective.algorithms import packed
+from share_compute_actors.collective.expression import expression
 from share_compute_actors.messages import Rendezvous
 
 SOON_S = 5.0
@@ -71,7 +71,7 @@ class Worker:
         return os.getpid()
 
     def join(self, meeting: Rendezvous, rank: int, world: int) -> float:
-        from share_compute_actors.collective import join_group
+        from share_compute_actors.collective.backend import join_group
 
         start = time.perf_counter()
         self.rank, self.world = rank, world
@@ -151,7 +151,7 @@ class Worker:
             self.count()
 
     def abort(self, name: str) -> bool:
-        from share_compute_actors.collective import abort_group
+        from share_compute_actors.collective.backend import abort_group
 
         self.since = time.perf_counter()
         return abort_group(name)
@@ -169,7 +169,7 @@ class Crew:
     """Workers on several nodes, and the place where they meet."""
 
     def __init__(self, nodes: list[Any], size: int) -> None:
-        from share_compute_actors.collective import Meeting
+        from share_compute_actors.collective.backend import Meeting
 
         self.meeting = Meeting("127.0.0.1", 30.0)
         self.workers = [

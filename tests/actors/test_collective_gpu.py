@@ -17,7 +17,7 @@ pytestmark = [
 @ray.remote(num_cpus=0)
 class Member:
     def add(self, port: int) -> tuple[list[float], list[float]]:
-        from share_compute_actors.collective import abort_group, join_group
+        from share_compute_actors.collective.backend import abort_group, join_group
 
         meeting = Rendezvous("gpu", "127.0.0.1", port, 30.0, address="127.0.0.1")
         group = join_group(meeting, 0, 1, torch.device("cuda"))
@@ -32,7 +32,7 @@ class Member:
 
 
 def test_sums_on_a_gpu(cluster: Cluster) -> None:
-    from share_compute_actors.collective import Meeting
+    from share_compute_actors.collective.backend import Meeting
 
     meeting = Meeting("127.0.0.1", 30.0)
     cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20)

@@ -133,8 +133,8 @@ def test_weights_decay_but_those_of_norms_do_not(attempt: Attempt, corpus: Path,
     ("pools", "members", "frozen", "trained_layers"),
     [
         (3, 1, ["model.embed_tokens.*", "layers[:4]"], {4, 5}),
-        (2, 2, ["layers[3:]", "model.norm.*"], {0, 1, 2}),
-        (2, 1, ["model.embed_tokens.*"], set(range(6))),
+        pytest.param(2, 2, ["layers[3:]", "model.norm.*"], {0, 1, 2}, marks=pytest.mark.thorough),
+        pytest.param(2, 1, ["model.embed_tokens.*"], set(range(6)), marks=pytest.mark.thorough),
     ],
     ids=["two-pools-train-nothing", "the-end", "a-shared-parameter"],
 )
@@ -205,6 +205,7 @@ def test_adapters_are_trained_saved_and_resumed(
     assert losses_of(resumed) == pytest.approx(rest, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_merged_adapters_make_a_whole_model(
     attempt: Attempt, corpus: Path, base: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_float16_learns_as_float32_does_and_skips_what_overflows(
     # So large a scale makes gradients infinite, until it is small enough.
     state["loss_scale"]["factor"] = 2.0**21
     file.write_text(json.dumps(state))
+    (saved / "checksums.json").unlink()
     resumed = succeeded(
         attempt(
             {**document, "training": {**document["training"], "steps": 9, "checkpoint_every": 1}},
@@ -256,12 +258,14 @@ def test_float16_learns_as_float32_does_and_skips_what_overflows(
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_skipped_step_leaves_the_weights(attempt: Attempt, corpus: Path, tmp_path: Path) -> None:
     document = job(corpus, precision="float16", steps=1)
     saved = checkpoint_of(succeeded(attempt(document)), 1)
     state = json.loads((saved / "training.json").read_text())
     state["loss_scale"]["factor"] = 2.0**40
     (saved / "training.json").write_text(json.dumps(state))
+    (saved / "checksums.json").unlink()
     events = succeeded(
         attempt(
             {**document, "training": {**document["training"], "steps": 3}},
@@ -275,7 +279,7 @@ def test_a_skipped_step_leaves_the_weights(attempt: Attempt, corpus: Path, tmp_p
     assert not differing(tensors_in(after, "optimizer"), tensors_in(saved, "optimizer"))
 
 
-@pytest.mark.parametrize(("pools", "members"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("pools", "members"), [pytest.param(1, 1, marks=pytest.mark.thorough), (2, 2)])
 def test_numbers_that_are_not_finite_are_traced(
     attempt: Attempt, corpus: Path, pools: int, members: int
 ) -> None:

@@ -34,8 +34,8 @@ SIZES = {
 def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     topology: Topology, tmp_path: Path, shape: str
 ) -> None:
-    from share_compute_actors.crew import Crew
-    from share_compute_actors.library import Library
+    from share_compute_actors.coordinator.crew import Crew
+    from share_compute_actors.coordinator.library import Library
     from share_compute_actors.testing import Mailbox
 
     config = AutoConfig.for_model("llama", **SIZES[shape], num_attention_heads=16)
@@ -64,15 +64,15 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     try:
         told: list[str] = []
         crew.load(solution.plan, told.append)
-        ray.get(library.open.remote("artifacts/model"))
         holders = [pool.members[0].contributor_id for pool in solution.plan.pools]
         crew.gather(
             {
-                worker: crew.handle(worker).save.remote("artifacts/model", place, "artifact")
+                worker: crew.handle(worker).snapshot.remote(place, "artifact", copies=False)
                 for place, worker in enumerate(holders)
             }
         )
-        ray.get(library.finish.remote("artifacts/model", "artifact", facts.state))
+        members = [(worker, crew.handle(worker)) for worker in holders]
+        ray.get(library.save.remote("artifacts/model", "artifact", facts.state, members))
         for worker, status in crew.ask(holders, "status").items():
             # A member that trains holds its weights and as many bytes of gradients.
             shard = 2 * 4 * profile.parameters_of(solution.plan.shard(holders.index(worker)))

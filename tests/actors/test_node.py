@@ -11,10 +11,10 @@ import pytest
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.settings import Settings
-from share_compute_actors.head import Head, start_head
-from share_compute_actors.node import NodeAccess, NodeLimits, start_node
-from share_compute_actors.processes import Roster, is_alive
-from share_compute_actors.run_folders import close_run_folder, open_run_folder
+from share_compute_actors.machine.head import Head, start_head
+from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
+from share_compute_actors.machine.processes import Roster, is_alive
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 
 LIMITS = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpus=0)
 

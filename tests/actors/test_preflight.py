@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from share_compute.errors import UserError
-from share_compute_actors.preflight import check_head, check_listening, route_address, visible_gpus
-from share_compute_actors.sizes import parse_bytes
+from share_compute_actors.machine.preflight import check_head, check_listening, route_address, visible_gpus
+from share_compute_actors.machine.sizes import parse_bytes
 
 GPUS = [("GPU-aa1", "first"), ("GPU-bb2", "second")]
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from share_compute.topology import Device
-from share_compute_actors.contributor import read_devices, read_links
-from share_compute_actors.probe_links import measure_link
+from share_compute_actors.machine.contributor import read_devices, read_links
+from share_compute_actors.machine.probe_links import measure_link
 
 
 def run_probe(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "share_compute_actors.probe", *arguments]
+    command = [sys.executable, "-m", "share_compute_actors.machine.probe", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

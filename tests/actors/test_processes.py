@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from share_compute.errors import Conflict, Unavailable
-from share_compute_actors.processes import Identity, Roster, is_alive, tied
-from share_compute_actors.run_folders import (
+from share_compute_actors.machine.processes import Identity, Roster, is_alive, tied
+from share_compute_actors.machine.run_folders import (
     abandoned,
     close_run_folder,
     open_run_folder,
@@ -93,7 +93,7 @@ def test_a_grandchild_whose_parent_died_is_ended_too(roster: Roster, wait_for: W
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does this on Linux only")
 def test_a_child_dies_with_a_killed_parent(tmp_path: Path, wait_for: Wait):
     code = (
-        "import sys, time; from pathlib import Path; from share_compute_actors.processes import Roster;"
+        "import sys, time; from pathlib import Path; from share_compute_actors.machine.processes import Roster;"
         f"command = [sys.executable, '-c', {SLEEPER!r}];"
         f"child = Roster(Path({str(tmp_path)!r})).start('child', command, environment={{}});"
         "print(child.pid, flush=True); time.sleep(600)"
@@ -176,7 +176,7 @@ def own_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_run_folder_has_one_owner_and_is_swept_after_it(own_root: Path, monkeypatch: pytest.MonkeyPatch):
     code = (
-        "import time; from share_compute_actors.run_folders import open_run_folder;"
+        "import time; from share_compute_actors.machine.run_folders import open_run_folder;"
         "roster = open_run_folder('key'); print(roster.folder, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as owner:

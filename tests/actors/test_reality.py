@@ -6,6 +6,7 @@ import queue
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
@@ -13,8 +14,8 @@ from tests.platform.planning.models import PROFILE, job, lan, machine
 from share_compute.jobs.events import Assignment, AttemptEvent, LayersTimed, Measured, ReplanProposed
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
+from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.reality import Reality
 
 TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
 WAIT_S = 30.0
@@ -23,8 +24,9 @@ WAIT_S = 30.0
 class Run:
     """One attempt at 1,000 steps, whose steps a test makes."""
 
-    def __init__(self, folder: Path, known: Timings = MappingProxyType({})) -> None:
-        spec = job(pools=2, members_per_pool=1, training={"steps": 1000})
+    def __init__(self, folder: Path, known: Timings = MappingProxyType({}), **layout: Any) -> None:
+        layout.setdefault("pools", 2)
+        spec = job(members_per_pool=1, training={"steps": 1000}, **layout)
         self.solution: Solution = solve(spec, TOPOLOGY, PROFILE, 0, known)
         assert self.solution.timeline is not None
         self.batch_size = spec.training.batch_size
@@ -33,7 +35,20 @@ class Run:
         self.now_s = 0.0
         self.step = 0
         assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=TOPOLOGY, folder=folder)
-        self.reality = Reality(assignment, self.solution, self.told.put, clock=lambda: self.now_s)
+        self.usable = TOPOLOGY
+        self.proposed: queue.Queue[Solution] = queue.Queue()
+        self.reality = Reality(
+            assignment,
+            self.solution,
+            self.told.put,
+            self.propose,
+            lambda: self.usable,
+            clock=lambda: self.now_s,
+        )
+
+    def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
+        self.told.put(proposed)
+        self.proposed.put(solution)
 
     def steps(
         self, count: int, seconds: float, timings: dict[int, dict[int, LayerTiming]] | None = None
@@ -107,6 +122,7 @@ def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
     (slow,) = (member.name for member in run.solution.plan.pools[0].members)
     assert held[slow] < 6
     assert event.gain_s > event.move_cost_s
+    assert run.proposed.get(timeout=WAIT_S).plan == event.plan
 
 
 def test_times_of_layers_are_told_as_soon_as_they_are_known(run: Run) -> None:
@@ -130,7 +146,7 @@ def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_pa
     new = {0: {0: LayerTiming(0.03, 0.04)}}
     resumed.steps(1, 1.0, new)
     (first,) = (member.name for member in resumed.solution.plan.pools[0].members)
-    timings = resumed.reality._timings
+    timings = resumed.reality.timings()
     assert timings[first][0] == LayerTiming(0.03, 0.04)
     assert timings["a"][11] == LayerTiming(0.01, 0.02)
     assert known["a"][0] == LayerTiming(0.01, 0.02)  # the plan in use was made from it
@@ -140,3 +156,39 @@ def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:
     run.steps(4, run.predicted_s, run.slow_layers(1.0))
     run.steps(200, 1.1 * run.predicted_s)
     assert run.reality._planner is None
+
+
+def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, pools=None)
+    with run.reality:
+        run.steps(3, run.predicted_s)
+        assert run.reality._planner is None
+        run.usable = lan(machine("a", 50), machine("b", 50), machine("c", 50), bytes_per_s=1e9)
+        run.steps(1, run.predicted_s)
+        better = run.proposed.get(timeout=WAIT_S)
+        assert {member.name for pool in better.plan.pools for member in pool.members} == {"a", "b", "c"}
+        run.steps(5, run.predicted_s)
+        run.reality._planner.join(WAIT_S)
+        assert run.proposed.empty()
+
+
+def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
+    run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
+    first = run.proposed.get(timeout=WAIT_S)
+    for _ in range(2):
+        run.reality.give_up()
+        run.reality._planner.join(WAIT_S)
+        run.steps(1, 2.5 * run.predicted_s)
+        assert run.proposed.get(timeout=WAIT_S).plan.pools == first.plan.pools
+    run.steps(1, 2.5 * run.predicted_s)
+    run.reality._planner.join(WAIT_S)
+    assert run.proposed.empty()
+
+
+def test_members_that_are_lost_let_the_job_be_planned_again(run: Run) -> None:
+    run.steps(3, run.predicted_s)
+    run.reality.reform(run.solution)
+    run.steps(2, run.predicted_s)
+    assert run.reality._planner is not None
+    run.reality._planner.join(WAIT_S)
+    assert run.proposed.empty()  # the plan in use is the best

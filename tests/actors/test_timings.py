@@ -9,8 +9,8 @@ from share_compute.planning.partitioning import Shard
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.tree import SummationTree
 from share_compute.specification import LayerSpec, TrainingSpec
-from share_compute_actors.layer_timer import LayerTimer
-from share_compute_actors.runner import Runner
+from share_compute_actors.member.layer_timer import LayerTimer
+from share_compute_actors.member.runner import Runner
 
 CPU = torch.device("cpu")
 LLAMA = Blueprint(

@@ -22,7 +22,7 @@ from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app, end_streams
 from share_compute_api.client import Client
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
@@ -99,6 +99,20 @@ def plane(settings: Settings, store: Store) -> Iterator[Plane]:
     plane.server.stop()
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """One control plane for all tests of a module that serve models of their own there."""
+    settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None)
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    _, key = store.keys.create("first")
+    app = create_app(settings, store)
+    plane = Plane(settings, store, app, LiveServer(app), key)
+    yield plane
+    plane.server.stop()
+    store.close()
+
+
 @pytest.fixture
 def http(plane: Plane) -> Iterator[httpx.Client]:
     """Raw HTTP with the API key."""
@@ -143,7 +157,7 @@ def run(plane: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
             input=text,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import ShareComputeError
-from share_compute.jobs.events import Assignment, AttemptEvent, Planned, StepCommitted
+from share_compute.jobs.events import Assignment, AttemptEvent, Offer, Planned, ReplanProposed, StepCommitted
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
 from share_compute.specification import parse_job
 from share_compute.store import JobRecord, Store
-from share_compute.topology import Device, Link, Topology
+from share_compute.topology import Device, Link
 from share_compute_api.bell import Bell
 from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.patience import Patience
@@ -33,7 +33,7 @@ class Attempt:
         self.is_silent = False
         self.cancelled = asyncio.Event()
         self.killed = asyncio.Event()
-        self.offers: asyncio.Queue[Topology] = asyncio.Queue()
+        self.offers: asyncio.Queue[Offer] = asyncio.Queue()
         self.drains: asyncio.Queue[str] = asyncio.Queue()
         self.refusals: list[ShareComputeError] = []
         """What the next offers meet."""
@@ -67,10 +67,10 @@ class Attempt:
         if self.is_silent:
             await asyncio.Event().wait()
 
-    async def offer(self, topology: Topology) -> None:
+    async def offer(self, offer: Offer) -> None:
         if self.refusals:
             raise self.refusals.pop()
-        await self.offers.put(topology)
+        await self.offers.put(offer)
 
     async def drain(self, contributor_id: str) -> None:
         await self.drains.put(contributor_id)
@@ -86,7 +86,11 @@ class Pool:
         self.store = store
         self.bell = Bell()
         self.attempts: asyncio.Queue[Attempt] = asyncio.Queue()
-        self.supervisor = JobSupervisor(store, self._launch, folder, self.bell, patience)
+        self.members: dict[str, set[str]] = {}
+        """By contributor, the jobs that have members there."""
+        self.supervisor = JobSupervisor(
+            store, self._launch, folder, self.bell, patience, members=lambda: dict(self.members)
+        )
         store.on_commit(self.bell.ring)
         self._nodes = count(1)
 
@@ -152,6 +156,17 @@ def laid(*contributor_ids: str) -> Plan:
 
 def planned(*contributor_ids: str) -> Planned:
     return Planned(plan=laid(*contributor_ids))
+
+
+def proposed(number: int, *contributor_ids: str) -> ReplanProposed:
+    return ReplanProposed(
+        step=number,
+        plan=laid(*contributor_ids),
+        current_step_s=2,
+        gain_s=9,
+        move_cost_s=1,
+        sentence="it pays",
+    )
 
 
 def step(number: int) -> StepCommitted:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.api.playing import Attempt, Pool, laid, planned, run
+from tests.api.playing import Attempt, Pool, laid, planned, proposed, run
 
 from share_compute.errors import Unavailable
-from share_compute.jobs.events import Reformed
+from share_compute.jobs.events import Reformed, ReplanAbandoned
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.store import Store
 from share_compute_api.supervision.allotting import Allotment, Allotting
@@ -38,22 +38,74 @@ async def training(pool: Pool, job_id: str, *contributor_ids: str) -> Attempt:
 
 
 async def offered(attempt: Attempt) -> set[str]:
-    return {machine.id for machine in (await attempt.offers.get()).contributors}
+    return {machine.id for machine in (await attempt.offers.get()).topology.contributors}
 
 
-def test_a_machine_that_joins_is_offered_and_leased_when_it_is_taken(store: Store, tmp_path: Path) -> None:
+async def answered(attempt: Attempt, number: int | None) -> set[str]:
+    """Return the machines that come with the answer to a proposal."""
+    while (offer := await attempt.offers.get()).answers != number:
+        pass
+    return {machine.id for machine in offer.topology.contributors}
+
+
+def test_a_machine_that_joins_is_offered_and_leased_when_it_is_asked_for(
+    store: Store, tmp_path: Path
+) -> None:
     async def story(pool: Pool) -> None:
         ada, job_id = pool.contributor("ada"), pool.submit()
         attempt = await training(pool, job_id, ada)
         grace = pool.contributor("grace")
-        topology = await attempt.offers.get()
-        assert [machine.id for machine in topology.contributors] == [ada, grace]
-        assert {link.source for link in topology.links} == {ada, grace}
-        assert store.contributors.get(grace).job_id is None
+        offer = await attempt.offers.get()
+        assert [machine.id for machine in offer.topology.contributors] == [ada, grace]
+        assert {link.source for link in offer.topology.links} == {ada, grace}
+        assert (offer.answers, store.contributors.get(grace).job_id) == (None, None)
+        await attempt.tell(proposed(7, ada, grace))
+        assert await answered(attempt, 7) == {ada, grace}
+        assert store.contributors.get(grace).job_id == job_id
+        other = pool.submit("other")
+        await pool.until(other, lambda job: job.reason.endswith("none is ready (2 more work for other jobs)"))
         await attempt.tell(reformed(ada, grace, joined=(grace,)))
         job = await pool.until(job_id, lambda job: job.reason == "running on 2 machines in 1 pool")
-        assert job.plan == laid(ada, grace)
+        assert (job.plan, job.proposal) == (laid(ada, grace), None)
         assert store.contributors.get(grace).job_id == job_id
+
+    run(store, tmp_path, story)
+
+
+def test_a_machine_that_another_job_got_in_between_is_not_in_the_answer(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, first = pool.contributor("ada"), pool.submit("first")
+        attempt = await training(pool, first, ada)
+        grace, edsger = pool.contributor("grace"), pool.contributor("edsger")
+        while await offered(attempt) != {ada, grace, edsger}:
+            pass
+        second = pool.submit("second")
+        await training(pool, second, grace)
+        await attempt.tell(proposed(7, ada, grace, edsger))
+        assert await answered(attempt, 7) == {ada, edsger}
+        leases = {one.id: one.job_id for one in store.contributors.list()}
+        assert leases == {ada: first, grace: second, edsger: first}
+        await attempt.tell(ReplanAbandoned(reason="the job cannot have grace"))
+        await pool.until(first, lambda job: job.proposal is None)
+        assert await answered(attempt, None) == {ada, edsger}
+        assert store.contributors.get(edsger).job_id is None
+
+    run(store, tmp_path, story)
+
+
+def test_who_leaves_on_its_way_into_a_job_is_let_go(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, job_id = pool.contributor("ada"), pool.submit()
+        attempt = await training(pool, job_id, ada)
+        grace = pool.contributor("grace")
+        await attempt.tell(proposed(7, ada, grace))
+        assert await answered(attempt, 7) == {ada, grace}
+        store.contributors.leave(grace)
+        assert await attempt.drains.get() == grace
+        assert store.contributors.get(grace).job_id == job_id
+        await attempt.tell(ReplanAbandoned(reason="the job must do without grace"))
+        await pool.until(job_id, lambda job: job.proposal is None)
+        assert store.contributors.get(grace).job_id is None
 
     run(store, tmp_path, story)
 
@@ -177,6 +229,21 @@ class TestAllotting:
         assert self.look(pool, allotting) == before
         pool.arrive(spare)
         assert self.look(pool, allotting) != before
+
+    def test_what_was_asked_for_in_vain_is_not_offered_before_that_is_given_up(self, pool: Pool) -> None:
+        allotting = Allotting(Patience())
+        job_id, grace = self.running(pool, "job"), pool.contributor("grace")
+        (ada,) = (machine.id for machine in pool.store.contributors.list() if machine.job_id == job_id)
+        other = pool.submit("other")
+        pool.store.jobs.begin(other, [grace])
+        pool.store.progress.record(job_id, 1, [proposed(7, ada, grace)])
+        pool.store.jobs.cancel(other)
+        pool.store.jobs.move(other, JobState.cancelled, "cancelled", attempt=1)
+        allotted = self.look(pool, allotting)[job_id]
+        assert ([one.id for one in allotted.machines], allotted.answers) == ([ada], 7)
+        pool.store.progress.record(job_id, 1, [ReplanAbandoned(reason="the job cannot have grace")])
+        allotted = self.look(pool, allotting)[job_id]
+        assert ([one.id for one in allotted.machines], allotted.answers) == ([ada, grace], None)
 
     def test_what_a_plan_still_has_is_not_offered(self, pool: Pool) -> None:
         job_id = self.running(pool, "job")

@@ -9,7 +9,7 @@ from pathlib import Path
 CODE = """
 import os, signal
 from pathlib import Path
-from share_compute_actors.processes import Roster
+from share_compute_actors.machine.processes import Roster
 from share_compute_api.children import Interrupts
 
 class Failing(Roster):
@@ -25,5 +25,5 @@ with Interrupts() as interrupts:
 
 def test_a_forced_end_comes_even_if_killing_fails(tmp_path: Path):
     code = CODE.format(folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=90, check=False)
     assert done.returncode == 130

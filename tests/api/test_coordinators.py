@@ -11,7 +11,7 @@ from ray import ActorID
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from share_compute.errors import ContributorLost, Unavailable
-from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, attempt_events, topologies
+from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, Offer, attempt_events
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute_api.supervision.coordinators import RayAttempt
 
@@ -36,7 +36,7 @@ class Actor:
         self.events = Method(self._events)
         self.offer = Method(self._offer)
         self.drain = Method(self._drain)
-        self.offers: list[Topology] = []
+        self.offers: list[Offer] = []
         self.drains: list[str] = []
 
     async def _run(self) -> None:
@@ -50,8 +50,8 @@ class Actor:
             raise answer
         return attempt_events.dump_json(answer).decode()
 
-    async def _offer(self, topology: str) -> None:
-        self.offers.append(topologies.validate_json(topology))
+    async def _offer(self, offer: str) -> None:
+        self.offers.append(Offer.model_validate_json(offer))
 
     async def _drain(self, contributor_id: str) -> None:
         if contributor_id == "con-gone":
@@ -108,14 +108,14 @@ def test_who_is_dead_is_lost() -> None:
 def test_machines_are_offered_and_drained() -> None:
     device = Device("cpu", "c", 2**30, {"float32": 1e10}, 1e10)
     machine = Contributor("con-1", "ada", (device,), 4, "ab", "192.0.2.7")
-    topology = Topology((machine,), (Link("con-1", "head", 0.001, 1e9),))
+    offer = Offer(topology=Topology((machine,), (Link("con-1", "head", 0.001, 1e9),)), answers=7)
 
     async def story() -> None:
         actor = Actor([Note(message="begun")])
         attempt = await ended(actor)
-        await attempt.offer(topology)
+        await attempt.offer(offer)
         await attempt.drain("con-1")
-        assert (actor.offers, actor.drains) == ([topology], ["con-1"])
+        assert (actor.offers, actor.drains) == ([offer], ["con-1"])
         with pytest.raises(ContributorLost, match="coordinator died"):
             await attempt.drain("con-gone")
 

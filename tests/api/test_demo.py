@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from share_compute.specification import parse_job
-from share_compute_actors.processes import is_alive
+from share_compute_actors.machine.processes import is_alive
 from share_compute_api.children import own_command
 from share_compute_api.demonstration.corpus import gather_corpus
 from share_compute_api.demonstration.job import write_job
@@ -66,7 +66,7 @@ def test_the_whole_path(temporary_folder: Path):
         env={**os.environ, **exported, "TMPDIR": str(temporary_folder)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -79,7 +79,14 @@ def test_the_whole_path(temporary_folder: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["the server starts", "machines join", "training"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("the server starts", marks=pytest.mark.thorough),
+        pytest.param("machines join", marks=pytest.mark.thorough),
+        "training",
+    ],
+)
 def test_an_interrupt_leaves_nothing(
     moment: str, temporary_folder: Path, tmp_path: Path, run_command: Any, wait_for: Any
 ):
@@ -95,8 +102,8 @@ def test_an_interrupt_leaves_nothing(
                 "training": "layers 0-" in command.text(),
             }[moment]
 
-        wait_for(is_reached, moment, 90)
+        wait_for(is_reached, moment, 300)
         assert traces(temporary_folder)
         command.process.send_signal(signal.SIGINT)
-        assert command.process.wait(60) == 130
+        assert command.process.wait(150) == 130
     assert not traces(temporary_folder)

@@ -13,6 +13,7 @@ from share_compute.jobs.events import (
     Measured,
     PoolTiming,
     Reformed,
+    ReplanAbandoned,
     ReplanProposed,
     Sampled,
 )
@@ -97,6 +98,8 @@ def test_a_proposal_says_what_it_saves_and_where_layers_go() -> None:
     )
     assert r"layers \[moved] pay" in line(proposal)
     assert "layers 0-3: ada; idle: bob" in line(proposal)
+    given_up = ReplanAbandoned(reason="the job cannot have bob [gpu]")
+    assert r"given up[/yellow]  the job cannot have bob \[gpu]" in line(given_up)
 
 
 @pytest.mark.parametrize(

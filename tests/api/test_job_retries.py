@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.api.playing import Attempt, Pool, planned, run, step
 
-from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
+from share_compute.errors import ContributorLost, LibraryLost, ShareComputeError, Unavailable
 from share_compute.jobs.events import AttemptEnded, CheckpointSaved, LayersTimed
 from share_compute.jobs.states import JobState
 from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.store import Store
+from share_compute_api.supervision.leftovers import Leftovers
 from share_compute_api.supervision.patience import Patience
 from share_compute_api.supervision.sequel import Failure, sequel
 from share_compute_api.supervision.waiting import Waiting
@@ -63,6 +64,87 @@ def test_a_job_outlives_its_coordinator(store: Store, tmp_path: Path, failure: S
         assert (await pool.attempts.get()).assignment.attempt == 2
 
     run(store, tmp_path, story)
+
+
+LIBRARY_DIED = {"code": LibraryLost.code, "mend": "resume it"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "rests"),
+    [
+        (Failure.noticed(DIED), False),
+        (Failure.told("the library died", LIBRARY_DIED), False),
+        (Failure.told(LOST.reason, LOST.error), True),
+    ],
+)
+def test_members_that_live_do_not_wait(store: Store, failure: Failure, *, rests: bool) -> None:
+    pool = Pool(store, Path(), Patience())
+    job = store.jobs.get(pool.submit())
+    first = sequel(job, failure, has_committed=False, others_run=False)
+    assert first is not None
+    assert (first.rests, first.fruitless_attempts) == (rests, 1)
+    second = sequel(
+        job.model_copy(update={"fruitless_attempts": 1}), failure, has_committed=False, others_run=False
+    )
+    assert second is not None
+    assert second.rests  # what it is that dies at once will not be well in a moment
+
+
+def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada, first, second = pool.contributor("ada"), pool.submit("first", pools=2), pool.submit("second")
+        attempt = await pool.attempts.get()
+        await attempt.tell(planned(ada), step(1))
+        await pool.until(second, lambda job: job.step == 1)
+        pool.members[ada] = {second}
+        await attempt.die(DIED)
+        again = await pool.attempts.get()
+        assert (again.assignment.job_id, again.assignment.attempt) == (second, 2)
+        # There are as many machines now as the job needs that came first, but one is not for it.
+        grace = pool.contributor("grace")
+        await again.die(DIED)
+        last = await pool.attempts.get()
+        assert (last.assignment.job_id, last.assignment.attempt) == (second, 3)
+        assert {one.id for one in last.assignment.topology.contributors} == {ada, grace}
+        reasons = [event.data.get("reason") for event in store.events.after(0, job_id=first)]
+        held = "needs 2, 1 is ready (1 more holds members of another job)"
+        assert f"waiting for contributors: {held}" in reasons
+        pool.members.clear()
+        await last.tell(planned(ada), AttemptEnded(outcome="succeeded", reason="done"))
+        assert (await pool.attempts.get()).assignment.job_id == first
+
+    run(store, tmp_path, story)
+
+
+def test_the_next_attempt_is_told_which_steps_are_known(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.contributor("ada")
+        pool.submit()
+        attempt = await pool.attempts.get()
+        assert attempt.assignment.told == 0
+        saved = CheckpointSaved(step=2, path=tmp_path / "checkpoint", size_bytes=1)
+        await attempt.tell(planned(ada), step(1), step(2), saved, step(3))
+        await pool.until(attempt.assignment.job_id, lambda job: job.step == 3)
+        await attempt.die(DIED)
+        again = (await pool.attempts.get()).assignment
+        assert (again.told, again.checkpoint) == (3, tmp_path / "checkpoint")
+
+    run(store, tmp_path, story, Patience(retry_s=3600))
+
+
+def test_members_of_jobs_that_are_over_are_ended(store: Store) -> None:
+    pool = Pool(store, Path(), Patience())
+    waits, runs, cancelled = (pool.submit(name) for name in ("waits", "runs", "cancelled"))
+    store.jobs.begin(runs, [pool.contributor("ada")])
+    store.jobs.cancel(cancelled)
+    present, ended = {waits, runs, cancelled, "job-of-another-store"}, []
+
+    def end(job_id: str) -> int:
+        ended.append(job_id)
+        return 1
+
+    Leftovers(store, lambda: present, end).look()
+    assert ended == sorted([cancelled, "job-of-another-store"])
 
 
 def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:
@@ -178,7 +260,7 @@ class TestResting:
 
     def look(self, store: Store, waiting: Waiting) -> Any:
         present = store.contributors.list(waiting.states())
-        return waiting.look(present, store.jobs.queued(), anything_runs=False)
+        return waiting.look(present, store.jobs.queued(), {}, anything_runs=False)
 
     @pytest.mark.parametrize(("fruitless", "pause_s"), [(0, 4.0), (1, 4.0), (2, 8.0), (4, 32.0)])
     def test_it_rests_longer_each_time(

@@ -121,8 +121,9 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         reasons = [event.data.get("reason") for event in store.events.after(0)]
         assert (
-            "the server was restarted; continuing from step 5 as soon as enough machines are there" in reasons
-        )
+            "the server was restarted; going on with what its members hold, else from step 5, "
+            "as soon as enough machines are there"
+        ) in reasons
 
     run(store, tmp_path, first_life)
     run(store, tmp_path, second_life)
@@ -197,8 +198,8 @@ def test_a_job_whose_end_could_not_be_written_is_queued_again(
         assert again.assignment.attempt == 2
         assert attempt.killed.is_set()
         reasons = [event.data.get("reason") for event in store.events.after(0, job_id=job_id)]
-        lost = "its attempt was lost; continuing from the start (it has no checkpoint)"
-        assert f"{lost} as soon as enough machines are there" in reasons
+        lost = "its attempt was lost; going on with what its members hold, else from the start (it has no checkpoint)"
+        assert f"{lost}, as soon as enough machines are there" in reasons
 
     run(store, tmp_path, story, Patience(store_s=0))
 
@@ -283,7 +284,7 @@ class TestWaiting:
     def why_not(self, pool: Pool, waiting: Waiting, job_id: str, *, anything_runs: bool = True) -> str | None:
         job = pool.store.jobs.get(job_id)
         present = pool.store.contributors.list(waiting.states())
-        return waiting.look(present, [job], anything_runs=anything_runs).why_not(job)
+        return waiting.look(present, [job], pool.members, anything_runs=anything_runs).why_not(job)
 
     def test_nobody_is_waited_for_for_ever(self, pool: Pool) -> None:
         now = [0.0]
@@ -319,7 +320,7 @@ class TestWaiting:
 
         def spare() -> list[str]:
             present = pool.store.contributors.list(waiting.states())
-            supply = waiting.look(present, [job], anything_runs=True)
+            supply = waiting.look(present, [job], pool.members, anything_runs=True)
             return [machine.id for machine in supply.spare([job])]
 
         assert spare() == []
@@ -329,6 +330,19 @@ class TestWaiting:
         assert spare() == []
         waiting.tried(job, [pool.store.contributors.get(one) for one in (ada, grace)])
         assert spare() == [ada, grace]
+        pool.members[ada] = {"job-that-is-over"}
+        assert spare() == [grace]
+
+    def test_words_say_what_holds_members_and_what_a_job_goes_on_with(self, pool: Pool) -> None:
+        waiting = Waiting(Patience())
+        ada, grace, job_id = pool.contributor("ada"), pool.contributor("grace"), pool.submit(pools=2)
+        pool.members |= {ada: {"job-that-waits"}, grace: {job_id}}
+        assert self.why_not(pool, waiting, job_id) == (
+            "waiting for contributors: needs 2, 1 is ready (1 more holds members of another job); "
+            "goes on with what its members hold on 1 machine"
+        )
+        pool.members[ada] = {job_id}
+        assert self.why_not(pool, waiting, job_id) is None
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 20])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
@@ -16,10 +17,11 @@ from share_compute.errors import UserError
 from share_compute.models.adapters import adapter_config, adapter_tensors, merged_tensors
 from share_compute.models.blueprint import Blueprint, Stage, build_stage, dissect, loss_sum
 from share_compute.models.conversion import PretrainedWeights
+from share_compute.models.export import export_checkpoint
 from share_compute.models.huggingface import Outline, sketch
 from share_compute.models.weights import FolderWriter, WeightFolder, stream_file
 from share_compute.planning.partitioning import Shard
-from share_compute.specification import LoraSpec
+from share_compute.specification import LoraSpec, parse_job
 
 CPU = torch.device("cpu")
 LAYERS = 4
@@ -120,7 +122,7 @@ def test_peft_loads_what_was_trained(base: Path, targets: tuple[str, ...] | None
     )
     writer.finish()
     assert {file.name for file in (tmp_path / "adapter").iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors"
+        "adapter_config.json", "adapter_model.safetensors", "checksums.json"
     }  # fmt: skip
     own: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     loaded = PeftModel.from_pretrained(own, str(tmp_path / "adapter")).eval()
@@ -178,3 +180,47 @@ def test_a_target_that_is_not_there_is_told() -> None:
     assert "choose among down_proj, gate_proj, k_proj" in str(caught.value.mend)
     with pytest.raises(UserError, match="is called 'lm_head'"):
         dissect(blueprint(targets=("lm_head",)))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers
+@pytest.mark.parametrize("merge", [False, True], ids=["alone", "merged"])
+def test_a_checkpoint_is_exported_as_the_result_would_be(base: Path, tmp_path: Path, merge: bool) -> None:
+    adapted = blueprint(rank=4, alpha=12.0, targets=("q_proj", "up_proj"), merge=merge)
+    stages = stages_of(adapted, base, ((0, 2), (2, LAYERS)))
+    train(stages)
+    with torch.no_grad():
+        for stage in stages:
+            for parameter in stage.parameters().values():
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad)
+    writer = FolderWriter(tmp_path / "step-00000001")
+    expected: dict[str, Tensor] = {}
+    for place, stage in enumerate(stages):
+        for piece in stream_file(stage.persistent()):
+            writer.write(f"model-{place:04}-0000.part", piece)
+        expected |= merged_tensors(stage) if merge else adapter_tensors(stage)
+    writer.write_json("config.json", config())
+    writer.write_json("tokenizer.json", {})
+    writer.finish()
+    spec = parse_job(
+        {
+            "model": {"path": str(base)},
+            "data": {"files": ["words.txt"]},
+            "training": {"lora": adapted.lora.model_dump() if adapted.lora is not None else None},
+        }
+    )
+    size = export_checkpoint(writer.target, spec, tmp_path / "out")
+    files = list((tmp_path / "out").iterdir())
+    assert size == sum(file.stat().st_size for file in files)
+    found: dict[str, Tensor] = {}
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        found |= load_file(file)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    names = {file.name for file in files}
+    assert {"tokenizer.json", "checksums.json"} <= names
+    assert ("config.json" in names) == merge
+    assert ("adapter_config.json" in names) != merge
+    if not merge:
+        own = AutoModelForCausalLM.from_pretrained(base)
+        assert PeftModel.from_pretrained(own, str(tmp_path / "out")) is not None

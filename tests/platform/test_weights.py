@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from share_compute.errors import Unavailable, UserError
+from share_compute.models.checksums import damage
 from share_compute.models.weights import (
     FolderWriter,
     WeightFolder,
     copy_into,
     files,
-    newest_folder,
+    finished_folders,
     prune_folders,
     row_ranges,
+    set_aside,
     stream_file,
     sweep_partial,
 )
@@ -156,5 +158,61 @@ def test_what_an_attempt_left_unfinished_is_swept(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-0").mkdir()
     sweep_partial(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0"]
-    assert newest_folder(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-0"
-    assert newest_folder(tmp_path / "nowhere") is None
+    assert finished_folders(tmp_path / "checkpoints") == [tmp_path / "checkpoints" / "step-0"]
+    assert finished_folders(tmp_path / "nowhere") == []
+
+
+def test_every_file_has_a_checksum(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "empty").touch()
+    writer = FolderWriter(tmp_path / "out")
+    for stem in ("model", "adapter_model", "optimizer"):
+        for number in range(2):
+            for piece in stream_file({f"{stem}{number}": torch.rand(600, 1000)}):
+                writer.write(f"{stem}-0000-{number:04}.part", piece)
+    writer.write_json("tokenizer.json", "is replaced")
+    writer.copy([tmp_path / "tokenizer.json", tmp_path / "empty"])
+    writer.finish()
+    said = json.loads((tmp_path / "out" / "checksums.json").read_text())["files"]
+    assert said.keys() == {path.name for path in (tmp_path / "out").iterdir()} - {"checksums.json"}
+    assert {"model-00002-of-00002.safetensors", "adapter_model.safetensors", "empty"} <= said.keys()
+    assert damage(tmp_path / "out") is None
+
+
+@pytest.mark.parametrize("kind", ["flipped", "cut", "grown", "gone", "checksums-cut", "checksums-flipped"])
+def test_any_damage_is_found_and_named(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "out"
+    write_folder(folder, {"a": torch.rand(700, 1000)})
+    name = "checksums.json" if kind.startswith("checksums") else "model.safetensors"
+    file = folder / name
+    content = bytearray(file.read_bytes())
+    if kind.endswith("flipped"):
+        content[-20 if name == "checksums.json" else 2_000_000] ^= 1
+    elif kind == "grown":
+        content += b"x"
+    else:
+        content = content[:-1000] if kind == "cut" else content[:20]
+    file.write_bytes(content)
+    if kind == "gone":
+        file.unlink()
+    found = damage(folder)
+    assert found is not None
+    assert str(folder) in found
+    if kind != "checksums-flipped":
+        assert name in found
+
+
+def test_a_folder_of_an_earlier_version_counts_as_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path / "out", {"a": torch.ones(2)})
+    (tmp_path / "out" / "checksums.json").unlink()
+    assert damage(tmp_path / "out") is None
+
+
+def test_what_is_set_aside_is_kept_but_counts_no_more(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write_folder(tmp_path / f"step-{step}", {"a": torch.ones(step)})
+    for _ in range(2):
+        assert set_aside(tmp_path / "step-2") == tmp_path / ".step-2.damaged"
+        assert finished_folders(tmp_path) == [tmp_path / "step-1"]
+        assert (tmp_path / ".step-2.damaged" / "model.safetensors").exists()
+        write_folder(tmp_path / "step-2", {"a": torch.ones(2)})

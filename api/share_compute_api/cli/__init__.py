@@ -12,11 +12,13 @@ from collections.abc import Callable
 import typer
 
 from share_compute_api.cli import artifacts, information, invites, jobs
+from share_compute_api.cli.chaos import chaos
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
 from share_compute_api.cli.join import join
 from share_compute_api.cli.output import print_failure
 from share_compute_api.cli.plan import plan
+from share_compute_api.cli.serve import chat, deployments, scale, serve, undeploy
 from share_compute_api.cli.simulate import simulate
 from share_compute_api.cli.status import status
 from share_compute_api.cli.topology import topology
@@ -37,7 +39,7 @@ def make_app() -> typer.Typer:
     """Return the command line."""
     app = typer.Typer(
         name="share-compute",
-        help="Pool lent machines into one cluster that trains models none of them could hold alone.",
+        help="Pool lent machines into one cluster that trains and serves models none of them could hold alone.",
         epilog=_EPILOG,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -49,7 +51,7 @@ def make_app() -> typer.Typer:
         for command in commands:
             app.command(_NAMES.get(command), rich_help_panel=panel)(command)
 
-    add("Run the pool", up, status, doctor, demo, information.contributors, topology)
+    add("Run the pool", up, status, doctor, demo, chaos, information.contributors, topology)
     app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
     add("Lend a machine", join)
     add(
@@ -63,8 +65,10 @@ def make_app() -> typer.Typer:
         jobs.cancel,
         jobs.resume,
         jobs.metrics,
+        artifacts.export,
     )
     app.add_typer(artifacts.app, name="artifacts", rich_help_panel="Run jobs")
+    add("Serve models", serve, deployments, scale, chat, undeploy)
     add("Look up", information.config, information.schema)
     return app
 

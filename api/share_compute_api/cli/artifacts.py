@@ -1,10 +1,10 @@
-"""Commands for finished results: ``artifacts list``, ``artifacts get``."""
+"""Commands for finished results and checkpoints: ``artifacts list``, ``artifacts get``, ``export``."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,6 +12,10 @@ from rich.markup import escape
 from share_compute.planning.words import bytes_text
 from share_compute_api.cli.options import Job, Json
 from share_compute_api.cli.output import console, print_json, print_table, since
+
+if TYPE_CHECKING:
+    from share_compute.store import ArtifactRecord
+    from share_compute_api.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="List and download the results of jobs.")
 
@@ -38,8 +42,6 @@ def get_artifact(
     as_json: Json = False,
 ) -> None:
     """Download results. One that was broken off goes on where it stopped."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     from share_compute.errors import NotFound
     from share_compute_api.client import Client
 
@@ -49,15 +51,51 @@ def get_artifact(
             raise NotFound(
                 f"job {job} has no result yet", mend=f"wait for it: share-compute logs -f {job}", job=job
             )
-        paths = []
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
-            for artifact in found:
-                task = progress.add_task(escape(artifact.name), total=artifact.size_bytes)
-                advance = partial(progress.advance, task)
-                paths.append(client.download(job, artifact.name, output, progress=advance))
+        paths = [_download(client, artifact, output, artifact.name, as_json=as_json) for artifact in found]
     if as_json:
         print_json({"paths": [str(path.resolve()) for path in paths]})
     else:
         for path in paths:
             console.print(str(path), markup=False, soft_wrap=True)
+
+
+def export(
+    job: Job,
+    folder: Annotated[Path, typer.Argument(help="Folder to make; it must not exist.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Which checkpoint; default: the newest.", min=0)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a checkpoint as a Hugging Face folder, also while the job runs."""
+    from share_compute.errors import Conflict, NotFound
+    from share_compute_api.client import Client
+
+    folder = folder.resolve()
+    if folder.exists():
+        raise Conflict(f"{folder} exists already", mend="remove it, or choose another folder")
+    with Client() as client:
+        steps = [checkpoint.step for checkpoint in client.checkpoints(job)]
+        if not steps:
+            raise NotFound(
+                f"job {job} has no checkpoint yet",
+                mend="set training.checkpoint_every, or wait for the job's end",
+                job=job,
+            )
+        artifact = client.export(job, steps[-1] if step is None else step)
+        _download(client, artifact, folder.parent, folder.name, as_json=as_json)
+    if as_json:
+        print_json({"path": str(folder), "artifact": artifact.name})
+    else:
+        console.print(str(folder), markup=False, soft_wrap=True)
+
+
+def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:
+    """Download a result to ``folder/name``, and show how far it is."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task(escape(artifact.name), total=artifact.size_bytes)
+        advance = partial(progress.advance, task)
+        return client.download(artifact.job_id, artifact.name, folder, called=name, progress=advance)

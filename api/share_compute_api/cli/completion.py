@@ -1,4 +1,4 @@
-"""Job ids and strategies for shell completion."""
+"""Job ids, deployments and strategies for shell completion."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
     except ShareComputeError:  # no server, nothing to offer: the shell has no place for an error
         return []
     return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]
+
+
+def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
+    """Return the deployments that are up and whose name begins like this, each with its state."""
+    from share_compute_api.client import Client
+
+    try:
+        with Client(timeout_s=_TIMEOUT_S) as client:
+            found = client.deployments(limit=100).deployments
+    except ShareComputeError:  # as above
+        return []
+    return [(one.name, one.state.value) for one in found if one.name.startswith(incomplete)]
 
 
 def complete_strategy(incomplete: str) -> list[str]:

@@ -25,7 +25,7 @@ from share_compute_api.cli.output import Terminal, print_json, rate, state_text
 
 if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord, JobRecord
-    from share_compute_actors.processes import Roster
+    from share_compute_actors.machine.processes import Roster
     from share_compute_api.client import Client
     from share_compute_api.demonstration.pool import LocalPool
 
@@ -174,7 +174,7 @@ def _placement(plan: dict[str, Any]) -> Text:
 
 @contextmanager
 def _folders(keep_data: bool) -> Iterator[tuple[Roster, Path]]:
-    from share_compute_actors.run_folders import close_run_folder, open_run_folder, sweep
+    from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder, sweep
 
     sweep()
     roster = open_run_folder(f"demo {os.getpid()}")

@@ -10,8 +10,8 @@ from rich.markup import escape
 from share_compute.jobs.events import Measured
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
 from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
-from share_compute.store.records import EventRecord
-from share_compute_api.cli.output import number, speed, state_text
+from share_compute.store.records import EventRecord, JobRecord
+from share_compute_api.cli.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
 """Machines or reasons, one below the other."""
@@ -60,6 +60,40 @@ def _reformed(data: dict[str, Any]) -> str:
     return f"epoch {data['epoch']}  {escape(data['sentence'])}; {cost}: {escape(placed)}"
 
 
+def progress(job: JobRecord) -> str:
+    """Return how far a job is: steps of training, or rows of a batch."""
+    if job.spec.kind == "train":
+        return f"{job.step}/{job.total_steps}"
+    return f"{job.rows.done}/{job.rows.total} rows" if job.rows else ""
+
+
+def rows_text(job: JobRecord) -> str | None:
+    """Return how many rows of a batch are done, and how long the others take; None before it began."""
+    if job.rows is None:
+        return None
+    rows = job.rows
+    text = f"{rows.done} of {rows.total}"
+    if rows.failed:
+        text += f", {rows.failed} with an error"
+    if job.state == "running" and rows.rows_per_s:
+        text += f"; about {duration((rows.total - rows.done) / rows.rows_per_s)} left"
+    return text
+
+
+def _rows(data: dict[str, Any]) -> str:
+    text = f"rows {data['done']} of {data['total']}"
+    if data["failed"]:
+        text += f"  [yellow]{data['failed']} with an error[/yellow]"
+    return f"{text}  {rows_speed(data)}".rstrip()
+
+
+def rows_speed(data: dict[str, Any]) -> str:
+    """Return the speed that an event of rows tells."""
+    if data["rows_per_s"] is None:
+        return ""
+    return f"{rate(data['rows_per_s'])} rows/s  {speed(data['tokens_per_s'], of_tokens=True)}"
+
+
 def _note(data: dict[str, Any]) -> str:
     style = {"warning": "yellow", "error": "red"}.get(data["level"], "default")
     return f"[{style}]{escape(data['message'])}[/]"
@@ -87,11 +121,15 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "reformed": _reformed,
     "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
     "step": _step,
+    "rows": _rows,
     "validated": _validated,
     "sampled": _sampled,
     "measured": _measured,
     "layers-timed": _layers_timed,
     "replan-proposed": _proposed,
+    "replan-abandoned": lambda data: (
+        f"[yellow]the better plan is given up[/yellow]  {escape(data['reason'])}"
+    ),
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,

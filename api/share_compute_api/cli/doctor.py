@@ -23,7 +23,7 @@ def doctor(
 ) -> None:
     """Check versions, ports, disk, memory, clock and graphics driver. Exit code 1 when something fails."""
     from share_compute.settings import Settings
-    from share_compute_actors.run_folders import sweep
+    from share_compute_actors.machine.run_folders import sweep
     from share_compute_api.examination import examine
 
     if clean:

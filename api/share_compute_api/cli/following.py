@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from share_compute.jobs.states import JobState
 from share_compute.store.records import EventRecord, JobRecord
-from share_compute_api.cli.describe import event_line, step_speed
+from share_compute_api.cli.describe import event_line, rows_speed, step_speed
 from share_compute_api.cli.output import console, print_json
 from share_compute_api.client import Client
 
@@ -50,10 +50,14 @@ def _show(client: Client, job: JobRecord, after: int) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(escape(job.name), total=job.total_steps, completed=job.step, figures="")
+        total, done = (job.rows.total, job.rows.done) if job.rows else (job.total_steps or None, job.step)
+        task = progress.add_task(escape(job.name), total=total, completed=done, figures="")
         for event in client.follow(job.id, after=after):
             if event.kind == "step":
                 _advance(progress, task, event)
+            elif event.kind == "rows":
+                data = event.data
+                progress.update(task, total=data["total"], completed=data["done"], figures=rows_speed(data))
             elif event.kind != "ended":
                 progress.console.print(event_line(event))
 

@@ -20,6 +20,7 @@ from share_compute_api.cli.output import (
     speed,
     state_text,
 )
+from share_compute_api.cli.serve import report_deployment
 
 if TYPE_CHECKING:
     from share_compute.store.records import JobRecord
@@ -35,12 +36,19 @@ def submit(
         str | None, typer.Option(help="Sent again with the same job, no second job is made.")
     ] = None,
 ) -> None:
-    """Submit a job. Relative paths in the file are taken from the file's folder."""
-    from share_compute_api.client import Client
-    from share_compute_api.jobfile import read_job
+    """Submit a job (kind: train, generate or embed), or serve a model (kind: serve).
 
-    spec = read_job(file)
+    Relative paths in the file are taken from the file's folder.
+    """
+    from share_compute.specification import ServeJob
+    from share_compute_api.client import Client
+    from share_compute_api.jobfile import read_submission
+
+    spec = read_submission(file)
     with Client() as client:
+        if isinstance(spec, ServeJob):
+            report_deployment(client.deploy(spec), client.url, as_json=as_json)
+            return
         job = client.submit(spec, idempotency_key=idempotency_key)
         _report(job, as_json=as_json, compact=follow)
         if follow:
@@ -54,6 +62,7 @@ def list_jobs(
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
+    from share_compute_api.cli.describe import progress
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -66,15 +75,15 @@ def list_jobs(
             job.id,
             escape(job.name),
             state_text(job.state),
-            f"{job.step}/{job.total_steps}",
+            progress(job),
             number(job.loss),
-            speed(job.tokens_per_s, of_tokens=job.spec.model.layers is None),
+            speed(job.tokens_per_s, of_tokens=job.counts_tokens),
             since(job.created_at),
             escape(job.reason),
         )
         for job in page.jobs
     )
-    columns = ("id", "name", "state", "step", "loss", "speed", "submitted", "reason")
+    columns = ("id", "name", "state", "done", "loss", "speed", "submitted", "reason")
     print_table(columns, rows, empty="No jobs yet. Submit one: share-compute submit examples/tiny-llama.yaml")
     if page.next_cursor:
         console.print("[dim]There are more; raise --limit to see them.[/dim]")
@@ -82,7 +91,7 @@ def list_jobs(
 
 def show(job: Job, as_json: Json = False) -> None:
     """Show one job: state, progress, and which layers are on which machines."""
-    from share_compute_api.cli.describe import placement, plan_lines, step_times
+    from share_compute_api.cli.describe import placement, plan_lines, rows_text, step_times
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -91,15 +100,16 @@ def show(job: Job, as_json: Json = False) -> None:
         print_json(record)
         return
     plan = placement(record.plan) if record.plan else None
+    steps = f"{record.step} of {record.total_steps}"
     facts: dict[str, Any] = {
         "id": record.id,
         "name": escape(record.name),
         "state": state_text(record.state),
         "reason": escape(record.reason),
         "attempt": record.attempt,
-        "step": f"{record.step} of {record.total_steps}",
+        **({"rows": rows_text(record)} if record.spec.kind != "train" else {"step": steps}),
         "loss": number(record.loss),
-        "speed": speed(record.tokens_per_s, of_tokens=record.spec.model.layers is None),
+        "speed": speed(record.tokens_per_s, of_tokens=record.counts_tokens),
         "submitted": since(record.created_at),
         "started": since(record.started_at),
         "finished": since(record.finished_at),
@@ -148,7 +158,8 @@ def cancel(job: Job, as_json: Json = False) -> None:
         _report(record, as_json=as_json)
     else:
         kept = f"; its checkpoint of step {record.checkpoint_step} stays" if record.checkpoint_step else ""
-        console.print(f"{record.id} stops after its step{kept}")
+        after = "after its step" if record.spec.kind == "train" else "now; the rows that are done are kept"
+        console.print(f"{record.id} stops {after}{kept}")
 
 
 def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:

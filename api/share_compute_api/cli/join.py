@@ -56,7 +56,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
 
     Ctrl-C leaves: a job that runs here is handed over to its other machines first. Twice: at once.
     """
-    from share_compute_actors.sizes import parse_bytes
+    from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.agent import Agent
     from share_compute_api.joining import JoinOptions, default_name
 
@@ -105,8 +105,8 @@ def _table(view: View) -> Table:
         ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
         ("server", escape(view.url)),
         ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
-        ("holds", escape(f"{work.shard} of {work.job}") if work and work.shard else "-"),
-        ("speed of the job", speed),
+        ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
+        ("speed of it all", speed),
         ("here for", f"{minutes} min {seconds:02d} s"),
         ("", "[dim]Ctrl-C leaves[/]"),
     ):

@@ -28,6 +28,10 @@ STATE_STYLES = {
     "joining": "yellow",
     "probing": "yellow",
     "ready": "green",
+    "pending": "yellow",
+    "loading": "cyan",
+    "degraded": "yellow",
+    "stopped": "dim",
     "draining": "magenta",
     "left": "dim",
     "lost": "red",
@@ -36,7 +40,7 @@ STATE_STYLES = {
     "expired": "yellow",
     "revoked": "magenta",
 }
-_PROSE = ("reason", "meaning", "value", "label")
+_PROSE = ("reason", "meaning", "value", "label", "model")
 _CLOSED_PIPE = 141
 """What a shell tells of a program that was ended by SIGPIPE."""
 

@@ -14,6 +14,7 @@ _MOST_JOBS = 10
 
 def status(as_json: Json = False) -> None:
     """Show the server, the machines that are here, and the latest jobs."""
+    from share_compute_api.cli.describe import progress
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -45,10 +46,10 @@ def status(as_json: Json = False) -> None:
             job.id,
             escape(job.name),
             state_text(job.state.value),
-            f"{job.step}/{job.total_steps}",
+            progress(job),
             number(job.loss),
-            speed(job.tokens_per_s, of_tokens=job.spec.model.layers is None),
+            speed(job.tokens_per_s, of_tokens=job.counts_tokens),
         )
         for job in jobs
     )
-    print_table(("id", "name", "state", "step", "loss", "speed"), work, empty="No jobs yet.")
+    print_table(("id", "name", "state", "done", "loss", "speed"), work, empty="No jobs yet.")

@@ -27,6 +27,10 @@ def up(
         str | None, typer.Option(help="e.g. postgresql+psycopg://user@host/name; default: SQLite.")
     ] = None,
     contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
+    allow_failures: Annotated[
+        bool,
+        typer.Option("--allow-failures", help="Let share-compute chaos kill members of jobs; for tests."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when it answers.")] = False,
 ) -> None:
     """Run a server: a Ray head and the control plane. Ctrl-C stops all it started; twice: at once."""
@@ -37,6 +41,7 @@ def up(
         "port": port,
         "data_folder": data_folder,
         "database_url": database_url,
+        "allow_failures": allow_failures or None,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     console = Terminal(stderr=as_json)

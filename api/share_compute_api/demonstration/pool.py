@@ -10,7 +10,7 @@ from pathlib import Path
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.jobs.states import ContributorState
 from share_compute.store.records import ContributorRecord
-from share_compute_actors.processes import Child, Roster
+from share_compute_actors.machine.processes import Child, Roster
 from share_compute_api.children import own_command
 from share_compute_api.client import Client
 from share_compute_api.data_folder import written_api_key
@@ -21,7 +21,12 @@ _READY_DEADLINE_S = 150.0
 _JOIN_GRACE_S = 20.0
 _UP_GRACE_S = 30.0
 # Settings of a server that this user may run must not reach this one.
-_OWN_SETTINGS = {"SHARE_COMPUTE_RAY_PORT": "0", "SHARE_COMPUTE_ADVERTISE_ADDRESS": ""}
+_OWN_SETTINGS = {
+    "SHARE_COMPUTE_RAY_PORT": "0",
+    "SHARE_COMPUTE_ADVERTISE_ADDRESS": "",
+    # It is there to be tried out, and nobody else's machine is in it.
+    "SHARE_COMPUTE_ALLOW_FAILURES": "1",
+}
 
 
 class LocalPool:

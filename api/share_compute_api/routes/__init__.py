@@ -9,8 +9,11 @@ from share_compute_api.problems import documented
 from share_compute_api.routes import (
     agents,
     artifacts,
+    checkpoints,
     contributors,
+    deployments,
     events,
+    failures,
     invites,
     jobs,
     keys,
@@ -33,9 +36,12 @@ def api_router() -> APIRouter:
         invites.router,
         contributors.router,
         jobs.router,
+        failures.router,
+        deployments.router,
         plans.router,
         topology.router,
         artifacts.router,
+        checkpoints.router,
         events.router,
     ):
         router.include_router(keyed, dependencies=[Depends(require_api_key)], responses=documented(401))

@@ -8,8 +8,8 @@ from fastapi.concurrency import run_in_threadpool
 from share_compute.errors import ClockSkew, Unavailable
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import Plan, layer_span
-from share_compute.store import ContributorRecord
-from share_compute_actors.preflight import MOST_CLOCK_SKEW_S
+from share_compute.store import ContributorRecord, DeploymentRecord
+from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
 from share_compute_api.auth import SelfContributor
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
@@ -60,13 +60,16 @@ def heartbeat(contributor: SelfContributor, context: InContext) -> ContributorWo
     """Take a sign of life; answer with what the machine does and whether it should go."""
     context.store.contributors.seen(contributor.id)
     job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
+    deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None
+    plans = [job.plan] if job else list(deployed.plans) if deployed else []
     leaving = contributor.state in (ContributorState.draining, ContributorState.left)
     return ContributorWork(
         state=contributor.state,
         reason=contributor.reason,
         job=job.id if job else None,
-        shard=_shard(job.plan, contributor.id) if job else None,
-        tokens_per_s=job.tokens_per_s if job else None,
+        deployment=deployed.name if deployed else None,
+        shard=next((shard for plan in plans if (shard := _shard(plan, contributor.id))), None),
+        tokens_per_s=job.tokens_per_s if job else _served_tokens_per_s(context, deployed),
         wanted="leave" if leaving else "run",
     )
 
@@ -104,6 +107,12 @@ def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:
         labels={LABEL: contributor_id},
         environment=dict(cluster.environment),
     )
+
+
+def _served_tokens_per_s(context: Context, deployed: DeploymentRecord | None) -> float | None:
+    if deployed is None or context.deployments is None:
+        return None
+    return sum(status.tokens_per_s for status in context.deployments.statuses(deployed.id))
 
 
 def _shard(plan: Plan | None, contributor_id: str) -> str | None:

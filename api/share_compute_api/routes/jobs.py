@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
-from share_compute.errors import UserError
 from share_compute.jobs.states import JobState
-from share_compute.specification import TrainJob, parse_job
+from share_compute.specification import TrainJob, parse_any_job
 from share_compute.store import JobRecord, MetricRecord
+from share_compute_api.batches.submission import check_batch
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
+from share_compute_api.routes.bodies import read_spec, spec_body
 from share_compute_api.schemas import JobPage, Metrics
 from share_compute_api.submission import check_job
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-_YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
-_JOB_BODY = {
-    "required": True,
-    "content": {
-        kind: {
-            "schema": {"$ref": "#/components/schemas/JobRequest"},
-            "example": {
-                "name": "tiny-llama",
-                "model": {"config": {"model_type": "llama", "vocab_size": 2048, "hidden_size": 128}},
-                "data": {"files": ["/srv/texts/corpus.txt"]},
-                "training": {"steps": 60, "batch_size": 16, "microbatches": 4},
-            },
-        }
-        for kind in ("application/json", "application/yaml")
+_JOB_BODY = spec_body(
+    "AnyJobRequest",
+    {
+        "name": "tiny-llama",
+        "model": {"config": {"model_type": "llama", "vocab_size": 2048, "hidden_size": 128}},
+        "data": {"files": ["/srv/texts/corpus.txt"]},
+        "training": {"steps": 60, "batch_size": 16, "microbatches": 4},
     },
-}
+)
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -65,28 +57,12 @@ async def submit_job(
 
 
 def _submit(context: Context, content_type: str, body: bytes, idempotency_key: str | None) -> JobRecord:
-    spec = _read_job(content_type.partition(";")[0].strip().lower(), body)
-    check_job(spec)
+    spec = read_spec(content_type, body, parse_any_job)
+    if isinstance(spec, TrainJob):
+        check_job(spec)
+    else:
+        check_batch(spec, context.store, context.engines)
     return context.store.jobs.create(spec, idempotency_key=idempotency_key)
-
-
-def _read_job(content_type: str, body: bytes) -> TrainJob:
-    if content_type not in ("application/json", *_YAML_TYPES):
-        raise HTTPException(415, "send the job as application/json or application/yaml")
-    try:
-        text = body.decode()
-        return parse_job(text if content_type in _YAML_TYPES else json.loads(text))
-    except UnicodeDecodeError as failure:
-        raise UserError("the job is not UTF-8 text", mend="save it as UTF-8") from failure
-    except json.JSONDecodeError as failure:
-        raise UserError(
-            f"the job is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
-            mend="mend the JSON, or send YAML as application/yaml",
-        ) from failure
-    except RecursionError as failure:
-        raise UserError("the job is nested too deeply", mend="flatten it") from failure
-    except ValueError as failure:  # a number of thousands of digits
-        raise UserError(f"the job is not valid JSON: {failure}", mend="mend the number") from failure
 
 
 @router.get("", operation_id="listJobs")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
@@ -18,8 +16,8 @@ from share_compute.planning.words import listed
 from share_compute.specification import field_errors
 from share_compute.topology import Topology
 from share_compute.topology_file import TopologyDocument, describe_topology
-from share_compute_api.bell import Bell
 from share_compute_api.context import Context, InContext
+from share_compute_api.departures import departure
 from share_compute_api.problems import documented
 from share_compute_api.schemas import PlanRequest
 from share_compute_api.submission import check_model
@@ -27,7 +25,6 @@ from share_compute_api.supervision.live_topology import live_topology
 
 router = APIRouter(prefix="/plans", tags=["plans"])
 
-_LONG_S = 3600.0
 _BODY = {
     "required": True,
     "content": {
@@ -57,29 +54,10 @@ async def plan(request: Request, context: InContext) -> PlanReport:
     wanted, left_out = await run_in_threadpool(
         _complete, context, request.headers.get("content-type", ""), await request.body()
     )
-    report = await context.plans.plan(wanted, _unwanted(request, context.bell))
+    report = await context.plans.plan(wanted, departure(request.receive, context.bell))
     if report is None:
         raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
     return _with_idle(report, left_out) if left_out else report
-
-
-async def _unwanted(request: Request, bell: Bell) -> None:
-    """Return when the client is gone, or the server ends; the body must have been read."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    async def closed() -> None:
-        while not bell.is_closed:
-            await bell.wait(bell.ticket, _LONG_S)
-
-    watches = [asyncio.ensure_future(watch()) for watch in (disconnected, closed)]
-    try:
-        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for watch in watches:
-            watch.cancel()
 
 
 def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanReport:

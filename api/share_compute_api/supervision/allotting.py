@@ -1,7 +1,8 @@
 """Which machines each running job may use: those it holds, and free ones that are offered to it.
 
-Nothing is leased by an offer. The coordinator that takes a machine says so with its next plan, and only then the job
-holds it. When two want the same machine, whoever has it leased keeps it, and the other must do without.
+Nothing is leased by an offer. The coordinator that wants a machine proposes a plan with it; writing that down leases
+the machine, and the next allotment answers. A machine that another job got in between is not in it any more, so the
+coordinator gives the plan up, which frees the others. When two want the same machine, whoever has it leased keeps it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ class Allotment:
     nodes: frozenset[tuple[str, str | None]]
     """Id and Ray node of each of them: what tells two allotments apart, since signs of life change the records."""
     leaving: frozenset[str] = frozenset()
-    """Contributors in its plan that it must do without."""
+    """Contributors in its plan, or in one that it proposed, that it must do without."""
+    answers: int | None = None
+    """Step of its proposal, whose machines are leased to it if they are among these."""
 
 
-def allotment(machines: Iterable[ContributorRecord], leaving: Iterable[str] = ()) -> Allotment:
+def allotment(
+    machines: Iterable[ContributorRecord], leaving: Iterable[str] = (), answers: int | None = None
+) -> Allotment:
     """Return the allotment of these machines, without those that leave."""
     machines = tuple(machines)
     nodes = frozenset((machine.id, machine.node_id) for machine in machines)
-    return Allotment(machines, nodes, frozenset(leaving))
+    return Allotment(machines, nodes, frozenset(leaving), answers)
 
 
 class Allotted:
@@ -88,6 +93,7 @@ class Allotting:
             spare: free machines that no queued job could use.
         """
         members = {job.id: _members(job, present) for job in running}
+        # Also machines of a proposal that are not leased: they are not offered again before it is given up.
         planned = frozenset().union(*members.values())
         takers = [job.id for job in running if _takes_more(job)]
         self._offer([machine.id for machine in spare if machine.id not in planned], takers)
@@ -104,7 +110,7 @@ class Allotting:
             if machine.state is ContributorState.ready
             and (machine.job_id == job.id or self._offers.get(machine.id, ("",))[0] == job.id)
         ]
-        return allotment(usable, leaving)
+        return allotment(usable, leaving, None if job.proposal is None else job.proposal.step)
 
     def _offer(self, spare: Sequence[str], takers: Sequence[str]) -> None:
         now = self._clock()
@@ -120,17 +126,18 @@ class Allotting:
 
 
 def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[str]:
-    """Return the contributors in a job's plan; those that its first plan is made of while there is none."""
+    """Return the contributors in a job's plan and its proposal; while it has none, those that it is planned with."""
     if job.plan is None:
         return frozenset(machine.id for machine in present if machine.job_id == job.id)
-    return frozenset(member.contributor_id for pool in job.plan.pools for member in pool.members)
+    return job.plan.machines if job.proposal is None else job.plan.machines | job.proposal.plan.machines
 
 
 def _takes_more(job: JobRecord) -> bool:
-    is_open = job.plan is not None and job.spec.parallelism.pools is None
+    is_open = job.plan is not None and job.training.parallelism.pools is None
     return is_open and job.cancel_requested_at is None
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Whether a machine in a job's plan is taken back by its owner, or leased to another job meanwhile."""
-    return machine.state is ContributorState.draining or machine.job_id not in (None, job.id)
+    """Whether a machine in a job's plans is taken back by its owner, or leased to another job meanwhile."""
+    is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
+    return machine.state is ContributorState.draining or is_others

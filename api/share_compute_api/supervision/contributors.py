@@ -101,7 +101,7 @@ class ContributorSupervisor:
                 )
             return None
         if record.state is ContributorState.draining:
-            is_done = record.job_id is None or not is_alive
+            is_done = not record.is_leased or not is_alive
             return (ContributorState.left, record.reason) if is_done else None
         if not is_alive:
             return ContributorState.lost, "its Ray node is dead or does not answer"

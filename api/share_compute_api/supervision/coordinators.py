@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
-from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events, topologies
-from share_compute.topology import Topology
+from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_events
 from share_compute_api.supervision import ClusterInfo
 
 _RETRY_S = 1.0
@@ -26,11 +25,11 @@ class Attempt(Protocol):
     async def cancel(self) -> None:
         """Ask it to stop after the step it is in."""
 
-    async def offer(self, topology: Topology) -> None:
+    async def offer(self, offer: Offer) -> None:
         """Say which machines it may use from now on, in place of those it was told before.
 
-        It keeps what it holds, and takes of the others what its next plan makes use of. Who is named may be used again,
-        also after a drain.
+        It keeps what it holds, and asks for others by proposing a plan that makes use of them. Who is named may be used
+        again, also after a drain.
         """
 
     async def drain(self, contributor_id: str) -> None:
@@ -55,7 +54,7 @@ def launcher(cluster: ClusterInfo) -> Launch:
 def _start(cluster: ClusterInfo, assignment: Assignment) -> RayAttempt:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from share_compute_actors.coordinator import Coordinator
+    from share_compute_actors.coordinator.coordinator import Coordinator
 
     with _translated(assignment.job_id):
         here = NodeAffinitySchedulingStrategy(cluster.head_node_id, soft=False)
@@ -120,10 +119,10 @@ class RayAttempt:
         with _translated(self._job_id):
             await self._actor.cancel.remote()
 
-    async def offer(self, topology: Topology) -> None:
+    async def offer(self, offer: Offer) -> None:
         """Say which machines it may use from now on, in place of those it was told before."""
         with _translated(self._job_id):
-            await self._actor.offer.remote(topologies.dump_json(topology).decode())
+            await self._actor.offer.remote(offer.model_dump_json())
 
     async def drain(self, contributor_id: str) -> None:
         """Ask it to do without a machine."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from share_compute.errors import ContributorLost, ShareComputeError
-from share_compute.jobs.events import AttemptEnded, AttemptEvent, StepCommitted
+from share_compute.jobs.events import AttemptEnded, AttemptEvent, Offer, StepCommitted
 from share_compute.jobs.states import JobState
 from share_compute.store import JobRecord, Store
 from share_compute_api.supervision.allotting import Allotted
@@ -107,8 +107,9 @@ class Following:
             try:
                 for contributor_id in sorted(wanted.leaving - told.leaving):
                     await attempt.drain(contributor_id)
-                if wanted.nodes != told.nodes:
-                    await attempt.offer(live_topology(wanted.machines))
+                if (wanted.nodes, wanted.answers) != (told.nodes, told.answers):
+                    offer = Offer(topology=live_topology(wanted.machines), answers=wanted.answers)
+                    await attempt.offer(offer)
             except ShareComputeError as failure:
                 # Whether the attempt is lost shows in its events; else it is told once more.
                 _log.warning("job %s was not told of its machines: %s", self._job.id, failure.message)

@@ -1,10 +1,10 @@
-"""Runs queued jobs: each on the ready contributors that no other job holds, again and again until it is over."""
+"""Runs queued training jobs: each on ready contributors that no other job holds, again and again until it is over."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,14 @@ from share_compute_api.supervision.allotting import Allotted, Allotting, allotme
 from share_compute_api.supervision.coordinators import Launch
 from share_compute_api.supervision.following import Following
 from share_compute_api.supervision.live_topology import live_topology
+from share_compute_api.supervision.members import machines_with_members
 from share_compute_api.supervision.patience import Patience, patiently
 from share_compute_api.supervision.sequel import Failure, sequel
 from share_compute_api.supervision.waiting import Waiting
 
 _LOOK_S = 1.0
+_KINDS = ("train",)
+"""Batches are supervised by themselves: they need a deployment, not machines."""
 _RESTARTED = "the server was restarted"
 _LOST = "its attempt was lost"
 _log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class JobSupervisor:
         bell: rings when the store changed.
         patience: how long to wait for what.
         drift: share by which measured step times may differ from predicted ones before a job is planned again.
+        members: tells, by contributor, which jobs have members there.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class JobSupervisor:
         patience: Patience | None = None,
         *,
         drift: float = 0.25,
+        members: Callable[[], Mapping[str, Collection[str]]] = machines_with_members,
     ) -> None:
         self._store = store
         self._launch = launch
@@ -67,6 +72,7 @@ class JobSupervisor:
         self._bell = bell
         self._patience = patience or Patience()
         self._drift = drift
+        self._members = members
         self._waiting = Waiting(self._patience)
         self._allotting = Allotting(self._patience)
         self._next_allotting_s = 0.0
@@ -96,21 +102,22 @@ class JobSupervisor:
 
     async def _look(self) -> None:
         running = await self._requeue_lost()
-        queued = [
-            job for job in await asyncio.to_thread(self._store.jobs.queued) if job.id not in self._attempts
-        ]
+        waiting = await asyncio.to_thread(self._store.jobs.queued, _KINDS)
+        queued = [job for job in waiting if job.id not in self._attempts]
         if not queued and not (running and self._is_time_to_allot()):
             return
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
-        pool = self._waiting.look(present, queued, anything_runs=bool(self._attempts))
+        # Rows first: then all members are seen that are on machines which the rows say are free.
+        members = await asyncio.to_thread(self._members)
+        pool = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
         for job in queued:
             reason = pool.why_not(job)
             if reason is None:
-                machines = pool.take()
+                machines = pool.take(job)
                 if not await self._start(job, machines):
                     return  # something changed, so the bell rang: look again
             elif self._waiting.rests(job):
-                pool.take()  # or a job behind it would have them before it is awake
+                pool.take(job)  # or a job behind it would have them before it is awake
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
         self._allot(running, present, pool.spare(queued))
@@ -120,7 +127,7 @@ class JobSupervisor:
 
         Its server stopped, or its end could not be written.
         """
-        active = await asyncio.to_thread(self._store.jobs.active)
+        active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
         if any(job.id not in self._attempts for job in active):
             await asyncio.to_thread(
                 self._store.jobs.requeue_interrupted, self._interruption, but=list(self._attempts)
@@ -171,7 +178,8 @@ class JobSupervisor:
         try:
             known = partial(self._store.progress.timings, job.id)
             timings = await patiently(self._patience, known)
-            attempt = await self._launch(self._assignment(job, machines, timings))
+            told = await patiently(self._patience, partial(self._store.progress.last_step, job.id))
+            attempt = await self._launch(self._assignment(job, machines, timings, told))
             try:
                 failure = await following.follow(attempt)
             finally:
@@ -212,28 +220,34 @@ class JobSupervisor:
             attempt=job.attempt,
             fruitless_attempts=again.fruitless_attempts,
             error=failure.error,
+            leaves_members=failure.leaves_members,
         )
         queued = await patiently(self._patience, requeue)
         if again.needs_others:
             self._waiting.tried(queued, machines)
-        else:
+        elif again.rests:
             self._waiting.rest(queued)
 
     def _others_run(self, job: JobRecord) -> bool:
         return any(other != job.id for other in self._attempts)
 
     def _assignment(
-        self, job: JobRecord, machines: list[ContributorRecord], timings: dict[str, MachineTimings]
+        self,
+        job: JobRecord,
+        machines: list[ContributorRecord],
+        timings: dict[str, MachineTimings],
+        told: int,
     ) -> Assignment:
         folder = self._folder / job.id
         folder.mkdir(parents=True, exist_ok=True)
         return Assignment(
             job_id=job.id,
             attempt=job.attempt,
-            spec=job.spec,
+            spec=job.training,
             topology=live_topology(machines),
             folder=folder,
             checkpoint=job.checkpoint_path,
+            told=told,
             drift=self._drift,
             timings=timings,
         )

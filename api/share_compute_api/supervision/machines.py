@@ -44,7 +44,7 @@ class RayMachine:
     """
 
     def __init__(self, contributor_id: str, node_id: str) -> None:
-        from share_compute_actors.contributor import start_contributor
+        from share_compute_actors.machine.contributor import start_contributor
 
         self._id = contributor_id
         with _translated(contributor_id):
@@ -61,7 +61,7 @@ class RayMachine:
 
     async def probe(self, limits: Mapping[str, Any]) -> tuple[Device, ...]:
         """Measure the devices that are lent."""
-        from share_compute_actors.contributor import read_devices
+        from share_compute_actors.machine.contributor import read_devices
 
         with _translated(self._id):
             text = await self._actor.probe.remote(
@@ -73,7 +73,7 @@ class RayMachine:
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these; leaves out those that are gone."""
-        from share_compute_actors.contributor import read_links
+        from share_compute_actors.machine.contributor import read_links
 
         actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - its own kind
         with _translated(self._id):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from share_compute.errors import ContributorLost, PlanInfeasible, ShareComputeError, Unavailable
+from share_compute.errors import ContributorLost, LibraryLost, PlanInfeasible, ShareComputeError, Unavailable
 from share_compute.planning.words import bytes_text
 from share_compute.store import JobRecord
 
@@ -22,19 +22,24 @@ class Failure:
     error: dict[str, Any]
     """Code and facts."""
     is_lost: bool
-    """Whether what it ran on was lost: machines, or its coordinator."""
+    """Whether what it ran on was lost: machines, its coordinator or its library."""
+    leaves_members: bool = False
+    """Whether its members may live on, so that another attempt goes on with them."""
 
     @classmethod
     def told(cls, reason: str, error: dict[str, Any] | None) -> Failure:
         """Return the failure that an attempt told of itself."""
         error = error or {}
-        return cls(reason, error, is_lost=error.get("code") == ContributorLost.code)
+        code = error.get("code")
+        leaves_members = code == LibraryLost.code
+        return cls(reason, error, code == ContributorLost.code or leaves_members, leaves_members)
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> Failure:
         """Return the failure of an attempt that could not be followed any more."""
         error = {"code": failure.code, **failure.facts()}
-        return cls(failure.message, error, is_lost=isinstance(failure, ContributorLost | Unavailable))
+        is_lost = isinstance(failure, ContributorLost | Unavailable)
+        return cls(failure.message, error, is_lost, leaves_members=is_lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Again:
     fruitless_attempts: int
     needs_others: bool
     """Whether it is offered only machines that were not tried; else the same ones, after a rest."""
+    rests: bool = True
+    """Whether it rests first; members that wait for another coordinator should not wait for long."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:
@@ -73,7 +80,9 @@ def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run:
     fruitless += not has_committed
     if not failure.is_lost or fruitless >= _MOST_FRUITLESS:
         return None
-    return Again(failure.reason, fruitless, needs_others=False)
+    return Again(
+        failure.reason, fruitless, needs_others=False, rests=not failure.leaves_members or fruitless > 1
+    )
 
 
 def _lacking(failure: Failure, *, others_run: bool) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -81,26 +82,34 @@ class Waiting:
         return self._clock() - self._start < self._patience.return_s
 
     def look(
-        self, present: Sequence[ContributorRecord], queued: Sequence[JobRecord], *, anything_runs: bool
+        self,
+        present: Sequence[ContributorRecord],
+        queued: Sequence[JobRecord],
+        members: Mapping[str, Collection[str]],
+        *,
+        anything_runs: bool,
     ) -> Supply:
         """Return what can be given away now.
 
         Args:
             present: the contributors in `states`.
             queued: the jobs that wait.
+            members: by contributor, the jobs that have members there.
             anything_runs: whether a job may still give machines back.
         """
         names = {job.id for job in queued}
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in names}
         ready = [machine for machine in present if machine.state is ContributorState.ready]
-        free = [machine for machine in ready if machine.job_id is None]
+        free = [machine for machine in ready if not machine.is_leased]
         away = [
             machine
             for machine in present
             if machine.state is ContributorState.lost and machine.reason == AWAY and self._are_returning()
         ]
         coming = len(away) + sum(machine.state in _ARRIVING for machine in present)
-        return Supply(self, free, len(ready) - len(free), coming, anything_runs)
+        held = {machine.id: jobs for machine in free if (jobs := members.get(machine.id))}
+        living = Counter(job_id for jobs in members.values() for job_id in jobs)
+        return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:
         """Whether a job that could begin still waits for machines that are about to come."""
@@ -109,61 +118,96 @@ class Waiting:
 
 @dataclass(slots=True)
 class Supply:
-    """The machines that queued jobs can be given at one moment."""
+    """The machines that queued jobs can be given at one moment.
+
+    A machine that still holds members of a job is for nobody else until they are taken over or ended: they keep their
+    memory.
+    """
 
     waiting: Waiting
     free: list[ContributorRecord]
+    """Ready, and leased to nobody."""
     busy: int
     """Ready, but leased to a job."""
     coming: int
     """Joining, being measured, or on the way back after a restart."""
     anything_runs: bool
     """Whether a job may still give machines back."""
+    held: Mapping[str, Collection[str]]
+    """By contributor, for those that are free: the jobs that have members there."""
+    living: Mapping[str, int]
+    """By job: on how many machines it has members."""
 
-    def take(self) -> list[ContributorRecord]:
+    def take(self, job: JobRecord) -> list[ContributorRecord]:
         """Give all that is free to one job; its plan gives back what it does not use."""
-        taken, self.free = self.free, []
+        taken = self._free_for(job)
+        self.free = [machine for machine in self.free if self._is_kept(machine, job)]
         self.busy += len(taken)
         return taken
 
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
         """Return what is left when none of these jobs could begin with it, nor with what is about to come as well."""
-        return [] if any(self._may_do_for(job) for job in queued) else self.free
+        if any(self._may_do_for(job) for job in queued):
+            return []
+        return [machine for machine in self.free if machine.id not in self.held]
+
+    def _free_for(self, job: JobRecord) -> list[ContributorRecord]:
+        return [machine for machine in self.free if not self._is_kept(machine, job)]
+
+    def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
+        """Whether a machine has members of other jobs."""
+        return any(other != job.id for other in self.held.get(machine.id, ()))
 
     def _may_do_for(self, job: JobRecord) -> bool:
-        if len(self.free) + self.coming < job.spec.parallelism.machines_needed:
+        if len(self._free_for(job)) + self.coming < job.training.parallelism.machines_needed:
             return False
         return self.coming > 0 or not self._cannot_hold(job)
 
     def _cannot_hold(self, job: JobRecord) -> bool:
-        return self.waiting.cannot_hold(job, self.free, others_run=self.anything_runs)
+        return self.waiting.cannot_hold(job, self._free_for(job), others_run=self.anything_runs)
 
     def why_not(self, job: JobRecord) -> str | None:
         """Say why a job cannot begin now; None when it can."""
         if self.waiting.rests(job):
             return job.reason  # it says what happened
-        parallelism = job.spec.parallelism
-        needed = parallelism.machines_needed
-        if len(self.free) < needed:
-            others = f" ({self.busy} more {_work(self.busy)} for other jobs)" if self.busy else ""
-            have = "none is" if not self.free else f"{len(self.free)} {_be(len(self.free))}"
-            return f"waiting for contributors: needs {needed}, {have} ready{others}{_continues(job)}"
+        parallelism = job.training.parallelism
+        needed, free = parallelism.machines_needed, len(self._free_for(job))
+        if free < needed:
+            have = "none is" if not free else f"{free} {_be(free)}"
+            others = self._others(len(self.free) - free)
+            return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
         if self._cannot_hold(job):
             return job.reason  # it says already what is missing
         if parallelism.pools is None and self.coming and self.waiting.is_patient(job):
             return (
-                f"waiting for contributors: {len(self.free)} {_be(len(self.free))} ready, "
-                f"{self.coming} {_be(self.coming)} about to be{_continues(job)}"
+                f"waiting for contributors: {free} {_be(free)} ready, "
+                f"{self.coming} {_be(self.coming)} about to be{self._continues(job)}"
             )
         return None
+
+    def _others(self, kept: int) -> str:
+        """Say what other machines there are, of which some hold members of jobs that wait as well."""
+        others = [f"{self.busy} more {_work(self.busy)} for other jobs"] if self.busy else []
+        if kept:
+            others.append(
+                "1 more holds members of another job"
+                if kept == 1
+                else f"{kept} more hold members of other jobs"
+            )
+        return f" ({', '.join(others)})" if others else ""
+
+    def _continues(self, job: JobRecord) -> str:
+        """Say what a job goes on with."""
+        living, step = self.living.get(job.id, 0), job.checkpoint_step
+        if not living:
+            return "" if step is None else f"; continues from step {step}"
+        where = "1 machine" if living == 1 else f"{living} machines"
+        otherwise = "" if step is None else f", else from step {step}"
+        return f"; goes on with what its members hold on {where}{otherwise}"
 
 
 def _nodes(machines: Iterable[ContributorRecord]) -> _Nodes:
     return frozenset((machine.id, machine.node_id) for machine in machines)
-
-
-def _continues(job: JobRecord) -> str:
-    return "" if job.checkpoint_step is None else f"; continues from step {job.checkpoint_step}"
 
 
 def _be(number: int) -> str:

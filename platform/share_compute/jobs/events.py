@@ -28,12 +28,26 @@ class Assignment(StrictModel):
     """The job's own folder on the server: prepared data, checkpoints, artifacts."""
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from."""
+    told: int = 0
+    """Last step that the control plane knows to be committed; of later ones that are it is told again."""
     drift: float = Field(default=0.25, gt=0)
     """Share by which the measured step may differ from the predicted one before the job is planned again."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
     """What earlier attempts timed, by contributor id."""
     failures: tuple[Failure, ...] = ()
     """What goes wrong, at named points of the protocol; only tests have some."""
+
+
+class Offer(StrictModel):
+    """Which machines a running attempt may use from now on, in place of those that it was told before.
+
+    By a `ReplanProposed` it asks for those that it does not hold yet, and starts nothing there before that is answered.
+    """
+
+    topology: Topology
+    """Those that it holds, and free ones that no other job is offered."""
+    answers: int | None = None
+    """Step of the `ReplanProposed` that is answered: of its machines, the attempt holds those in the topology."""
 
 
 class Planned(StrictModel):
@@ -58,6 +72,8 @@ class Reformed(StrictModel):
     """Ids of contributors that hold a part from now on."""
     left: tuple[str, ...] = ()
     """Ids of contributors that handed over what they held."""
+    expected: tuple[str, ...] = ()
+    """Ids of contributors that are on their way in, for the plan that was proposed last: they stay with the job."""
     seconds: float = Field(ge=0)
     """How long no step was computed."""
     recomputed: int = Field(ge=0)
@@ -148,7 +164,7 @@ class LayersTimed(StrictModel):
 
 
 class ReplanProposed(StrictModel):
-    """Another plan would pay for moving to it. Carrying it out belongs to elastic training; until then it is advice."""
+    """Another plan pays for moving to it; it is carried out as soon as its machines are there."""
 
     type: Literal["replan-proposed"] = "replan-proposed"
     step: int
@@ -160,8 +176,15 @@ class ReplanProposed(StrictModel):
     gain_s: float
     """Over the steps that are left."""
     move_cost_s: float
-    """Time to carry state to where it will be, and to start again."""
+    """Time to carry state to where it will be, and to link members anew."""
     sentence: str
+
+
+class ReplanAbandoned(StrictModel):
+    """The plan that was proposed last is not carried out; nothing of the job is left on machines that it added."""
+
+    type: Literal["replan-abandoned"] = "replan-abandoned"
+    reason: str
 
 
 class CheckpointSaved(StrictModel):
@@ -180,6 +203,21 @@ class ArtifactSaved(StrictModel):
     name: str
     path: Path
     size_bytes: int
+
+
+class RowsDone(StrictModel):
+    """Rows of a batch are answered and kept, whatever happens."""
+
+    type: Literal["rows"] = "rows"
+    done: int = Field(ge=0)
+    """In all attempts."""
+    total: int = Field(ge=0)
+    failed: int = Field(ge=0)
+    """Of those done: have an error in place of an answer."""
+    rows_per_s: float | None = None
+    """Over the last ones; None before there are some in this attempt."""
+    tokens_per_s: float | None = None
+    """Generated, or read where vectors are made; over the last rows."""
 
 
 class Note(StrictModel):
@@ -210,8 +248,10 @@ AttemptEvent: TypeAlias = Annotated[
     | Measured
     | LayersTimed
     | ReplanProposed
+    | ReplanAbandoned
     | CheckpointSaved
     | ArtifactSaved
+    | RowsDone
     | Note
     | AttemptEnded,
     Field(discriminator="type"),
@@ -219,5 +259,3 @@ AttemptEvent: TypeAlias = Annotated[
 
 attempt_events: TypeAdapter[list[AttemptEvent]] = TypeAdapter(list[AttemptEvent])
 """Reads and writes lists of events as JSON."""
-topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
-"""Reads and writes what a running attempt is offered as JSON."""

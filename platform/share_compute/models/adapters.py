@@ -46,7 +46,12 @@ def initialize_adapters(module: nn.Module, seed: int) -> None:
 
 def adapter_tensors(stage: Stage) -> dict[str, Tensor]:
     """Return the stage's part of ``adapter_model.safetensors``."""
-    return {_SAVED_PREFIX + name: tensor for name, tensor in stage.persistent().items() if is_adapter(name)}
+    return {saved_name(name): tensor for name, tensor in stage.persistent().items() if is_adapter(name)}
+
+
+def saved_name(name: str) -> str:
+    """Return the name in ``adapter_model.safetensors`` of an adapter's tensor, from its stored name."""
+    return _SAVED_PREFIX + name
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -31,14 +32,17 @@ class PretrainedWeights:
     Args:
         folder: the files.
         config: the model's configuration.
+        model: sketch of the model; default: of the causal language model that the configuration makes.
 
     Raises:
         UserError: the weights do not belong to the configuration.
     """
 
-    def __init__(self, folder: WeightFolder, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: WeightFolder, config: Mapping[str, Any], model: PreTrainedModel | None = None
+    ) -> None:
         self._folder = folder
-        self._model = sketch(config)
+        self._model = sketch(config) if model is None else model
         self._recipes: dict[str, tuple[str, WeightConverter | WeightRenaming]] = {}
         self._last: tuple[str, dict[str, Tensor]] = ("", {})
         self._collect(self._model.state_dict())

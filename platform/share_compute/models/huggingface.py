@@ -8,6 +8,7 @@ Which module embeds, which repeat and which come last is read from the architect
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -153,7 +154,7 @@ def _sketching() -> Iterator[None]:
             nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _materialize(model: nn.Module, device: torch.device) -> None:
+def materialize(model: nn.Module, device: torch.device) -> None:
     """Move what is real to ``device``, and give memory to what was sketched.
 
     Zeros cost nothing until they are written, and are what constructors start large parameters with that no rule of
@@ -167,16 +168,23 @@ def _materialize(model: nn.Module, device: torch.device) -> None:
     model.to(device)
 
 
-def sketch(config: Mapping[str, Any]) -> PreTrainedModel:
+def sketch(
+    config: Mapping[str, Any], dtype: torch.dtype = torch.float32, kind: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
     """Return the whole model without memory for its weights; see `_sketching`.
 
+    Args:
+        config: of the model.
+        dtype: of its weights; those that the architecture keeps in float32 stay so.
+        kind: class of transformers that makes models of configurations.
+
     Raises:
-        UserError: the configuration makes no causal language model.
+        UserError: the configuration makes no such model.
     """
     try:
         with _sketching():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                _configuration(config), dtype=torch.float32, trust_remote_code=False
+            model: PreTrainedModel = kind.from_config(
+                _configuration(config), dtype=dtype, trust_remote_code=False
             )
     except (
         ValueError,
@@ -186,10 +194,17 @@ def sketch(config: Mapping[str, Any]) -> PreTrainedModel:
         ZeroDivisionError,
         StrictDataclassError,
     ) as failure:
+        wanted = "a causal language model" if kind is AutoModelForCausalLM else "an encoder"
         raise UserError(
-            f"this configuration does not make a causal language model: {_told(failure)}",
+            f"this configuration does not make {wanted}: {_told(failure)}",
             mend="check model.config against the architecture's documentation in transformers",
         ) from failure
+    kept = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained asks for it
+    if kept:
+        exact = re.compile("|".join(pattern.replace("*", ".*") for pattern in kept))
+        for name, parameter in model.named_parameters():
+            if exact.search(name):
+                parameter.data = parameter.data.float()
     return model
 
 
@@ -203,14 +218,20 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
-def trained_sketch(blueprint: Blueprint) -> tuple[PreTrainedModel, Outline]:
+def trained_sketch(
+    blueprint: Blueprint, dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, Outline]:
     """Return the sketch of a whole model with its adapters; what is not trained takes no gradient.
+
+    Args:
+        blueprint: of the model.
+        dtype: of its weights.
 
     Raises:
         UserError: the configuration makes no causal language model that can be cut, or what is frozen or adapted is
             not there.
     """
-    model = sketch(blueprint.config or {})
+    model = sketch(blueprint.config or {}, dtype)
     outline = Outline(model)
     if blueprint.lora is not None:
         from share_compute.models.adapters import adapt  # noqa: PLC0415 - takes time to import, and few need it
@@ -229,18 +250,31 @@ def _stored_parameters(model: PreTrainedModel) -> Iterator[Named]:
 
 
 class HuggingFaceStage(Stage):
-    """One shard of a causal language model."""
+    """One shard of a causal language model.
 
-    def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
+    Args:
+        blueprint: of the whole model.
+        shard: which part of it this is.
+        device: where it is.
+        serves_in: None trains. A type: it only answers, with weights of this type and nothing that training needs.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        shard: Shard,
+        device: torch.device,
+        serves_in: torch.dtype | None = None,
+    ) -> None:
         super().__init__(blueprint, shard, device)
-        model, outline = trained_sketch(blueprint)
+        model, outline = trained_sketch(blueprint, serves_in or torch.float32)
         tied = tied_names(model)
         self.trains_before = not shard.is_first and trains_before(
             _stored_parameters(model), shard.start, outline.places
         )
         self._is_adapted = blueprint.lora is not None
         self._keep(model, outline)
-        _materialize(model, device)
+        materialize(model, device)
         present = set(model.state_dict())
         for target, source in tied.items():
             if target in present and source in present:  # each was given its own memory
@@ -251,15 +285,21 @@ class HuggingFaceStage(Stage):
         self._model = model
         self._base = outline.base
         self._stack = outline.layers
+        if serves_in is None:
+            self._follow_cells(blueprint, outline)
+        else:
+            model.requires_grad_(requires_grad=False).eval()
+
+    def _follow_cells(self, blueprint: Blueprint, outline: Outline) -> None:
         draws = any(
             "drop" in name and isinstance(value, float) and value > 0
-            for name, value in vars(model.config).items()
+            for name, value in vars(self._model.config).items()
         ) or (blueprint.lora is not None and blueprint.lora.dropout > 0)
         for place, layer in self.layers.items():
             run_by_cell(
                 layer, place, lambda: self._cell, draws=draws, recomputes=blueprint.activation_checkpointing
             )
-        if draws and shard.is_first:
+        if draws and self.shard.is_first:
             self._seed_opening(outline)
 
     def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
@@ -293,13 +333,55 @@ class HuggingFaceStage(Stage):
         stack = getattr(self._base, self._stack)
         return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
 
+    def take_over(self, other: HuggingFaceStage) -> dict[str, Tensor]:
+        """Take what both have from a stage of the same model that is of no use afterwards.
+
+        Returns:
+            What is still to be filled, by stored name.
+        """
+        taken: set[int] = set()
+        for holder, others in zip(self._holders(), other._holders(), strict=True):
+            given = dict(others.named_children())
+            for name, child in list(holder.named_children()):
+                if child in self._holders() or not _is_whole(child) or not _is_whole(given[name]):
+                    continue
+                if self._is_tied_here(child):
+                    continue  # it gets what its twin gets
+                holder.register_module(name, given[name])
+                taken |= {tensor.data_ptr() for tensor in given[name].state_dict().values()}
+        for target, source in self.tied.items():
+            owner, _, leaf = target.rpartition(".")
+            if self._holds(source) and self._is_tied_here(self._model.get_submodule(owner)):
+                setattr(self._model.get_submodule(owner), leaf, self._model.get_parameter(source))
+        return {name: tensor for name, tensor in self.persistent().items() if tensor.data_ptr() not in taken}
+
+    def _holders(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """Return the modules whose children are what a model is cut between."""
+        return self._model, self._base, getattr(self._base, self._stack)
+
+    def _holds(self, name: str) -> bool:
+        return not isinstance(self._model.get_submodule(name.rpartition(".")[0]), PassThrough)
+
+    def _is_tied_here(self, module: nn.Module) -> bool:
+        """Whether a module's weights are those of another module of this stage."""
+        names = {name for name, child in self._model.named_modules() if child is module}
+        return any(
+            target.rpartition(".")[0] in names and self._holds(source) for target, source in self.tied.items()
+        )
+
     def compute(self, inputs: Tensor) -> Tensor:
         """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or the last shard's logits."""
+        return self.run(inputs)
+
+    def run(self, inputs: Tensor, **options: Any) -> Tensor:
+        """Do what `compute` does, with further arguments of the model, or of its base on shards before the last."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         if self.shard.is_last:
-            logits: Tensor = self.module(**{name: inputs}, use_cache=False, return_dict=True).logits
+            logits: Tensor = self.module(
+                **{name: inputs}, use_cache=False, return_dict=True, **options
+            ).logits
             return logits
-        hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True)[0]
+        hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
         return hidden
 
     @torch.no_grad()
@@ -344,6 +426,10 @@ class HuggingFaceStage(Stage):
         if self._is_adapted:
             name = stored_name(name)
         return super().stored_name(name)
+
+
+def _is_whole(module: nn.Module) -> bool:
+    return not isinstance(module, PassThrough)
 
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from share_compute.models.profiling import (
     fake_mode,
     fit,
 )
-from share_compute.models.shape_estimate import ShapeEstimate, frozen_parameters_of, parameters_of
+from share_compute.models.shape_estimate import ShapeEstimate
 from share_compute.planning.profile import Growth, ModelProfile, forward_only_before_training
 
 _LENGTHS = (256, 512, 1024, 768)
@@ -57,18 +57,26 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
     embedding = getattr(outline.base, outline.embedding)
+    borrowed = tied_names(model)  # a sketch has parameters of their own for these
     tied = next(
-        (source for target, source in tied_names(model).items() if target.split(".")[0] in outline.heads),
-        None,
+        (source for target, source in borrowed.items() if target.split(".")[0] in outline.heads), None
     )
     twin = model.get_parameter(tied).numel() if tied else 0
-    rest, frozen = (
-        held(model) - held(embedding) - sum(map(held, layers))
-        for held in (parameters_of, frozen_parameters_of)
-    )
+    elsewhere = {parameter for part in (embedding, *layers) for parameter in part.parameters()}
+    rest = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if name not in borrowed and parameter not in elsewhere
+    ]
+    trained = [parameter.numel() for parameter in rest if parameter.requires_grad]
+    size = sum(parameter.numel() for parameter in rest)
     tied_trains = tied is not None and model.get_parameter(tied).requires_grad
     estimate = ShapeEstimate(model.config.get_text_config())
-    guesses = [estimate.embedding(embedding), *map(estimate.layer, layers), estimate.head(rest, twin, frozen)]
+    guesses = [
+        estimate.embedding(embedding),
+        *map(estimate.layer, layers),
+        estimate.head(size, twin, size - sum(trained), max(trained, default=0)),
+    ]
     parts = _Parts(model, outline)
     found = [parts.embedding(), *parts.layers(), parts.head()]
     first, *between, last = forward_only_before_training(

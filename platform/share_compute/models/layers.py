@@ -21,7 +21,7 @@ from share_compute.models.profiling import (
     fake_mode,
     storage_of,
 )
-from share_compute.models.shape_estimate import frozen_parameters_of, parameters_of
+from share_compute.models.shape_estimate import frozen_parameters_of, largest_trained_of, parameters_of
 from share_compute.planning.partitioning import Shard
 from share_compute.planning.profile import (
     FLOAT_BYTES,
@@ -187,6 +187,7 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
     return LayerProfile(
         parameters=parameters_of(module),
         frozen=frozen_parameters_of(module),
+        largest=largest_trained_of(module),
         forward_flops=Growth(counts.forward_flops),
         backward_flops=Growth(counts.backward_flops),
         forward_operations=counts.forward_operations,
@@ -203,6 +204,7 @@ def _estimated(module: nn.Module) -> LayerProfile:
     return LayerProfile(
         parameters=parameters,
         frozen=frozen_parameters_of(module),
+        largest=largest_trained_of(module),
         forward_flops=Growth(2.0 * parameters),
         backward_flops=Growth(4.0 * parameters),
         forward_operations=1,

@@ -40,6 +40,11 @@ def frozen_parameters_of(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
 
 
+def largest_trained_of(module: nn.Module) -> int:
+    """Return the numbers of a module's largest parameter that takes a gradient."""
+    return max((each.numel() for each in module.parameters() if each.requires_grad), default=0)
+
+
 class ShapeEstimate:
     """Estimates the parts of one model.
 
@@ -66,6 +71,7 @@ class ShapeEstimate:
         return LayerProfile(
             parameters=parameters_of(module),
             frozen=frozen_parameters_of(module),
+            largest=largest_trained_of(module),
             forward_flops=Growth(0.0, products, scores),
             backward_flops=Growth(0.0, 2 * products, 2.5 * scores),
             activation_bytes=Growth(0.0, float(FLOAT_BYTES * kept)),
@@ -80,24 +86,27 @@ class ShapeEstimate:
         return LayerProfile(
             parameters=parameters_of(module),
             frozen=frozen_parameters_of(module),
+            largest=largest_trained_of(module),
             forward_operations=1,
             backward_operations=2,
             activation_bytes=Growth(0.0, float(FLOAT_BYTES * self._hidden)),
             boundary_numbers=Growth(0.0, float(self._hidden)),
         )
 
-    def head(self, parameters: int, tied: int, frozen: int = 0) -> LayerProfile:
+    def head(self, parameters: int, tied: int, frozen: int = 0, largest: int = 0) -> LayerProfile:
         """Estimate what stands after the last layer, with the loss.
 
         Args:
             parameters: held there.
             tied: of the embedding, when it is the head too.
             frozen: of those held there, how many are not trained.
+            largest: numbers of the largest that is trained.
         """
         products = 2.0 * (parameters + tied)
         return LayerProfile(
             parameters=parameters,
             frozen=frozen,
+            largest=largest,
             forward_flops=Growth(0.0, products),
             backward_flops=Growth(0.0, 2 * products),
             forward_operations=_HEAD_PARTS * _FORWARD_OPERATIONS,

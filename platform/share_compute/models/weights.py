@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from share_compute.errors import Unavailable, UserError
+from share_compute.models.checksums import CHECKSUMS, Checksums
 
 CHUNK_BYTES = 2 * 2**20
 """Tensors travel in pieces of about this size: nobody needs memory for a second shard, and Ray sends them inline."""
@@ -71,6 +73,16 @@ class WeightFolder:
         """Return the names of all tensors."""
         return sorted(self._places)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def groups(self) -> list[list[str]]:
+        """Return the names of the tensors of each file, in the order of the files."""
+        found: dict[Path, list[str]] = {}
+        for name, file in self._places.items():
+            found.setdefault(file, []).append(name)
+        return [found[file] for file in sorted(found)]
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors, by name."""
         found: dict[str, tuple[int, ...]] = {}
@@ -95,6 +107,14 @@ class WeightFolder:
             tensor: Tensor = rows[start:stop] if rows.get_shape() else opened.get_tensor(name)
         return tensor
 
+    def digest(self) -> str:
+        """Return the SHA-256 of all tensors, by name: equal for folders with the same bits, however cut into files."""
+        whole = hashlib.sha256()
+        for name in self.names():
+            whole.update(name.encode())
+            whole.update(self.read(name).contiguous().view(torch.uint8).numpy().tobytes())
+        return whole.hexdigest()
+
 
 def row_ranges(
     shape: Sequence[int], itemsize: int, limit_bytes: int = CHUNK_BYTES
@@ -107,18 +127,24 @@ def row_ranges(
     return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
 
-def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Iterator[dict[str, Tensor]]:
-    """Share named tensors out over files of about ``limit_bytes``; a larger single tensor gets a file alone."""
-    group: dict[str, Tensor] = {}
+def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
+    """Share names out over batches of about ``limit_bytes``; a larger single tensor is a batch alone."""
+    names: list[str] = []
     size = 0
-    for name, tensor in tensors.items():
-        if group and size + tensor.nbytes > limit_bytes:
-            yield group
-            group, size = {}, 0
-        group[name] = tensor
-        size += tensor.nbytes
-    if group:
-        yield group
+    for name, nbytes in sizes.items():
+        if names and size + nbytes > limit_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += nbytes
+    if names:
+        yield names
+
+
+def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Iterator[dict[str, Tensor]]:
+    """Share named tensors out over files of about ``limit_bytes``, as `batches` does."""
+    for names in batches({name: tensor.nbytes for name, tensor in tensors.items()}, limit_bytes):
+        yield {name: tensors[name] for name in names}
 
 
 def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
@@ -146,7 +172,7 @@ def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 
 
 class FolderWriter:
-    """Writes a folder under a hidden name and shows it under its own only when it is whole.
+    """Writes a folder under a hidden name and shows it, with checksums, under its own only when it is whole.
 
     Args:
         target: the finished folder; replaced if it exists.
@@ -159,6 +185,7 @@ class FolderWriter:
         self.target = target
         self._staging = target.with_name(f".{target.name}.partial")
         self._failure: Unavailable | None = None
+        self._checksums = Checksums()
         shutil.rmtree(self._staging, ignore_errors=True)
         self._guard(lambda: self._staging.mkdir(parents=True))
 
@@ -183,23 +210,50 @@ class FolderWriter:
                 file.write(content)
 
         self._guard(append)
+        self._checksums.add(name, content)
 
     def write_json(self, name: str, content: object) -> None:
         """Write one JSON file of the folder."""
         self.write(name, (json.dumps(content, indent=2) + "\n").encode())
 
     def copy(self, files: Iterable[Path]) -> None:
-        """Copy files into the folder."""
+        """Copy files into the folder; they replace those of the same names."""
+
+        def copy(file: Path) -> None:
+            self._remove(file.name)
+            self.write(file.name, b"")
+            with file.open("rb") as opened:
+                while block := opened.read(CHUNK_BYTES):
+                    self.write(file.name, block)
+
         for file in files:
-            self._guard(partial(shutil.copy2, file, self._staging / file.name))
+            self._guard(partial(copy, file))
+
+    def link(self, files: Iterable[Path]) -> None:
+        """Share files with another folder, which never change any more; copies them where that cannot be done."""
+
+        def link(file: Path) -> None:
+            place = self._staging / file.name
+            try:
+                os.link(file, place)
+            except OSError:  # another disk, or one that knows no links
+                shutil.copyfile(file, place)
+            self._checksums.add_file(place)
+
+        for file in files:
+            self._guard(partial(link, file))
 
     def finish(self) -> int:
-        """Number the weight files as Hugging Face does, write their index, show the folder; return its bytes."""
+        """Number the weight files as Hugging Face does, write their index, show the folder; return its bytes.
+
+        Nothing is read again: checksums are of what was to be written.
+        """
 
         def publish() -> None:
             for stem in ("model", "optimizer"):
                 self._number(stem)
             self._join("adapter_model")
+            self.write_json(CHECKSUMS, self._checksums.document())
             for path in (*self._staging.iterdir(), self._staging):
                 _sync(path)
             old = self.target.with_name(f".{self.target.name}.old")
@@ -220,6 +274,7 @@ class FolderWriter:
         for number, file in enumerate(files, start=1):
             suffix = f"-{number:05}-of-{len(files):05}" if len(files) > 1 else ""
             final = file.rename(self._staging / f"{stem}{suffix}.safetensors")
+            self._checksums.rename(file.name, final.name)
             with safe_open(final, framework="pt") as opened:
                 places.update(dict.fromkeys(opened.keys(), final.name))
             with final.open("rb") as opened:
@@ -239,21 +294,31 @@ class FolderWriter:
         for content in stream_file(tensors) if pieces else ():
             self.write(f"{stem}.safetensors", content)
         for piece in pieces:
-            piece.unlink()
+            self._remove(piece.name)
+
+    def _remove(self, name: str) -> None:
+        (self._staging / name).unlink(missing_ok=True)
+        self._checksums.remove(name)
 
     def discard(self) -> None:
         """Remove what was written so far."""
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
-def copy_into(tensor: Tensor, start: int, stop: int | None, content: NDArray[np.uint8]) -> None:
-    """Copy float32 ``content`` into rows [start, stop) of ``tensor``.
+def copy_into(
+    tensor: Tensor,
+    start: int,
+    stop: int | None,
+    content: NDArray[np.uint8],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Copy ``content``, numbers of ``dtype``, into rows [start, stop) of ``tensor``.
 
     Raises:
         UserError: it is not as many numbers as these rows are.
     """
     rows = tensor[start:stop] if tensor.dim() else tensor
-    value = torch.from_numpy(content.view(np.float32).copy())
+    value = torch.from_numpy(content.copy()).view(dtype)
     if value.numel() != rows.numel():
         raise UserError(
             f"the weights have {value.numel()} numbers where the configuration wants {list(rows.shape)}",
@@ -278,15 +343,19 @@ def sweep_partial(parent: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def newest_folder(parent: Path) -> Path | None:
-    """Return the finished folder in ``parent`` whose name sorts last."""
-    return max((folder for folder in parent.glob("[!.]*") if folder.is_dir()), default=None)
+def finished_folders(parent: Path) -> list[Path]:
+    """Return the finished folders in ``parent`` by name; none when there is no ``parent``."""
+    return sorted(folder for folder in parent.glob("[!.]*") if folder.is_dir())
 
 
 def prune_folders(parent: Path, kept: int) -> None:
     """Remove all finished folders in ``parent`` but the ``kept`` whose names sort last."""
-    finished = sorted(
-        folder for folder in parent.iterdir() if folder.is_dir() and not folder.name.startswith(".")
-    )
-    for folder in finished[:-kept]:
+    for folder in finished_folders(parent)[:-kept]:
         shutil.rmtree(folder)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take a folder out of the finished ones, but keep its files; return where they are."""
+    aside = folder.with_name(f".{folder.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)

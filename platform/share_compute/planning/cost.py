@@ -17,25 +17,23 @@ For microbatches 1..M that flow through ordered pools p, the predicted time of a
     trip(p)    = sum of first(q) for q >= p + 2 * sum of hop(q) for q >= p
     flight(p)  = microbatches that pool p keeps in flight: window(p) + members(p), of the schedule (1F1B)
     tail(p)    = gradient sums that do not hide behind the last backward + the optimizer's update
-               = max(ring(p) - backward(p), ring(p) / buckets(p)) + update(p)
+                 + the gradient's way to a buddy
+               = max(ring(p) - backward(p), ring(p) / buckets(p)) + log(p) + update(p)
     update(p)  = max over members of (what the optimizer reads and writes / measured memory bandwidth + call)
     call       = STEP_OPERATIONS * measured overhead of an operation: a member is called and answers once in a step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the pool's n members
+    log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for the member of a
+                 pool of one, whose step counts when another machine has its gradient, too
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one
 
 An operation is a call of a kernel, which takes its time however small its tensors are: it decides for small models. A
 layer that a profiler timed on a machine takes that time instead. Every term is a wait that no schedule avoids, so
 the event simulator (`share_compute.planning.schedule_simulator`), which knows the order of all cells, does not come out
-below it. One exception: gradient sums of a pool behind the first may hide behind the backwards of those before it.
-Memory of a member::
+below it. One exception: what a pool behind the first does with its gradient, summing it and sending it to a buddy, may
+hide behind the backwards of those before it.
 
-    parameters * 4 + trained parameters * 4 * (1 + optimizer tensors)
-        + min(window(p) + 1, its microbatches) * activation bytes + what one layer computes again
-
-In two-byte precision each microbatch in flight also keeps a copy of the weights in that type. With activation
-checkpointing only what enters a layer counts as activation; its inside is there for one layer and microbatch at a time,
-and its backward takes its forward's time once more.
+Memory is in `share_compute.planning.memory`.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ from typing import Literal
 import numpy as np
 
 from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.memory import TrainingMemory
 from share_compute.planning.network import Floats, transfer_s
-from share_compute.planning.profile import FLOAT_BYTES, NOTHING, LayerProfile, joined
-from share_compute.planning.tables import CostTables, sums
-from share_compute.planning.workload import AUTOCAST_KEPT, BYTES, GRADIENT_BUCKET_BYTES, TrainingWorkload
+from share_compute.planning.profile import FLOAT_BYTES, NOTHING, LayerProfile
+from share_compute.planning.workload import BYTES, GRADIENT_BUCKET_BYTES
 from share_compute.training.schedule import windows
 
 STEP_OPERATIONS = 400
@@ -64,10 +62,8 @@ _UPDATE_PASSES = 3
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingCost(CostTables):
+class TrainingCost(TrainingMemory):
     """Tables and formula of one training job on one topology."""
-
-    workload: TrainingWorkload
 
     # -- tables --------------------------------------------------------------------------------------------------
 
@@ -82,39 +78,6 @@ class TrainingCost(CostTables):
         return self._seconds("backward")
 
     @cached_property
-    def parameters(self) -> Floats:
-        """Parameters of the first l layers ``[layers + 1]``; without the second copy of a tied head."""
-        return sums(np.array([float(piece.parameters) for piece in self._pieces]))
-
-    @cached_property
-    def trained(self) -> Floats:
-        """Of these, the ones that are trained ``[layers + 1]``: they have gradients and state of the optimizer."""
-        return sums(np.array([float(piece.parameters - piece.frozen) for piece in self._pieces]))
-
-    @cached_property
-    def activation_bytes(self) -> Floats:
-        """Kept by the first l layers for one microbatch ``[layers + 1]``."""
-        layers = self.profile.layers
-        kept = [self._inside_bytes(layer) for layer in layers]
-        if self.workload.activation_checkpointing:
-            kept = [min(each, self._leaving_bytes(layer)) for each, layer in zip(kept, layers, strict=True)]
-        kept[0] += self._inside_bytes(self.profile.embedding)
-        kept[-1] += self._inside_bytes(self.profile.head)
-        return sums(np.array(kept))
-
-    @cached_property
-    def recomputed_bytes(self) -> float:
-        """What there is for a moment, when the inside of the largest layer is computed again."""
-        if not self.workload.activation_checkpointing:
-            return 0.0
-        return max(map(self._inside_bytes, self.profile.layers))
-
-    @cached_property
-    def boundary_bytes(self) -> Floats:
-        """What one microbatch carries over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
-        return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
-
-    @cached_property
     def update_s_per_parameter(self) -> Floats:
         """Time of the optimizer for one parameter ``[machines]``."""
         passes = _UPDATE_PASSES + 2 * self.workload.optimizer_tensors
@@ -124,30 +87,6 @@ class TrainingCost(CostTables):
     def call_s(self) -> Floats:
         """What a member does once in a step, whatever its layers ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
-
-    @cached_property
-    def _pieces(self) -> list[LayerProfile]:
-        """Layers, with what lives beside the first and the last added to them."""
-        pieces = list(self.profile.layers)
-        pieces[0] = joined([self.profile.embedding, pieces[0]])
-        pieces[-1] = joined([pieces[-1], self.profile.head])
-        return pieces
-
-    def _inside_bytes(self, piece: LayerProfile) -> float:
-        """Return what a layer keeps of one microbatch for its backward, with its output."""
-        size, tokens = self.workload.microbatch_size, self.workload.sequence_length
-        if self.workload.dtype == "float32":
-            return size * piece.activation_bytes.at(tokens)
-        copies = piece.parameters * BYTES[self.workload.dtype] if piece is not self.profile.embedding else 0
-        return AUTOCAST_KEPT * size * piece.activation_bytes.at(tokens) + copies
-
-    def _leaving_bytes(self, layer: LayerProfile) -> float:
-        """Return what a layer hands on of one microbatch."""
-        return (
-            self.workload.microbatch_size
-            * FLOAT_BYTES
-            * layer.boundary_numbers.at(self.workload.sequence_length)
-        )
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
         estimated = self._estimated_s(self._pieces, way)
@@ -179,30 +118,6 @@ class TrainingCost(CostTables):
         return fill_shares(
             [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
         )
-
-    def held_parameters(self, start: int, stop: int) -> float:
-        """Return the parameters that a member with layers [start, stop) holds."""
-        copy = self.profile.tied if stop == self.num_layers and start > 0 else 0
-        return float(self.parameters[stop] - self.parameters[start]) + copy
-
-    def trained_parameters(self, start: int, stop: int) -> float:
-        """Return those of them that are trained."""
-        has_copy = self.profile.tied_trains and stop == self.num_layers and start > 0
-        return float(self.trained[stop] - self.trained[start]) + (self.profile.tied if has_copy else 0)
-
-    def state_bytes(self, held: Floats | float, trained: Floats | float) -> Floats | float:
-        """Return the memory of weights, gradients and optimizer state.
-
-        Args:
-            held: parameters.
-            trained: those of them that are trained.
-        """
-        return FLOAT_BYTES * (held + trained * (1 + self.workload.optimizer_tensors))
-
-    def carried_bytes(self, start: int, stop: int) -> float:
-        """Return what a newcomer fetches: weights and optimizer state, without gradients."""
-        held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
-        return FLOAT_BYTES * (held + trained * self.workload.optimizer_tensors)
 
     def first_s(self, pool: PoolLayout) -> float:
         """Return the time of one microbatch on the fastest member."""
@@ -243,8 +158,46 @@ class TrainingCost(CostTables):
         links = {self.network.link(a, b) for a in pool.members for b in pool.members if a != b}
         return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
 
+    def log_s(self, pool: PoolLayout, others: Sequence[int] | None = None) -> float:
+        """Return how long a pool of one waits until another machine has its gradient; 0.0 where there is no buddy.
+
+        Args:
+            pool: the pool.
+            others: machines of which the one that is reached soonest is the buddy; every other one if it is None.
+        """
+        is_alone = len(pool.members) == 1 and pool.stop - pool.start < self.num_layers
+        if not self.workload.buddies or not is_alone:
+            return 0.0
+        (owner,) = pool.members
+        size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES
+        if others is None:
+            links = self.ways_out[int(self.network.region[owner])]
+        else:
+            there = np.unique(self.network.region[[other for other in others if other != owner]])
+            here = int(self.network.region[owner])
+            links = tuple(self.network.between(here, int(region)) for region in there)
+        return min((transfer_s(2 * latency, rate, size) for latency, rate in links), default=math.inf)
+
+    @cached_property
+    def ways_out(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Links (latency in s, bytes/s) from a machine of each region to any other machine."""
+        network = self.network
+        regions, counts = np.unique(network.region, return_counts=True)
+        return tuple(
+            tuple(
+                network.between(here, int(there))
+                for there, count in zip(regions, counts, strict=True)
+                if there != here or count > 1
+            )
+            for here in range(len(network.latency_s))
+        )
+
     def tail_s(self, pool: PoolLayout) -> float:
-        """Return what follows the last backward: sums that it did not hide, and the update."""
+        """Return what follows the last backward: sums that it did not hide, the way to a buddy, and the update."""
+        return self.log_s(pool) + self.end_s(pool)
+
+    def end_s(self, pool: PoolLayout) -> float:
+        """Return the same without the way to a buddy."""
         trained = self.trained_parameters(pool.start, pool.stop)
         ring = self.ring_s(pool)
         hidden = max(
@@ -279,42 +232,6 @@ class TrainingCost(CostTables):
             waits = max(carry, (count - 1) // flight * trip)
             step = max(enter + step, self.busy_s(pool) + self.tail_s(pool), trip + waits)
         return step
-
-    def member_bytes(self, layout: Layout, place: int, member: int) -> float:
-        """Return the memory that one member of one pool needs.
-
-        Args:
-            layout: all pools.
-            place: index of the pool.
-            member: place in the pool.
-        """
-        pool = layout.pools[place]
-        ahead = windows([len(each.members) for each in layout.pools])[place]
-        return self.bytes_needed(pool.start, pool.stop, pool.shares[member], ahead)
-
-    def bytes_needed(self, start: int, stop: int, share: int, window: int) -> float:
-        """Return the memory of a member: weights, gradients, optimizer state, activations in flight.
-
-        Args:
-            start: its first layer.
-            stop: one past its last layer.
-            share: its microbatches in a step.
-            window: ranks that its pool's forwards may run ahead of its backwards.
-        """
-        held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
-        fixed = float(self.state_bytes(held, trained)) + self.recomputed_bytes
-        # Where another pool is wider, all of `window + 1` consecutive ranks may be those of one member.
-        kept = min(share, window + 1)
-        inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
-        return fixed + kept * (inside + float(self.boundary_bytes[start]))
-
-    def fits(self, layout: Layout) -> bool:
-        """Return whether no member needs more memory than a plan may fill of its machine."""
-        return all(
-            self.member_bytes(layout, place, member) <= self.memory_bytes[machine]
-            for place, pool in enumerate(layout.pools)
-            for member, machine in enumerate(pool.members)
-        )
 
     def may_pool(self, machines: Sequence[int]) -> bool:
         """Return whether machines can be members of one pool: one kind of device, one region."""

@@ -28,8 +28,10 @@ class DriftLimits(StrictModel):
     """Share by which the measured step may differ from the predicted one, either way."""
     steps: int = 20
     """Consecutive steps that must differ by more."""
-    restart_s: float = 30.0
-    """Time without training while members start again, beside the moving of state."""
+    least_gain: float = 0.05
+    """Share of the step time that another plan must save: less is within what measurements vary by."""
+    restart_s: float = 3.0
+    """Time without training while members are linked anew, beside the moving of state."""
 
 
 class DriftWatch:
@@ -105,7 +107,7 @@ def propose(
     gain_s = (now_s - better.plan.prediction.step_s) * steps_left
     carried_s, moved_bytes = moving(better.cost, present, better.layout)
     move_cost_s = carried_s + limits.restart_s
-    if not gain_s > move_cost_s:
+    if not gain_s > max(move_cost_s, limits.least_gain * now_s * steps_left):
         return None
     sentence = (
         f"with layers moved, a step would take {seconds_text(better.plan.prediction.step_s)} instead of "

@@ -179,7 +179,7 @@ class Explanation:
     def _not_tried(self, machine: int) -> str:
         """Return a reason without figures of the machine's own: those of one cause are told together."""
         used = self._layout.machines
-        if float(self._cost.memory_bytes[machine]) < self._smallest_part_bytes:
+        if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return "the memory that it lends does not hold a single layer"
         if not any(self._reached(machine, other) for other in used):
             return "no usable link joins it to the machines of the plan"
@@ -229,7 +229,7 @@ class Explanation:
 
     def _no_room(self, machine: int) -> str:
         lent = self._cost.topology.contributors[machine].memory_bytes
-        if float(self._cost.memory_bytes[machine]) < self._smallest_part_bytes:
+        if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return f"the {bytes_text(lent)} that it lends do not hold a single layer"
         if self._pools is not None:
             return f"the job asks for {self._asked()}, and {self._others(machine)}"
@@ -262,10 +262,6 @@ class Explanation:
         for cause in causes(self._cost, with_it, step_s, of=machine):
             if cause.saved_s > 0 and (is_slow or cause.kind not in ("compute", "memory")):
                 yield cause
-
-    @cached_property
-    def _smallest_part_bytes(self) -> float:
-        return min(self._cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(self._cost.num_layers))
 
     # -- words ---------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
-        return _Half(pools, cost.busy_s(pool) + cost.tail_s(pool) if fits else math.inf, cost.first_s(pool))
+        # The way to a buddy speaks against every split alike, also where several pools were asked for.
+        return _Half(pools, cost.busy_s(pool) + cost.end_s(pool) if fits else math.inf, cost.first_s(pool))
 
     return best(0, len(row), 0, cost.num_layers)
 

@@ -125,7 +125,7 @@ def _link(network: Network, ours: Iterable[int], theirs: Iterable[int]) -> tuple
 def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
     """Search an island of its own; None where the model does not fit it."""
     part = cost.part(machines)
-    layouts = tuple(found.layout for found in search(part, finalists=3))
+    layouts = tuple(found.layout for found in search(part, finalists=3) if part.fits(found.layout))
     if not layouts:
         return None
     step_s = min(simulate_step(part, layout).step_s for layout in layouts)

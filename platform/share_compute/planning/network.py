@@ -39,8 +39,11 @@ class Network:
 
     def link(self, source: int, target: int) -> tuple[float, float]:
         """Return (latency in s, bytes/s) from machine to machine."""
-        rows = self.region[source], self.region[target]
-        return float(self.latency_s[rows]), float(self.bytes_per_s[rows])
+        return self.between(int(self.region[source]), int(self.region[target]))
+
+    def between(self, here: int, there: int) -> tuple[float, float]:
+        """Return (latency in s, bytes/s) from a machine of one region to another of the same or another region."""
+        return float(self.latency_s[here, there]), float(self.bytes_per_s[here, there])
 
 
 def transfer_s(latency_s: float, bytes_per_s: float, size_bytes: float) -> float:

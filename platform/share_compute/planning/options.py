@@ -60,8 +60,7 @@ class Options:
         """Machines whose speed is known and that have memory for one layer at least."""
         cost = self._cost
         times = cost.forward_s[:, -1] + cost.backward_s[:, -1]
-        smallest = min(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers))
-        able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= smallest)
+        able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= cost.least_bytes)
         return tuple(int(machine) for machine in np.flatnonzero(able))
 
     def of(self, machines: Sequence[int], most_layers: int, ceiling_s: float = math.inf) -> Option:
@@ -138,19 +137,29 @@ class Options:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
     def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
-        """Return the memory that a shard needs whatever is in flight, for each range of layers."""
+        """Return the memory that a shard needs whatever its microbatches, for each range of layers."""
         cost = self._cost
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
-        return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + cost.recomputed_bytes)
+        return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])
+
+    @cached_property
+    def _for_a_time(self) -> Floats:
+        """What `TrainingCost.for_a_time_bytes` says of all ranges of layers ``[layers, layers + 1]``."""
+        cost = self._cost
+        table = np.zeros((cost.num_layers, cost.num_layers + 1))
+        for start in range(cost.num_layers):
+            table[start, start + 1 :] = cost.for_a_time_from(start)
+        return table
 
     def _tail_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
         cost, rows, trained = self._cost, np.array(members), self._trained(start, stop)
         backward = cost.backward_s[rows]
         hidden = (backward[:, stop] - backward[:, start]).max(axis=0)
         ring = self._ring(members, trained)
+        log = self._log(members, trained, stop - start < cost.num_layers)
         buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
         update = np.multiply.outer(cost.update_s_per_parameter[rows], trained) + cost.call_s[rows, None]
-        times: Floats = np.maximum(ring - hidden, ring / buckets) + update.max(axis=0)
+        times: Floats = np.maximum(ring - hidden, ring / buckets) + log + update.max(axis=0)
         return times
 
     def _ring(self, members: tuple[int, ...], trained: Floats) -> Floats:
@@ -164,17 +173,43 @@ class Options:
         times: Floats = 2 * (count - 1) * latency + moved / rate
         return times
 
+    def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:
+        """Return what `TrainingCost.log_s` says, for each range of layers."""
+        cost, none = self._cost, np.zeros(len(trained))
+        if len(members) > 1 or not cost.workload.buddies:
+            return none
+        times = [
+            2 * latency + trained * FLOAT_BYTES / rate
+            for latency, rate in cost.ways_out[int(cost.network.region[members[0]])]
+            if rate > 0
+        ]
+        soonest = np.min(times, axis=0) if times else np.full(len(trained), np.inf)
+        return np.where(is_part, soonest, none)
+
     def _windows(self, rows: Ints, start: Ints, stop: Ints, fixed: Floats, shares: Floats) -> Floats:
         """Solve ``bytes_needed(window) <= memory`` for the window, for each range of layers."""
         cost = self._cost
         memory = cost.memory_bytes[rows, None]
-        each = cost.activation_bytes[stop] - cost.activation_bytes[start] + cost.boundary_bytes[start]
+        most = _after_a_loss(shares)
+        fixed = fixed + most * 2 * (cost.boundary_bytes[start] + cost.boundary_bytes[stop])
+        each = cost.activation_bytes[stop] - cost.activation_bytes[start]
         kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
         # Division rounds; what decides is the sum.
         kept = kept - (fixed + kept * each > memory)
         kept = kept + (fixed + (kept + 1) * each <= memory)
-        windows: Floats = np.where(kept >= shares, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
+        windows: Floats = np.where(kept >= most, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
         return windows
+
+
+def _after_a_loss(shares: Floats) -> Floats:
+    """Do `share_compute.planning.memory.after_a_loss` for many pools ``[members, ranges]`` at once."""
+    if len(shares) == 1:
+        return shares
+    count = shares.sum(axis=0)
+    others = np.array([np.delete(shares, place, axis=0).max(axis=0) for place in range(len(shares))])
+    left = np.maximum(count - others, 1)  # nobody has a share where somebody has none
+    most: Floats = np.ceil(shares * count / left)
+    return most
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:

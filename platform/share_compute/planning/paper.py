@@ -6,25 +6,17 @@ import math
 
 from share_compute.errors import PlanInfeasible, ShareComputeError
 from share_compute.planning.islands import propose_islands
-from share_compute.planning.layout import Layout
-from share_compute.planning.partitioning import Shard, strategy_names
-from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, layer_span
+from share_compute.planning.partitioning import strategy_names
+from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.profile import ModelProfile
-from share_compute.planning.regions import complete
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
     PlanReport,
-    ServingPrediction,
     TimelineCell,
 )
-from share_compute.planning.serving import ServingCost, search_serving
-from share_compute.planning.serving_bound import objective_s, serving_bound_s
-from share_compute.planning.serving_explanation import ServingExplanation
-from share_compute.planning.serving_infeasible import serving_infeasible
-from share_compute.planning.strategies import is_measured, with_nominal_speeds
-from share_compute.planning.words import bytes_text
+from share_compute.planning.serving_plan import plan_serving
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
@@ -43,7 +35,7 @@ def report(
     serving: ServingWorkload | None,
 ) -> PlanReport:
     """Plan a job on paper; see `share_compute.planning.report.dry_run`."""
-    served = _serve(spec, topology, profile, serving) if serving is not None else None
+    served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
     try:
         solution = solve(_with_strategy(spec, strategy), topology, profile, 0, {})
     except PlanInfeasible:
@@ -106,85 +98,3 @@ def _islands(solution: Solution) -> IslandProposal | None:
     if prediction is None or len(set(solution.cost.network.region.tolist())) < 2:
         return None
     return propose_islands(solution.cost, lockstep_samples_per_s=prediction.samples_per_s)
-
-
-def _serve(
-    spec: TrainJob, topology: Topology, profile: ModelProfile, workload: ServingWorkload
-) -> ServingPrediction:
-    """Return the best placement for requests."""
-    usable = with_nominal_speeds(topology)
-    cost = ServingCost(profile, usable, complete(usable), workload)
-    found = search_serving(cost, finalists=1)
-    if not found:
-        raise serving_infeasible(cost)
-    best = found[0]
-    bound_s = serving_bound_s(cost)
-    exact = best.exact or objective_s(cost, best.layout) * (1 - 1e-9) <= bound_s
-    measured = any(map(is_measured, topology.contributors))
-    explanation = ServingExplanation(cost, best.layout, exact=exact, measured=measured)
-    return ServingPrediction(
-        objective=workload.objective,
-        plan=_serving_plan(spec, topology, cost, best.layout, explanation),
-        first_token_s=best.first_token_s,
-        next_token_s=best.next_token_s,
-        request_s=cost.request_s(best.layout),
-        tokens_per_s=best.tokens_per_s,
-        within_limits=best.within_limits,
-        lower_bound_s=bound_s,
-        bottleneck=explanation.bottleneck(),
-        exact=exact,
-        links_assumed=cost.network.assumed,
-        speeds_assumed=not measured,
-    )
-
-
-def _serving_plan(
-    spec: TrainJob, topology: Topology, cost: ServingCost, layout: Layout, explanation: ServingExplanation
-) -> Plan:
-    contributors = cost.topology.contributors
-    pools = []
-    for place, pool in enumerate(layout.pools):
-        machine = contributors[pool.members[0]]
-        need = math.ceil(float(cost.needed_bytes[pool.start, pool.stop]))
-        standing = explanation.standing(place)
-        filled = f"{bytes_text(need)} of {bytes_text(machine.memory_bytes)} used"
-        member = MemberPlan(
-            contributor_id=machine.id,
-            name=machine.name,
-            microbatches=(0,),
-            memory_bytes=need,
-            lent_bytes=machine.memory_bytes,
-            busy_fraction=explanation.busy_fraction(place),
-            reason=f"holds {layer_span(pool.start, pool.stop)}: {filled}, {standing}",
-            standing=standing,
-        )
-        shard = Shard(spec.name, pool.start, pool.stop, cost.num_layers)
-        pools.append(
-            PoolPlan(
-                start=pool.start,
-                stop=pool.stop,
-                parameters=cost.profile.parameters_of(shard),
-                members=(member,),
-            )
-        )
-    idle = [machine for machine in range(cost.num_machines) if machine not in set(layout.machines)]
-    reasons = {contributors[machine].id: reason for machine, reason in explanation.why_out(idle).items()}
-    used = {contributors[machine].id for machine in layout.machines}
-    return Plan(
-        epoch=0,
-        model_id=spec.name,
-        strategy="auto",
-        num_layers=cost.num_layers,
-        parameters=cost.profile.parameters,
-        pools=tuple(pools),
-        microbatches=1,
-        idle=tuple(
-            IdleMachine(
-                contributor_id=machine.id,
-                name=machine.name,
-                reason=reasons.get(machine.id, NOT_MEASURED),
-            )
-            for machine in topology.contributors
-            if machine.id not in used
-        ),
-    )

@@ -149,6 +149,11 @@ class Plan(StrictModel):
         return [len(pool.members) for pool in self.pools]
 
     @property
+    def machines(self) -> frozenset[str]:
+        """Ids of the contributors that hold a part."""
+        return frozenset(member.contributor_id for pool in self.pools for member in pool.members)
+
+    @property
     def shares(self) -> tuple[tuple[int, ...], ...]:
         """Microbatches of each member of each pool."""
         return tuple(tuple(len(member.microbatches) for member in pool.members) for pool in self.pools)

@@ -94,6 +94,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         optimizer_tensors=training.optimizer.name.state_tensors,
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
+        buddies=spec.parallelism.buddies,
     )
 
 

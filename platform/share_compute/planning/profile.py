@@ -34,6 +34,8 @@ class LayerProfile(StrictModel):
     """Numbers that it holds."""
     frozen: int = 0
     """Of these, numbers that are not trained: they have no gradient, and no state of the optimizer."""
+    largest: int = 0
+    """Numbers of its largest parameter that is trained."""
     forward_flops: Growth = NOTHING
     """Floating point operations of one sample's forward pass; a multiply and an add are two."""
     backward_flops: Growth = NOTHING
@@ -61,6 +63,7 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
         added[name] = (
             Growth(*map(sum, zip(*values, strict=True))) if isinstance(values[0], Growth) else sum(values)
         )
+    added["largest"] = max(layer.largest for layer in layers)
     return LayerProfile.model_validate({**added, "boundary_numbers": layers[-1].boundary_numbers})
 
 

@@ -8,6 +8,7 @@ from times that are known before: no clock has to tick, one pass over the cells 
 - A link carries one tensor after the other in each direction; size / bandwidth keeps it busy, latency does not. Both
   directions work at once, sending does not hold up computing.
 - Members of a pool start to sum gradients when all of them are in their last backward; a last bucket follows it.
+- The member of a pool of one sends its gradient to its buddy, over the best link, before the step counts.
 - Copies of a tied weight, in the first and the last pool, are exchanged.
 - The update waits for word from all pools (the gradient's norm; the commit), which takes one latency. What a member
   does once in a step beside all this (`call` in the formula) follows it, and does not count as computing.
@@ -62,7 +63,8 @@ def simulate_step(cost: TrainingCost, layout: Layout) -> StepTimeline:
     pipeline = _Pipeline(cost, layout)
     pipeline.run()
     prepared = [
-        _prepared_s(cost, pool, members) for pool, members in zip(layout.pools, pipeline.members, strict=True)
+        _prepared_s(cost, pool, members) + cost.log_s(pool, layout.machines)
+        for pool, members in zip(layout.pools, pipeline.members, strict=True)
     ]
     updates = _update_s(cost, layout, _exchange_tied(cost, layout, prepared))
     step_s = max(stop for stop, _ in updates.values())

@@ -34,7 +34,7 @@ _NEAR: Final = 2.0
 
 
 class Found(NamedTuple):
-    """One layout that fits."""
+    """One layout that fits, as far as each pool by itself tells."""
 
     layout: Layout
     step_s: float
@@ -52,7 +52,7 @@ def search(
     finalists: int = 8,
     limits: Limits | None = None,
 ) -> list[Found]:
-    """Find layouts with a small predicted step, all different and within memory.
+    """Find layouts with a small predicted step, all different and within memory, as far as one pool by itself tells.
 
     What is proved: for up to `MOST_MACHINES` usable machines, ``auto`` goes through all sets of machines, all orders
     of pools, all members that may pool, and all cuts of the layers. If it comes to the end within its budget, the first
@@ -155,12 +155,12 @@ class _Search:
             self.sizes = list(range(1, widest + 1))
 
     def offer(self, layouts: Iterable[Layout]) -> None:
-        """Take layouts into account that fit and have the pools that were asked for."""
+        """Take layouts into account that may fit and have the pools that were asked for."""
         for layout in layouts:
             if layout in self.known or not self._as_asked(layout):
                 continue
             step_s = self.cost.step_s(layout)
-            if math.isfinite(step_s) and self.cost.fits(layout):
+            if math.isfinite(step_s) and self.cost.may_fit(layout):
                 self.known[layout] = step_s
                 self.best_s = min(self.best_s, step_s)
 

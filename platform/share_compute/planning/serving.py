@@ -46,25 +46,30 @@ class FoundServing:
     """Whether no layout is better, proved. With a limit on the first token, layouts that it forbids hide others."""
 
 
-def search_serving(cost: ServingCost, *, finalists: int = 8) -> list[FoundServing]:
+def search_serving(cost: ServingCost, *, finalists: int = 8, pools: int | None = None) -> list[FoundServing]:
     """Return the best layouts found, best first; those beyond the limits last; [] when the model fits nowhere.
 
     Args:
         cost: tables of the deployment on its machines.
         finalists: most layouts to return.
+        pools: only layouts of so many machines in a row.
     """
     objective = cost.workload.objective
     search = _fastest if objective == "latency" else _widest
     everyone = [machine for machine in range(cost.num_machines) if math.isfinite(cost.prompt_s[machine, -1])]
+    if pools is not None and pools > min(len(everyone), cost.num_layers):
+        return []
     small = len(everyone) <= _ALL_ORDERS[objective]
     layouts = {solo(machine, cost.num_layers, 1) for machine in everyone}
     if small:
-        layouts |= set(search(cost, everyone, None))
+        layouts |= set(search(cost, everyone, None, pools))
     else:
         for order in _orders(cost, everyone):
-            layouts |= set(search(cost, everyone, order))
+            layouts |= set(search(cost, everyone, order, pools))
         found = _ranked(cost, layouts, exact=False)
-        layouts |= set(search(cost, _promising(cost, everyone, found), None))
+        layouts |= set(search(cost, _promising(cost, everyone, found), None, pools))
+    if pools is not None:
+        layouts = {layout for layout in layouts if len(layout.pools) == pools}
     exact = small and (objective == "latency" or cost.workload.first_token_limit_s is None)
     return _ranked(cost, layouts, exact=exact)[:finalists]
 
@@ -120,7 +125,9 @@ def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[Found
     return list(chosen)[:limit]
 
 
-def _fastest(cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None) -> list[Layout]:
+def _fastest(
+    cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, pools: int | None = None
+) -> list[Layout]:
     """Find the row with the shortest request."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     times = cost.prompt_s + new * cost.token_s(1)
@@ -132,18 +139,23 @@ def _fastest(cost: ServingCost, machines: Sequence[int], order: Sequence[int] | 
         back=new * (latency + _carried(np.array([TOKEN_ID_BYTES]), rate)[:, :, 0]),
         region=cost.network.region,
     )
-    layout = _best(sums, machines, order, None)
+    layout = _best(sums, machines, order, pools)
     return [] if layout is None else [layout]
 
 
-def _widest(cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None) -> Iterator[Layout]:
+def _widest(
+    cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, asked: int | None = None
+) -> Iterator[Layout]:
     """Find rows with ever shorter time between tokens, for each number of pools."""
-    best_s = min(
-        (_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in machines), default=math.inf
-    )
+    alone = machines if asked is None else ()
+    best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
     most = min(len(machines), cost.num_layers)
-    # In a fixed order the number of pools is not part of the search: it only says how large batches are.
-    counts = range(2, most + 1) if order is None else [count for count in (2, 4, 8, 16) if count <= most]
+    counts: Iterable[int] = range(2, most + 1)
+    if order is not None:
+        # There the number of pools is not part of the search: it only says how large batches are.
+        counts = [count for count in (2, 4, 8, 16) if count <= most]
+    if asked is not None:
+        counts = [asked] if 2 <= asked <= most else []
     for pools in counts:
         while True:
             reached_s = best_s
@@ -162,7 +174,7 @@ def _widest(cost: ServingCost, machines: Sequence[int], order: Sequence[int] | N
             if best_s == reached_s or order is not None:
                 break
     if cost.workload.first_token_limit_s is not None:
-        yield from _fastest(cost, machines, order)
+        yield from _fastest(cost, machines, order, asked)
 
 
 def _time_kept(cost: ServingCost, layout: Layout) -> float:

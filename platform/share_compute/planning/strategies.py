@@ -23,7 +23,7 @@ from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.regions import complete
 from share_compute.planning.search import search
 from share_compute.planning.workload import TrainingWorkload
-from share_compute.topology import Contributor, Topology
+from share_compute.topology import MOST_BYTES, Contributor, Topology
 
 NOMINAL_FLOPS_PER_S = 1e9
 """Taken for the speed of every machine where none was measured: then all are alike."""
@@ -35,7 +35,7 @@ _NAMELESS = LayerProfile(
     backward_flops=Growth(linear=2e8),
     boundary_numbers=Growth(linear=4096),
 )
-"""About a layer of a model of 3 billion parameters; without size, so that memory never binds."""
+"""About a layer of a model of 3 billion parameters; without size: a cut follows speeds and links alone."""
 
 
 class SearchingStrategy(PartitioningStrategy):
@@ -66,7 +66,7 @@ class SearchingStrategy(PartitioningStrategy):
         """Return partitions for a nameless model of equal layers, one machine a pool."""
         if not topology.contributors:
             return []
-        topology = with_nominal_speeds(topology)
+        topology = _with_boundless_memory(with_nominal_speeds(topology))
         profile = ModelProfile(layers=(_NAMELESS,) * _NAMELESS_LAYERS)
         workload = TrainingWorkload(batch_size=16, microbatches=16, sequence_length=512)
         cost = TrainingCost(profile, topology, complete(topology), workload)
@@ -158,6 +158,16 @@ def with_nominal_speeds(topology: Topology) -> Topology:
     if measured:
         return replace(topology, contributors=measured)
     return replace(topology, contributors=tuple(map(_nominal, topology.contributors)))
+
+
+def _with_boundless_memory(topology: Topology) -> Topology:
+    machines = (
+        replace(
+            machine, devices=tuple(replace(device, memory_bytes=MOST_BYTES) for device in machine.devices)
+        )
+        for machine in topology.contributors
+    )
+    return replace(topology, contributors=tuple(machines))
 
 
 def _nominal(machine: Contributor) -> Contributor:

@@ -30,6 +30,8 @@ class TrainingWorkload:
     """What it computes in; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
     """Whether only what enters a layer is kept for its backward, which computes the rest again."""
+    buddies: bool = False
+    """Whether what only one machine holds is copied to another: that one gets the gradient of each step, too."""
 
     @property
     def microbatch_size(self) -> float:

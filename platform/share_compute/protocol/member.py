@@ -25,6 +25,7 @@ from share_compute.protocol.member_events import (
     Loaded,
     Log,
     Logged,
+    Missed,
     Reduce,
     Reduced,
     ReduceFailed,
@@ -114,7 +115,9 @@ class MemberMachine:
             case _:
                 return self._on_word(event)
 
-    def _on_word(self, event: Commit | Proceed | Arrived | Logged | Tick) -> list[Effect]:
+    def _on_word(  # noqa: PLR0911 - a return for each event
+        self, event: Commit | Proceed | Arrived | Missed | Logged | Tick
+    ) -> list[Effect]:
         """Take in what concerns only a member that is not halted."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.roster is None:
             self._early.append(event.label)
@@ -127,6 +130,8 @@ class MemberMachine:
                 return self._on_proceed(event)
             case Arrived():
                 return self._on_arrived(event.label)
+            case Missed():
+                return [Tell(Broken(self.epoch, self.worker))]
             case Logged():
                 is_awaited = self._phase == "logging" and event.step == self._step.number
                 return self._prepare() if is_awaited else []

@@ -20,6 +20,13 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Missed:
+    """A tensor that another member sent here was lost, or damaged on its way: only another epoch brings it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The weights were brought to this member while it was halted: they have the updates up to this step."""
 
@@ -73,6 +80,7 @@ Event = (
     | Commit
     | Proceed
     | Arrived
+    | Missed
     | Loaded
     | Computed
     | Reduced

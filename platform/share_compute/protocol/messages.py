@@ -100,7 +100,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Member to coordinator: its reduction ended without result; only another epoch lets it go on."""
+    """Member to coordinator: only another epoch lets it go on.
+
+    Its reduction ended without result, or a tensor for it was lost on its way.
+    """
 
     epoch: int
     worker: Worker

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
+
+from share_compute.protocol.messages import (
+    Applied,
+    Broken,
+    Commit,
+    Form,
+    Formed,
+    Halt,
+    Prepared,
+    Proceed,
+    Report,
+    ToCoordinator,
+    ToMember,
+)
 
 
 class Point(StrEnum):
@@ -98,3 +113,30 @@ class Point(StrEnum):
     def is_sending(self) -> bool:
         """Whether one message or tensor leaves at it, which can be delayed, duplicated, reordered or corrupted."""
         return self.endswith("sending")
+
+
+SENDING: Mapping[type[ToCoordinator | ToMember], Point] = {
+    Halt: Point.halt_sending,
+    Form: Point.form_sending,
+    Commit: Point.commit_sending,
+    Proceed: Point.proceed_sending,
+    Report: Point.report_sending,
+    Formed: Point.formed_sending,
+    Prepared: Point.prepared_sending,
+    Broken: Point.broken_sending,
+    Applied: Point.applied_sending,
+}
+"""The point that whoever sends a message passes."""
+
+HEARD: Mapping[type[ToCoordinator | ToMember], Point] = {
+    Halt: Point.halt_heard,
+    Form: Point.form_heard,
+    Commit: Point.commit_heard,
+    Proceed: Point.proceed_heard,
+    Report: Point.report_heard,
+    Formed: Point.formed_heard,
+    Prepared: Point.prepared_heard,
+    Broken: Point.broken_heard,
+    Applied: Point.applied_heard,
+}
+"""The point that whoever hears a message passes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Worker = str
@@ -37,7 +38,7 @@ Tasks = tuple[tuple[Task, ...], ...]
 """By pool and microbatch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roster:
     """The members of one epoch.
 
@@ -51,7 +52,8 @@ class Roster:
         resends: kept tensors that its cells need.
         forgets: members that drop what they have of that step, since others have added the same microbatches.
         reduced: members that hold the reduced gradient of that step, by pool; the others copy it from the first.
-        buddies: who keeps snapshot and gradients of a member that is alone in its pool.
+        buddies: who keeps a copy of what a member holds: of one that is alone in its pool, or of one whose pool
+            somebody is about to join.
         is_tied: whether the first and the last pool share a parameter.
     """
 
@@ -72,6 +74,12 @@ class Roster:
         """All members, in order."""
         return tuple(worker for pool in self.pools for worker in pool)
 
+    @property
+    def everybody(self) -> tuple[Worker, ...]:
+        """All members, then those in no pool that keep a copy of what a member holds."""
+        members = self.workers
+        return members + tuple(sorted(set(self.buddies.values()) - set(members)))
+
     def pool_of(self, worker: Worker) -> int:
         """Return the pool of a member; ValueError when it is in none."""
         for place, pool in enumerate(self.pools):
@@ -81,7 +89,12 @@ class Roster:
 
     def tasks_of(self, step: int) -> Tasks:
         """Return the cells of a step of this epoch."""
-        return self.tasks if step == self.step else fresh(self.owners)
+        return self.tasks if step == self.step else self._fresh
+
+    @cached_property
+    def _fresh(self) -> Tasks:
+        """Cells of every step but the first: asked for at each cell, so made once."""
+        return fresh(self.owners)
 
 
 def fresh(owners: Sequence[Sequence[Worker]]) -> Tasks:

@@ -1,11 +1,32 @@
 """What a submitter asks for: one frozen model, the same as YAML file, REST body and form.
 
-`parse_job` turns text or a mapping into a `TrainJob`; `job_schema` is the published JSON schema.
+`parse_job` turns text or a mapping into a `TrainJob`, `parse_any_job` into a job of its kind, `parse_deployment` into a
+`ServeJob`, `parse_submission` into what its kind says; `job_schema` is the published JSON schema of a `TrainJob`.
 """
 
 from share_compute.specification.base import SpecModel, TextPath
+from share_compute.specification.batch import (
+    BATCH_KINDS,
+    ROW_SUFFIXES,
+    BatchJob,
+    BatchSamplingSpec,
+    EmbedDataSpec,
+    EmbedJob,
+    GenerateDataSpec,
+    GenerateJob,
+)
 from share_compute.specification.data import TEXT_SUFFIXES, DataSpec, TokenizerSpec
-from share_compute.specification.job import ParallelismSpec, TrainJob, field_errors, job_schema, parse_job
+from share_compute.specification.job import (
+    Job,
+    ParallelismSpec,
+    TrainJob,
+    field_errors,
+    job_schema,
+    parse_any_job,
+    parse_deployment,
+    parse_job,
+    parse_submission,
+)
 from share_compute.specification.model import LAYER_TYPES, LayerSpec, ModelSpec
 from share_compute.specification.optimization import (
     SCHEDULES,
@@ -14,6 +35,8 @@ from share_compute.specification.optimization import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from share_compute.specification.replicas import Replicas, ReplicasSpec, read_replicas
+from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec, ServeJob, ServingParallelismSpec
 from share_compute.specification.training import (
     EarlyStoppingSpec,
     LoraSpec,
@@ -23,12 +46,22 @@ from share_compute.specification.training import (
 )
 
 __all__ = [
+    "BATCH_KINDS",
     "LAYER_TYPES",
+    "NAME_PATTERN",
+    "ROW_SUFFIXES",
     "SCHEDULES",
     "TEXT_SUFFIXES",
+    "BatchJob",
+    "BatchSamplingSpec",
     "DataSpec",
     "EarlyStoppingSpec",
+    "EmbedDataSpec",
+    "EmbedJob",
+    "GenerateDataSpec",
+    "GenerateJob",
     "GradientFusionSpec",
+    "Job",
     "LayerSpec",
     "LoraSpec",
     "ModelSpec",
@@ -36,8 +69,13 @@ __all__ = [
     "OptimizerSpec",
     "ParallelismSpec",
     "Precision",
+    "Replicas",
+    "ReplicasSpec",
     "SamplesSpec",
     "ScheduleSpec",
+    "ServeJob",
+    "ServedModelSpec",
+    "ServingParallelismSpec",
     "SpecModel",
     "TextPath",
     "TokenizerSpec",
@@ -45,5 +83,9 @@ __all__ = [
     "TrainingSpec",
     "field_errors",
     "job_schema",
+    "parse_any_job",
+    "parse_deployment",
     "parse_job",
+    "parse_submission",
+    "read_replicas",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,19 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
         guess = nearest(value, list(names))
         hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(names)}"
         raise ValueError(f"unknown {what} {value!r}; {hint}")
+    return value
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value that survives as JSON, which not all that YAML or Python can say does.
+
+    Raises:
+        ValueError: it does not.
+    """
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise ValueError(f"must be plain JSON: {failure}") from failure
     return value
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from share_compute.errors import UserError
 from share_compute.plain_yaml import read_yaml
 from share_compute.specification.base import SpecModel, known
+from share_compute.specification.batch import EmbedJob, GenerateJob
 from share_compute.specification.data import DataSpec, TokenizerSpec
 from share_compute.specification.model import ModelSpec
+from share_compute.specification.serve import ServeJob
 from share_compute.specification.training import TrainingSpec
 
 
@@ -25,6 +27,8 @@ class ParallelismSpec(SpecModel):
     """Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1)."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
+    buddies: bool = True
+    """Whether another machine keeps a copy of what only one holds: then the loss of any one machine loses nothing."""
 
     @property
     def machines_needed(self) -> int:
@@ -86,29 +90,84 @@ class TrainJob(SpecModel):
 
 
 _ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])
-_KINDS = ("train",)
+Job = Annotated[TrainJob | GenerateJob | EmbedJob, Field(discriminator="kind")]
+"""What is queued; what is served is no job but a deployment."""
+_KINDS: dict[str, type[TrainJob | GenerateJob | EmbedJob | ServeJob]] = {
+    "train": TrainJob,
+    "generate": GenerateJob,
+    "embed": EmbedJob,
+    "serve": ServeJob,
+}
+Spec = TypeVar("Spec", bound=SpecModel)
 
 
 def parse_job(source: str | dict[str, Any]) -> TrainJob:
-    """Read a job from YAML (or JSON) text or from a mapping.
+    """Read a training job from YAML (or JSON) text or from a mapping.
 
     Raises:
         UserError: naming each field that is wrong and, where there is one, the nearest known name.
     """
+    job = parse_any_job(source)
+    if not isinstance(job, TrainJob):
+        raise UserError(f"kind: {job.kind} trains nothing", mend="give a job of kind: train")
+    return job
+
+
+def parse_any_job(source: str | dict[str, Any]) -> TrainJob | GenerateJob | EmbedJob:
+    """Read a job, whatever its kind, from YAML (or JSON) text or from a mapping.
+
+    Raises:
+        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+    """
+    job = parse_submission(source)
+    if isinstance(job, ServeJob):
+        raise UserError(
+            "kind: serve asks for a deployment, not for a job",
+            mend="share-compute submit FILE makes one; REST: POST /api/v1/deployments",
+        )
+    return job
+
+
+def parse_deployment(source: str | dict[str, Any]) -> ServeJob:
+    """Read a deployment from YAML (or JSON) text or from a mapping; ``kind`` may be left out.
+
+    Raises:
+        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+    """
+    return _validated(ServeJob, {"kind": "serve", **_mapping(source)})
+
+
+def parse_submission(source: str | dict[str, Any]) -> TrainJob | GenerateJob | EmbedJob | ServeJob:
+    """Read what its ``kind`` says from YAML (or JSON) text or from a mapping: a job or a deployment.
+
+    Raises:
+        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+    """
+    data = _mapping(source)
+    kind = data.get("kind", "train")
+    return _validated(_KINDS.get(kind, TrainJob) if isinstance(kind, str) else TrainJob, data)
+
+
+def _mapping(source: str | dict[str, Any]) -> dict[str, Any]:
     data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
     if not isinstance(data, dict):
         raise UserError(
             f"a job is a mapping of keys, not {type(data).__name__}", mend="start from a file in examples/"
         )
     try:
-        known(data.get("kind", "train"), _KINDS, "kind")
-        return _ADAPTER.validate_python(data)
+        known(data.get("kind", "train"), tuple(_KINDS), "kind")
+    except ValueError as failure:
+        raise UserError(str(failure), mend="mend the job's kind") from failure
+    return data
+
+
+def _validated(kind: type[Spec], data: dict[str, Any]) -> Spec:
+    try:
+        return kind.model_validate(data)
     except ValidationError as failure:
         problems = field_errors(failure)
         text = "; ".join(": ".join(filter(None, (item["field"], item["problem"]))) for item in problems)
         raise UserError(text, mend="mend these fields of the job", details={"fields": problems}) from failure
-    except ValueError as failure:
-        raise UserError(str(failure), mend="mend the job's kind") from failure
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath, known
+from share_compute.specification.base import SpecModel, TextPath, known, plain_json
 
 LAYER_TYPES = (
     "avg_pool2d", "conv2d", "dropout", "flatten", "gelu", "layer_norm",
@@ -53,11 +52,7 @@ class ModelSpec(SpecModel):
     @field_validator("config")
     @classmethod
     def _config_is_plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        # It is kept and handed on as JSON, which not all that YAML or Python can say survives.
-        try:
-            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        except (TypeError, ValueError, RecursionError) as failure:
-            raise ValueError(f"must be plain JSON: {failure}") from failure
+        plain_json(value)  # it is kept and handed on as JSON
         return value
 
     @model_validator(mode="after")

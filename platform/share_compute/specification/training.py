@@ -91,6 +91,8 @@ class TrainingSpec(SpecModel):
     """Steps between validations; null validates only at the end."""
     checkpoint_every: int | None = Field(default=None, ge=1)
     """Steps between checkpoints that a job can be resumed from; null keeps only the last."""
+    checkpoints_kept: int = Field(default=3, ge=1, le=2**20)
+    """Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged."""
     early_stopping: EarlyStoppingSpec | None = None
     """End the job when validations no longer get better."""
     samples: SamplesSpec | None = None

@@ -270,7 +270,7 @@ def _move(session: Session, row: Contributor, state: ContributorState, reason: s
     before, row.state, row.reason = row.state, state.value, reason
     row.left_at = (row.left_at or now) if state in GONE else None
     if state in GONE:
-        row.job_id = None
+        row.job_id = row.deployment_id = None
     if before != state.value:
         data = {"state": state.value, "from": before or None, "reason": reason, "name": row.name}
         add_event(session, "contributor", now, data, contributor_id=row.id)

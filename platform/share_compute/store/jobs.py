@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
 from share_compute.jobs.states import ContributorState, JobState, check_transition
-from share_compute.specification import TrainJob
+from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
@@ -28,7 +28,7 @@ class Jobs:
         self._database = database
         self._clock = clock
 
-    def create(self, spec: TrainJob, *, idempotency_key: str | None = None) -> JobRecord:
+    def create(self, spec: TrainJob | BatchJob, *, idempotency_key: str | None = None) -> JobRecord:
         """Queue a job. The same ``idempotency_key`` with the same job returns the job made first.
 
         Raises:
@@ -56,7 +56,7 @@ class Jobs:
                 spec=data,
                 attempt=1,
                 step=0,
-                total_steps=spec.training.steps,
+                total_steps=spec.training.steps if isinstance(spec, TrainJob) else 0,
                 created_at=now,
                 idempotency_key=idempotency_key,
             )
@@ -102,20 +102,22 @@ class Jobs:
         page = found[:limit]
         return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
 
-    def queued(self) -> list[JobRecord]:
-        """Return the jobs that wait, in the order they came."""
-        return self._in_order([JobState.queued])
+    def queued(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
+        """Return the jobs of these kinds, or of all, that wait, in the order they came."""
+        return self._in_order([JobState.queued], kinds)
 
-    def active(self) -> list[JobRecord]:
-        """Return the jobs that an attempt is being made at, in the order they came."""
-        return self._in_order([JobState.planning, JobState.running])
+    def active(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
+        """Return the jobs of these kinds, or of all, that an attempt is being made at, in the order they came."""
+        return self._in_order([JobState.planning, JobState.running], kinds)
 
-    def _in_order(self, states: Collection[JobState]) -> list[JobRecord]:
+    def _in_order(self, states: Collection[JobState], kinds: Collection[str] | None) -> list[JobRecord]:
         query = (
             select(Job)
             .where(Job.state.in_([state.value for state in states]))
             .order_by(Job.created_at, Job.id)
         )
+        if kinds is not None:
+            query = query.where(Job.kind.in_(kinds))
         with self._database.read() as session:
             return [JobRecord.model_validate(row) for row in session.scalars(query)]
 
@@ -134,8 +136,10 @@ class Jobs:
                 row.reason = reason
                 _tell(session, row, row.state, self._clock())
 
-    def begin(self, job_id: str, contributor_ids: Collection[str]) -> JobRecord:
-        """Lease contributors to a queued job and start planning it.
+    def begin(
+        self, job_id: str, contributor_ids: Collection[str], reason: str = "making a plan"
+    ) -> JobRecord:
+        """Lease contributors to a queued job and start planning it; a batch needs none of its own.
 
         Raises:
             Conflict: the job is not queued any more, or one of the contributors is not ready or leased meanwhile;
@@ -143,13 +147,14 @@ class Jobs:
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
-            move_job(session, row, JobState.planning, "making a plan", self._clock())
+            move_job(session, row, JobState.planning, reason, self._clock())
             leased = session.execute(
                 update(Contributor)
                 .where(
                     Contributor.id.in_(contributor_ids),
                     Contributor.state == ContributorState.ready.value,
                     Contributor.job_id.is_(None),
+                    Contributor.deployment_id.is_(None),
                 )
                 .values(job_id=job_id)
             )
@@ -228,6 +233,7 @@ class Jobs:
         attempt: int,
         fruitless_attempts: int = 0,
         error: dict[str, Any] | None = None,
+        leaves_members: bool = False,
     ) -> JobRecord:
         """Put an active job back into the queue for another attempt; cancel it if it was asked to stop.
 
@@ -237,6 +243,7 @@ class Jobs:
             attempt: the attempt that is over.
             fruitless_attempts: how many in a row were lost before they committed a step.
             error: code and facts of what ended the attempt; for the log.
+            leaves_members: whether its members may live on, so that the next attempt takes them over.
 
         Raises:
             Conflict: the job is at another attempt, or not active.
@@ -245,25 +252,31 @@ class Jobs:
             row = job_row(session, job_id)
             _require_attempt(row, attempt)
             row.fruitless_attempts = fruitless_attempts
-            _again_unless_cancelled(session, row, why, self._clock(), error)
+            _again_unless_cancelled(session, row, why, self._clock(), error, leaves_members=leaves_members)
             return JobRecord.model_validate(row)
 
-    def requeue_interrupted(self, why: str, *, but: Collection[str] = ()) -> list[JobRecord]:
+    def requeue_interrupted(
+        self, why: str, *, but: Collection[str] = (), kinds: Collection[str] = ("train",)
+    ) -> list[JobRecord]:
         """Queue again what is active though nobody works at it; cancel what was asked to stop.
+
+        Members live on without the server, so the next attempts take them over.
 
         Args:
             why: what happened to the attempts, e.g. ``the server was restarted``.
             but: jobs that are worked at.
+            kinds: only jobs of these.
 
         Returns:
             What waits again.
         """
         now = self._clock()
-        abandoned = [Job.state.in_([JobState.planning.value, JobState.running.value]), Job.id.not_in(but)]
+        active = Job.state.in_([JobState.planning.value, JobState.running.value])
+        abandoned = [active, Job.id.not_in(but), Job.kind.in_(kinds)]
         with self._database.write() as session:
             rows = session.scalars(select(Job).where(*abandoned).order_by(Job.created_at, Job.id)).all()
             for row in rows:
-                _again_unless_cancelled(session, row, why, now)
+                _again_unless_cancelled(session, row, why, now, leaves_members=True)
             return [JobRecord.model_validate(row) for row in rows if row.state == JobState.queued]
 
 
@@ -313,25 +326,49 @@ def _require_attempt(row: Job, attempt: int) -> None:
 
 
 def _again_unless_cancelled(
-    session: Session, row: Job, why: str, now: datetime, error: dict[str, Any] | None = None
+    session: Session,
+    row: Job,
+    why: str,
+    now: datetime,
+    error: dict[str, Any] | None = None,
+    *,
+    leaves_members: bool,
 ) -> None:
     if row.cancel_requested_at is not None:
         move_job(session, row, JobState.cancelled, f"cancelled; its attempt ended on its own: {why}", now)
         return
-    begins = "beginning" if row.started_at is None else f"continuing from {_from(row)}"
-    _again(session, row, f"{why}; {begins} as soon as enough machines are there", now, error)
+    if row.kind in BATCH_KINDS:
+        _again(session, row, f"{why}; continuing from {_from(row)}", now, error)
+        return
+    if row.started_at is None:
+        begins = "beginning"
+    elif leaves_members:
+        begins = f"going on with what its members hold, else from {_from(row)},"
+    else:
+        begins = f"continuing from {_from(row)}"
+    reason = f"{why}; {begins} as soon as enough machines are there"
+    _again(session, row, reason, now, error, leaves_members=leaves_members)
 
 
 def _again(
-    session: Session, row: Job, reason: str, now: datetime, error: dict[str, Any] | None = None
+    session: Session,
+    row: Job,
+    reason: str,
+    now: datetime,
+    error: dict[str, Any] | None = None,
+    *,
+    leaves_members: bool = False,
 ) -> None:
     row.attempt += 1
-    row.step = row.checkpoint_step or 0
+    if not leaves_members:  # else they hold what was committed
+        row.step = row.checkpoint_step or 0
     row.plan = row.measured = row.proposal = None
     move_job(session, row, JobState.queued, reason, now, error=error)
 
 
 def _from(row: Job) -> str:
+    if row.kind in BATCH_KINDS:
+        return f"the {row.rows['done']} rows that are done" if row.rows else "the start"
     return (
         "the start (it has no checkpoint)" if row.checkpoint_step is None else f"step {row.checkpoint_step}"
     )

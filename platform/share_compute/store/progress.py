@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,10 @@ from share_compute.jobs.events import (
     Measured,
     Planned,
     Reformed,
+    ReplanAbandoned,
     ReplanProposed,
+    RowsDone,
+    Started,
     StepCommitted,
     Validated,
 )
@@ -34,7 +37,7 @@ from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
 from share_compute.store.secret import new_id
 from share_compute.store.tables import Artifact, Contributor, Job, Metric
 
-_USABLE = (ContributorState.ready.value, ContributorState.draining.value)
+_USABLE = (ContributorState.ready, ContributorState.draining)
 
 
 class Progress:
@@ -62,8 +65,8 @@ class Progress:
             log: list[tuple[str, dict[str, Any]]] = []
             for event in events:
                 log.append((event.type, event.model_dump(mode="json", exclude={"type"})))
-                if isinstance(event, (Planned, AttemptEnded)):
-                    # Both change the state, whose event belongs after what came before.
+                if isinstance(event, (Planned, RowsDone, AttemptEnded)):
+                    # They change the state, whose event belongs after what came before.
                     add_job_events(session, (job_id, attempt), now, log)
                     log = []
                 _apply(session, row, event, now)
@@ -75,6 +78,12 @@ class Progress:
         with self._database.read() as session:
             return _timings(job_row(session, job_id))
 
+    def last_step(self, job_id: str) -> int:
+        """Return the last step of a job that was reported, whatever came of its attempt; 0 when none was."""
+        query = select(func.max(Metric.step)).where(Metric.job_id == job_id, Metric.split == "train")
+        with self._database.read() as session:
+            return session.scalar(query) or 0
+
     def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
         """Return what the steps after ``after_step`` measured, in order; NotFound without the job."""
         query = (
@@ -85,6 +94,20 @@ class Progress:
         with self._database.read() as session:
             job_row(session, job_id)
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
+
+    def add_artifact(self, job_id: str, saved: ArtifactSaved) -> ArtifactRecord:
+        """Write down a result that was made beside the job's attempts; replaces one of the same name.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            _apply(session, row, saved, now)
+            told = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
+            add_job_events(session, (job_id, row.attempt), now, told)
+        return self.artifact(job_id, saved.name)
 
     def artifacts(self, job_id: str) -> list[ArtifactRecord]:
         """Return a job's finished results by name; NotFound without the job."""
@@ -109,14 +132,11 @@ class Progress:
 
 def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> None:
     match event:
-        case Planned(plan=plan):
-            _lay(session, row, plan)
-            if row.state == JobState.planning:
-                move_job(session, row, JobState.running, _placement(plan), now)
-        case Reformed(plan=plan):
-            _lay(session, row, plan)
-            row.reason = _placement(plan)
-            row.measured = row.proposal = None  # of the plan that is over
+        case Planned() | Reformed() | ReplanProposed() | ReplanAbandoned():
+            _apply_plan(session, row, event, now)
+        case Started():
+            # Where members of an earlier attempt go on, that is not where the checkpoint is.
+            row.step = event.first_step - 1
         case StepCommitted():
             row.step, row.loss, row.tokens_per_s = event.step, event.loss, event.tokens_per_s
             _put_metric(session, row.id, "train", event)
@@ -127,8 +147,6 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
         case LayersTimed():
             kept = merged(_timings(row), event.machines)
             row.timings = {machine: timed.model_dump(mode="json") for machine, timed in kept.items()}
-        case ReplanProposed():
-            row.proposal = event.model_dump(mode="json")
         case CheckpointSaved():
             row.checkpoint_path, row.checkpoint_step = str(event.path), event.step
         case ArtifactSaved():
@@ -143,20 +161,57 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
                     created_at=now,
                 )
             )
+        case RowsDone():
+            row.rows, row.tokens_per_s = event.model_dump(mode="json"), event.tokens_per_s
+            if row.state == JobState.planning:
+                left = _count(event.total - event.done, "row")
+                move_job(session, row, JobState.running, f"{left} to answer", now)
         case AttemptEnded():
             move_job(session, row, JobState(event.outcome), event.reason, now, error=event.error)
         case _:
-            pass  # a start, a sample or a note changes nothing but the log
+            pass  # a sample or a note changes nothing but the log
 
 
-def _lay(session: Session, row: Job, plan: Plan) -> None:
-    """Write a plan down: the job holds the machines in it and no others, but takes none from another job."""
+def _apply_plan(
+    session: Session, row: Job, event: Planned | Reformed | ReplanProposed | ReplanAbandoned, now: datetime
+) -> None:
+    """Write down who holds the job, or is to hold it, and with that which machines it has leased."""
+    match event:
+        case Planned(plan=plan):
+            _lay(session, row, plan)
+            if row.state == JobState.planning:
+                move_job(session, row, JobState.running, _placement(plan), now)
+        case Reformed(plan=plan, expected=expected):
+            _lay(session, row, plan, expected)
+            row.reason = _placement(plan)
+            row.measured = None  # of the plan that is over
+            row.proposal = row.proposal if expected else None
+        case ReplanProposed(plan=plan):
+            row.proposal = event.model_dump(mode="json")
+            _lease(session, row, plan, ContributorState.ready)
+        case ReplanAbandoned():
+            row.proposal = None
+            _release_all_but(session, row, Plan.model_validate(row.plan).machines)
+
+
+def _lay(session: Session, row: Job, plan: Plan, expected: Collection[str] = ()) -> None:
+    """Write a plan down: the job holds the machines in it and those that are expected, and no others."""
     row.plan = plan.model_dump(mode="json")
-    held = Contributor.job_id == row.id
-    used = Contributor.id.in_([member.contributor_id for pool in plan.pools for member in pool.members])
-    free = Contributor.job_id.is_(None) & Contributor.state.in_(_USABLE)
-    session.execute(update(Contributor).where(held, ~used).values(job_id=None))
-    session.execute(update(Contributor).where(used, free).values(job_id=row.id))
+    _release_all_but(session, row, plan.machines.union(expected))
+    _lease(session, row, plan, *_USABLE)
+
+
+def _lease(session: Session, row: Job, plan: Plan, *states: ContributorState) -> None:
+    """Let the job hold the machines in a plan that are in one of these states; it takes none from another job."""
+    used = Contributor.id.in_(plan.machines)
+    free = Contributor.job_id.is_(None) & Contributor.deployment_id.is_(None)
+    usable = Contributor.state.in_([state.value for state in states])
+    session.execute(update(Contributor).where(used, free, usable).values(job_id=row.id))
+
+
+def _release_all_but(session: Session, row: Job, kept: Collection[str]) -> None:
+    others = (Contributor.job_id == row.id) & Contributor.id.not_in(kept)
+    session.execute(update(Contributor).where(others).values(job_id=None))
 
 
 def _timings(row: Job) -> dict[str, MachineTimings]:

@@ -10,10 +10,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from share_compute import topology
-from share_compute.jobs.events import Measured, ReplanProposed
+from share_compute.errors import Conflict
+from share_compute.jobs.events import Measured, ReplanProposed, RowsDone
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
-from share_compute.specification import TrainJob
+from share_compute.serving.states import DeploymentState
+from share_compute.specification import Job, ServeJob, TrainJob
 
 
 class Record(BaseModel):
@@ -78,6 +80,8 @@ class ContributorRecord(Record):
     """IP address that other members reach it at."""
     job_id: str | None
     """The job that it is leased to."""
+    deployment_id: str | None = None
+    """The deployment that it is leased to; never to a job as well."""
     versions: dict[str, str]
     limits: dict[str, Any]
     """What its owner lends: memory_bytes, cpu_threads, gpus, device."""
@@ -89,6 +93,11 @@ class ContributorRecord(Record):
     left_at: datetime | None
     sent_away_at: datetime | None
     """When the operator asked it to leave; it cannot come back without a new invite."""
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether a job or a deployment holds it."""
+        return self.job_id is not None or self.deployment_id is not None
 
     def machine(self) -> topology.Contributor:
         """Return the contributor as the planner sees it."""
@@ -111,7 +120,7 @@ class JobRecord(Record):
     state: JobState
     reason: str
     """Why it is in this state, in one sentence."""
-    spec: TrainJob
+    spec: Job
     plan: Plan | None
     measured: Measured | None = None
     """Step times of this attempt, beside what its plan predicted; null until some steps are done."""
@@ -129,13 +138,51 @@ class JobRecord(Record):
     loss: float | None
     """Training loss at the last committed step."""
     tokens_per_s: float | None
+    rows: RowsDone | None = None
+    """How far a batch got; null before it began, and for training."""
     created_at: datetime
     started_at: datetime | None
-    """When its first step began, in any attempt."""
+    """When its first step began, or its first row was asked for, in any attempt."""
     finished_at: datetime | None
     cancel_requested_at: datetime | None
     checkpoint_path: Path | None
     checkpoint_step: int | None
+
+    @property
+    def training(self) -> TrainJob:
+        """What was asked for, of a job that trains.
+
+        Raises:
+            Conflict: it is of another kind.
+        """
+        if not isinstance(self.spec, TrainJob):
+            raise Conflict(f"job {self.id} trains nothing", mend="name a training job", job=self.id)
+        return self.spec
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether its speed is in tokens; else in samples that are no text."""
+        return not isinstance(self.spec, TrainJob) or self.spec.model.layers is None
+
+
+class DeploymentRecord(Record):
+    """A model that is served, or was."""
+
+    id: str
+    name: str
+    """What clients send as ``model``."""
+    state: DeploymentState
+    reason: str
+    """Why it is in this state, in one sentence."""
+    spec: ServeJob
+    plans: tuple[Plan, ...]
+    """Which layers are on which machines, for each replica; empty until it was placed."""
+    error: dict[str, Any] | None
+    """Code and facts of the error, when it failed."""
+    created_at: datetime
+    ready_at: datetime | None
+    """When it answered first."""
+    ended_at: datetime | None
 
 
 class EventRecord(Record):
@@ -147,7 +194,7 @@ class EventRecord(Record):
     contributor_id: str | None
     attempt: int | None
     kind: str
-    """state, cancel-requested, contributor, or the type of an attempt's event: planned, step, ..."""
+    """state, cancel-requested, contributor, deployment, or the type of an attempt's event: planned, step, rows, ..."""
     at: datetime
     data: dict[str, Any]
 

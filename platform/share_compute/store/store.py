@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 
 from share_compute.store.contributors import Contributors
 from share_compute.store.database import Database
+from share_compute.store.deployments import Deployments
 from share_compute.store.events import Events
 from share_compute.store.holding import Hold
 from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys
+from share_compute.store.leases import Leases
 from share_compute.store.progress import Progress
 
 
@@ -36,6 +38,8 @@ class Store:
         self.invites = Invites(self._database, clock)
         self.contributors = Contributors(self._database, clock)
         self.jobs = Jobs(self._database, clock)
+        self.deployments = Deployments(self._database, clock)
+        self.leases = Leases(self._database)
         self.progress = Progress(self._database, clock)
         self.events = Events(self._database)
 

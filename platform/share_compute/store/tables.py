@@ -109,6 +109,7 @@ class Job(Base):
     total_steps: Mapped[int]
     loss: Mapped[float | None]
     tokens_per_s: Mapped[float | None]
+    rows: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -117,6 +118,23 @@ class Job(Base):
     checkpoint_step: Mapped[int | None]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
     __table_args__ = (Index("ix_jobs_created_at_id", "created_at", "id"),)
+
+
+class Deployment(Base):
+    """A model that is served, or was; a name is unique among those that are up."""
+
+    __tablename__ = "deployments"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(index=True)
+    state: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    plans: Mapped[list[Any]]
+    error: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime]
+    ready_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    __table_args__ = (Index("ix_deployments_created_at_id", "created_at", "id"),)
 
 
 class Contributor(Base):
@@ -132,6 +150,7 @@ class Contributor(Base):
     node_id: Mapped[str | None]
     address: Mapped[str | None]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
+    deployment_id: Mapped[str | None] = mapped_column(index=True)
     versions: Mapped[dict[str, Any]]
     limits: Mapped[dict[str, Any]]
     capacity: Mapped[list[Any] | None]

@@ -21,6 +21,7 @@ from share_compute.specification import GradientFusionSpec
 _AUTO_BUCKETS = 8
 """With that many, most of a sum hides behind the backward."""
 _AUTO_BYTES = 64 * 2**20
+_WORD_BYTES = 4
 _ROW = 4096
 """Squares are summed in float32 over so many elements, and in float64 over these sums: fast, and exact to 1e-8."""
 
@@ -92,6 +93,14 @@ class GradientBuckets:
     def bucket_bytes(self) -> list[int]:
         """Size of each bucket."""
         return [sum(parameter.nbytes for parameter in group) for group in self._layout]
+
+    @property
+    def layout(self) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
+        """Stored names and shapes of the parameters of each bucket, which lie in it one after the other."""
+        return tuple(
+            tuple((self._names[parameter], tuple(parameter.shape)) for parameter in group)
+            for group in self._layout
+        )
 
     @property
     def held(self) -> tuple[Node, ...]:
@@ -230,10 +239,16 @@ class GradientBuckets:
             bucket.mul_(factor)
 
     def digest(self) -> str:
-        """Return a fast hash (XXH3, 128 bits) of the gradient's bits: equal at all members of a pool."""
+        """Return a fast hash (XXH3, 128 bits) of the gradient's bits: equal at all members of a pool.
+
+        Of what lies on another device than the CPU, sums over its words stand for it: to bring all of it here would
+        take longer than the step.
+        """
         hashed = xxhash.xxh3_128()
         for bucket in self._whole.buckets:
-            hashed.update(bucket.view(torch.uint8).cpu().numpy().data)
+            words = bucket.view(torch.int32 if bucket.element_size() == _WORD_BYTES else torch.int16)
+            told = words if words.device.type == "cpu" else words.sum(dtype=torch.int64).cpu()
+            hashed.update(told.numpy().data)
         return hashed.hexdigest()
 
     @property

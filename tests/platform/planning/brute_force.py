@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.memory import after_a_loss
 
 
 def best(
@@ -41,9 +42,9 @@ def best(
 
 def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
     """Return whether a machine can have work at all; an order is one of machines that can."""
-    return math.isfinite(cost.cell_s(machine, 0, cost.num_layers)) and any(
-        cost.bytes_needed(layer, layer + 1, 1, 0) <= cost.memory_bytes[machine]
-        for layer in range(cost.num_layers)
+    return (
+        math.isfinite(cost.cell_s(machine, 0, cost.num_layers))
+        and cost.least_bytes <= cost.memory_bytes[machine]
     )
 
 
@@ -123,5 +124,5 @@ class _Walk:
     def _fits_anew(self, pool: PoolLayout, window: int) -> bool:
         return all(
             self._cost.bytes_needed(pool.start, pool.stop, share, window) <= self._cost.memory_bytes[machine]
-            for machine, share in zip(pool.members, pool.shares, strict=True)
+            for machine, share in zip(pool.members, after_a_loss(pool.shares), strict=True)
         )

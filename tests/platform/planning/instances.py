@@ -51,6 +51,11 @@ def with_overhead(cost: TrainingCost) -> TrainingCost:
     return replace(cost, topology=replace(cost.topology, contributors=machines))
 
 
+def with_buddies(cost: TrainingCost) -> TrainingCost:
+    """Return a problem in which the gradient of each pool of one goes to another machine, too."""
+    return replace(cost, workload=replace(cost.workload, buddies=True))
+
+
 def sparing(cost: TrainingCost) -> TrainingCost:
     """Return a problem that asks little of memory: some layers frozen, their insides computed again, in bfloat16."""
     layers = tuple(
@@ -78,6 +83,7 @@ def _profile(draw: random.Random, layers: int) -> ModelProfile:
             backward_flops=Growth(linear=2 * size * scale),
             forward_operations=int(40 * scale),
             backward_operations=int(80 * scale),
+            largest=int(2e5 * size * scale),
             activation_bytes=Growth(linear=1e5 * size),
             boundary_numbers=Growth(linear=1e4 if even else draw.uniform(0, 2e4)),
         )

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.platform.planning.instances import instance, sparing, with_overhead
+from tests.platform.planning.instances import instance, sparing, with_buddies, with_overhead
 from tests.platform.schedules import peak_in_flight
 
 from share_compute.planning.cost import STEP_OPERATIONS, TrainingCost, fill_shares, most_carried
 from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.memory import after_a_loss, gradient_sets
 from share_compute.planning.options import Options
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.timings import LayerTiming
@@ -51,13 +52,17 @@ def test_memory_of_a_member_by_hand() -> None:
     samples = workload.microbatch_size
     weights = profile.embedding.parameters + sum(layer.parameters for layer in profile.layers[:2])
     activations = sum(piece.activation_bytes.at(8) for piece in (profile.embedding, *profile.layers[:2]))
-    # Two microbatches are in flight in the first of two pools.
+    boundary = samples * 4 * profile.layers[1].boundary_numbers.at(8)
+    largest = max(piece.largest for piece in (profile.embedding, *profile.layers[:2]))
+    # Two microbatches are in flight in the first of two pools; of all four, what was sent and what came back is kept.
     expected = weights * 4 * (2 + workload.optimizer_tensors) + 2 * samples * activations
+    expected += 4 * 2 * boundary + 4 * max(largest, 2 * profile.tied)
     assert cost.member_bytes(layout, 0, 0) == pytest.approx(expected)
     last = sum(layer.parameters for layer in profile.layers[2:]) + profile.head.parameters + profile.tied
-    received = samples * 4 * profile.layers[1].boundary_numbers.at(8)
     activations = sum(piece.activation_bytes.at(8) for piece in (*profile.layers[2:], profile.head))
-    expected = last * 4 * (2 + workload.optimizer_tensors) + samples * activations + received
+    expected = last * 4 * (2 + workload.optimizer_tensors) + samples * activations + 4 * 2 * boundary
+    largest = max(piece.largest for piece in (*profile.layers[2:], profile.head))
+    expected += 4 * max(largest, 2 * profile.tied)
     assert cost.member_bytes(layout, 1, 0) == pytest.approx(expected)
 
 
@@ -70,8 +75,71 @@ def test_memory_of_layers_that_are_computed_again_by_hand() -> None:
     kept = profile.embedding.activation_bytes.at(8)
     kept += sum(4 * layer.boundary_numbers.at(8) for layer in profile.layers[:2])
     inside = max(layer.activation_bytes.at(8) for layer in profile.layers)
+    boundary = samples * 4 * profile.layers[1].boundary_numbers.at(8)
+    largest = max(piece.largest for piece in (profile.embedding, *profile.layers[:2]))
     expected = weights * 4 * (2 + cost.workload.optimizer_tensors) + samples * (2 * kept + inside)
+    expected += 4 * 2 * boundary + 4 * max(largest, 2 * profile.tied)
     assert cost.member_bytes(layout, 0, 0) == pytest.approx(expected)
+
+
+def test_who_may_have_to_compute_more_keeps_more() -> None:
+    assert after_a_loss((8,)) == (8,)
+    assert after_a_loss((5, 3)) == (8, 8)
+    assert after_a_loss((4, 4, 4)) == (6, 6, 6)
+    assert after_a_loss((9, 2, 1)) == (
+        11,
+        8,
+        4,
+    )  # of the last two, whoever stays has nearly nothing without the first
+
+
+@given(pool_shares())
+def test_members_hold_as_many_gradients_as_their_order_of_sums_takes(shares: list[list[int]]) -> None:
+    pools = tuple(map(tuple, shares))
+    runs = max(pools, key=len)
+    for pool, members in enumerate(pools):
+        for member, share in enumerate(members):
+            sets = gradient_sets(pools, pool, member)
+            assert 1 <= sets <= share
+            if members == runs or len(runs) == 1:
+                assert sets == 1
+
+
+def test_further_gradients_count_where_pools_share_differently() -> None:
+    cost = instance(1, machines=4, layers=4, microbatches=6)
+    layout = Layout((PoolLayout(0, 2, (0,), (6,)), PoolLayout(2, 4, (1, 2, 3), (2, 2, 2))))
+    assert gradient_sets(((6,), (2, 2, 2)), 0, 0) == 3  # it takes turns in three runs
+    alone = cost.bytes_needed(0, 2, 6, 3)
+    assert cost.member_bytes(layout, 0, 0) == alone + 2 * 4 * cost.trained_parameters(0, 2)
+    lent = int(alone / 0.9) + 1
+    narrow = replace(
+        cost,
+        topology=replace(
+            cost.topology,
+            contributors=tuple(
+                replace(machine, devices=(replace(machine.devices[0], memory_bytes=size),))
+                for machine, size in zip(
+                    cost.topology.contributors, (lent, 10**12, 10**12, 10**12), strict=True
+                )
+            ),
+        ),
+    )
+    assert narrow.may_fit(layout)
+    assert not narrow.fits(layout)
+
+
+def test_who_is_alone_waits_for_its_buddy() -> None:
+    plain = replace(instance(3, machines=3, layers=4, microbatches=4), timings={})
+    cost = with_buddies(plain)
+    alone, split = (
+        solo(0, 4, 4),
+        Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1, 2), (2, 2)))),
+    )
+    assert cost.step_s(alone) == plain.step_s(alone)
+    assert cost.tail_s(split.pools[1]) == plain.tail_s(split.pools[1])
+    size = 4 * cost.trained_parameters(0, 2)
+    waits = [cost.network.transfer_s(0, other, size) + cost.network.link(0, other)[0] for other in (1, 2)]
+    assert cost.tail_s(split.pools[0]) == pytest.approx(plain.tail_s(split.pools[0]) + min(waits))
 
 
 def test_layers_that_are_computed_again_take_their_forward_once_more() -> None:
@@ -136,7 +204,7 @@ def test_some_pair_of_members_carries_at_least_what_the_formula_says(shares: lis
         assert max(common) >= most_carried(sum(before), len(before), len(after))
 
 
-@pytest.mark.parametrize("change", [with_overhead, sparing])
+@pytest.mark.parametrize("change", [with_overhead, sparing, with_buddies])
 @pytest.mark.parametrize("seed", range(30))
 def test_tables_say_what_the_formula_says(seed: int, change: Callable[[TrainingCost], TrainingCost]) -> None:
     draw = random.Random(seed)
@@ -161,7 +229,7 @@ def test_tables_say_what_the_formula_says(seed: int, change: Callable[[TrainingC
         for window in range(12):
             fits = all(
                 cost.bytes_needed(start, stop, share, window) <= cost.memory_bytes[member]
-                for member, share in zip(members, shares, strict=True)
+                for member, share in zip(members, after_a_loss(shares), strict=True)
             )
             assert fits == (window <= option.window[place])
 

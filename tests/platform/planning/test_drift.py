@@ -11,6 +11,7 @@ from share_compute.planning.drift import DriftLimits, DriftWatch, moving, propos
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
+from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 LIMITS = DriftLimits(drift=0.25, steps=3, restart_s=30.0)
@@ -18,8 +19,8 @@ SPEC = job(pools=2, members_per_pool=1)
 TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
 
 
-def solution(topology: Topology = TOPOLOGY) -> Solution:
-    return solve(SPEC, topology, PROFILE, 0, {})
+def solution(topology: Topology = TOPOLOGY, spec: TrainJob = SPEC) -> Solution:
+    return solve(spec, topology, PROFILE, 0, {})
 
 
 def slowed(current: Solution, name: str, factor: float) -> Timings:
@@ -83,9 +84,10 @@ class TestProposal:
 
     def test_it_does_not_pay_over_a_narrow_link(self) -> None:
         narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=2e6)
-        current = solution(narrow)
+        spec = job(pools=2, members_per_pool=1, buddies=False)  # else all wait for copies on their way
+        current = solution(narrow, spec)
         timings = slowed(current, "a", 3.0)
-        replan = propose(SPEC, narrow, current, timings, 100_000, LIMITS)
+        replan = propose(spec, narrow, current, timings, 100_000, LIMITS)
         assert replan is not None
         assert replan.move_cost_s > 5 * LIMITS.restart_s
 

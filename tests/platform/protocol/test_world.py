@@ -31,6 +31,7 @@ def test_drawn_schedules_end_with_the_weights_of_the_undisturbed_run(first: int)
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", range(QUICK, SCHEDULES, CHUNK))
 def test_ten_thousand_more(first: int) -> None:
     test_drawn_schedules_end_with_the_weights_of_the_undisturbed_run(first)
@@ -73,10 +74,8 @@ ONE_POOL = Scenario(machines=3, pools=1, layers=2, runs=(2, 2), pauses=(2, 3))
 SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one pool": ONE_POOL}
 MEMBER_POINTS = [point for point in Point if point.role == "member"]
 COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
-MEMBER_POINTS = [point for point in Point if point.role == "member"]
-COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
-OF_BROKEN_REDUCTIONS = {Point.reduce_failed, Point.broken_sending, Point.broken_heard}
-OF_BUDDIES = {Point.log_sending, Point.log_heard}
+OF_BROKEN_REDUCTIONS = (Point.reduce_failed, Point.broken_sending, Point.broken_heard)
+OF_BUDDIES = (Point.log_sending, Point.log_heard)
 DISTURBANCES = {
     "none": {},
     "an epoch begins in the middle": {"upsets": (Upset(14.0, UpsetKind.suspect, "c"),)},
@@ -112,7 +111,9 @@ def test_each_member_may_die_at_each_point(name: str, point: Point) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("point", [*COORDINATOR_POINTS, *OF_BROKEN_REDUCTIONS], ids=lambda point: point.name)
+@pytest.mark.parametrize(
+    "point", dict.fromkeys((*COORDINATOR_POINTS, *OF_BROKEN_REDUCTIONS)), ids=lambda point: point.name
+)
 def test_whoever_passes_a_point_may_die(name: str, point: Point) -> None:
     assert bool(kills(SCENARIOS[name], point, None)) is can_be_passed(name, point)
 

@@ -19,7 +19,9 @@ from share_compute.jobs.events import (
     Planned,
     PoolTiming,
     Reformed,
+    ReplanAbandoned,
     ReplanProposed,
+    Started,
     StepCommitted,
     Validated,
 )
@@ -156,6 +158,20 @@ def test_a_resumed_attempt_overwrites_the_steps_it_repeats(store: Store) -> None
     assert store.jobs.get(job.id).step == 2
 
 
+def proposed(*contributor_ids: str) -> ReplanProposed:
+    plan = planned(*contributor_ids).plan
+    return ReplanProposed(
+        step=30, plan=plan, current_step_s=1.5, gain_s=90.0, move_cost_s=31.0, sentence="move"
+    )
+
+
+def reformed(*contributor_ids: str, expected: tuple[str, ...] = ()) -> Reformed:
+    plan = planned(*contributor_ids).plan
+    return Reformed(
+        epoch=2, step=31, plan=plan, expected=expected, seconds=0.1, recomputed=0, sentence="somebody came"
+    )
+
+
 def test_what_was_measured_and_proposed_is_kept_for_the_attempt(store: Store) -> None:
     worker = contributor(store, "worker")
     job = store.jobs.create(spec())
@@ -166,9 +182,7 @@ def test_what_was_measured_and_proposed_is_kept_for_the_attempt(store: Store) ->
         measured_step_s=1.5,
         pools=(PoolTiming(predicted_busy_s=0.9, measured_busy_s=1.4),),
     )
-    proposal = ReplanProposed(
-        step=30, plan=planned(worker).plan, current_step_s=1.5, gain_s=90.0, move_cost_s=31.0, sentence="move"
-    )
+    proposal = proposed(worker)
     record = store.progress.record(job.id, 1, [planned(worker), measured, proposal])
     assert (record.measured, record.proposal) == (measured, proposal)
     assert [event.kind for event in store.events.after(0, job_id=job.id)][-2:] == [
@@ -208,6 +222,38 @@ def test_another_epoch_changes_plan_and_leases(store: Store) -> None:
     assert store.contributors.get(joins).job_id is None
 
 
+def test_a_proposal_leases_what_is_free_until_it_is_carried_out(store: Store) -> None:
+    stays, joins, taken, leaves = (contributor(store, name) for name in ("stays", "joins", "taken", "leaves"))
+    job, other = running(store, stays), running(store, taken)
+    store.contributors.leave(leaves)
+
+    def tell(event: AttemptEvent) -> dict[str, str | None]:
+        record = store.progress.record(job.id, 1, [event])
+        assert (record.proposal is None) == (joins not in expected)
+        return {one.name: one.job_id for one in store.contributors.list()}
+
+    expected = {joins}
+    held = {"stays": job.id, "joins": job.id, "taken": other.id, "leaves": None}
+    assert tell(proposed(stays, joins, taken, leaves)) == held
+    # It follows a member in an epoch of which it is no part yet.
+    assert tell(reformed(stays, expected=(joins,))) == held
+    expected.clear()
+    assert tell(reformed(stays, joins)) == held
+    assert tell(reformed(stays)) == held | {"joins": None}
+
+
+def test_a_proposal_that_is_given_up_frees_its_machines(store: Store) -> None:
+    stays, joins, late = (contributor(store, name) for name in ("stays", "joins", "late"))
+    job = running(store, stays)
+    store.progress.record(job.id, 1, [proposed(stays, joins), proposed(stays, late)])
+    # Only who asked knows whether there is still something of it on those of the first.
+    assert {one.job_id for one in store.contributors.list()} == {job.id}
+    record = store.progress.record(job.id, 1, [ReplanAbandoned(reason="the job cannot have late")])
+    assert record.proposal is None
+    assert [one.name for one in store.contributors.list() if one.job_id == job.id] == ["stays"]
+    assert store.events.after(0, job_id=job.id)[-1].data == {"reason": "the job cannot have late"}
+
+
 def test_a_plan_takes_no_machine_that_is_gone(store: Store) -> None:
     stays, gone = contributor(store, "stays"), contributor(store, "gone")
     job = running(store, stays)
@@ -234,6 +280,29 @@ def test_fruitless_attempts_are_counted_until_somebody_resumes(store: Store) -> 
     store.jobs.begin(fresh.id, [])
     waiting = store.jobs.requeue(fresh.id, "waiting for contributors", attempt=1)
     assert waiting.reason == "waiting for contributors; beginning as soon as enough machines are there"
+
+
+def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
+    job = running(store)
+    saved = CheckpointSaved(step=3, path=Path("/c/3"), size_bytes=1)
+    store.progress.record(job.id, 1, [step(3), saved, step(4)])
+    again = store.jobs.requeue(job.id, "the coordinator died", attempt=1, leaves_members=True)
+    assert again.step == 4
+    assert again.reason == (
+        "the coordinator died; going on with what its members hold, else from step 3, "
+        "as soon as enough machines are there"
+    )
+    store.jobs.begin(job.id, [])
+    # The next one died before it had a plan, and nobody knows where those of the first are.
+    again = store.jobs.requeue(job.id, "the coordinator died", attempt=2, leaves_members=True)
+    assert (again.step, "what its members hold, else from step 3" in again.reason) == (4, True)
+    store.jobs.begin(job.id, [])
+    started = Started(first_step=4, total_steps=4)
+    assert store.progress.record(job.id, 3, [planned(), started]).step == 3
+    fresh = store.jobs.create(spec())
+    store.jobs.begin(fresh.id, [])
+    waiting = store.jobs.requeue(fresh.id, "the coordinator died", attempt=1, leaves_members=True)
+    assert waiting.reason == "the coordinator died; beginning as soon as enough machines are there"
 
 
 def timed(machine: str, **layers_s: float) -> LayersTimed:
@@ -316,9 +385,10 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     store.jobs.cancel(stopped.id)
     assert [job.id for job in store.jobs.requeue_interrupted("the server was restarted")] == [kept.id]
     again = store.jobs.get(kept.id)
-    assert (again.state, again.attempt, again.step) == ("queued", 2, 3)
+    assert (again.state, again.attempt, again.step) == ("queued", 2, 4)
     assert again.reason == (
-        "the server was restarted; continuing from step 3 as soon as enough machines are there"
+        "the server was restarted; going on with what its members hold, else from step 3, "
+        "as soon as enough machines are there"
     )
     assert store.jobs.get(stopped.id).state == "cancelled"
     assert store.contributors.get(worker).job_id is None
@@ -429,7 +499,7 @@ def test_what_somebody_works_at_is_not_queued_again(store: Store) -> None:
         lost.id
     ]
     assert store.jobs.get(kept.id).state == "running"
-    assert store.jobs.get(lost.id).reason.startswith("its attempt was lost; continuing from the start")
+    assert store.jobs.get(lost.id).reason.startswith("its attempt was lost; going on with what its members")
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,78 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/deployments": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Deployments
+         * @description List deployments, newest first, in pages. Without ``state`` those that are up.
+         */
+        get: operations["listDeployments"];
+        put?: never;
+        /**
+         * Create Deployment
+         * @description Serve a model, given as JSON or YAML. Paths in it are paths on the server.
+         */
+        post: operations["createDeployment"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/deployments/{deployment}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Deployment
+         * @description Return one deployment, by its id or its name; of several that had a name, the one that is up, or the last.
+         */
+        get: operations["getDeployment"];
+        put?: never;
+        post?: never;
+        /**
+         * Stop Deployment
+         * @description Take a deployment down, by its id or its name; twice changes nothing.
+         */
+        delete: operations["stopDeployment"];
+        options?: never;
+        head?: never;
+        /**
+         * Change Deployment
+         * @description Ask for another number or range of replicas, by the deployment's id or its name, while it is up.
+         */
+        patch: operations["changeDeployment"];
+        trace?: never;
+    };
+    "/api/v1/deployments/{deployment}/status": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Deployment Status
+         * @description Say how each replica of a deployment does now: its pools, its queue and its speed, measured beside predicted.
+         */
+        get: operations["getDeploymentStatus"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/events": {
         parameters: {
             query?: never;
@@ -340,6 +412,48 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/checkpoints": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Checkpoints
+         * @description List the checkpoints of a job that are on the server's disk, oldest first.
+         */
+        get: operations["listCheckpoints"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/checkpoints/{step}/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Export Checkpoint
+         * @description Make a checkpoint into an artifact: a Hugging Face folder, or adapters, as the job's own result will be.
+         *
+         *     Its name is ``step-`` and the step in eight digits. One that was made before is returned as it is.
+         */
+        post: operations["exportCheckpoint"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}/events": {
         parameters: {
             query?: never;
@@ -354,6 +468,26 @@ export interface paths {
         get: operations["getJobEvents"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/jobs/{job_id}/failures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Make Failure
+         * @description Let something go wrong with a member of a running job; only where the server runs with `allow_failures`.
+         */
+        post: operations["makeFailure"];
         delete?: never;
         options?: never;
         head?: never;
@@ -524,6 +658,126 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Prometheus Metrics
+         * @description Tell Prometheus how served models do. It sends an API key as its bearer token (``authorization``).
+         */
+        get: operations["getPrometheusMetrics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/chat/completions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Chat Completion
+         * @description Go on with a conversation. What would change answers and is not done here is refused, never ignored.
+         */
+        post: operations["createChatCompletion"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/completions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Completion
+         * @description Go on with one text or several.
+         */
+        post: operations["createCompletion"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/embeddings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Embedding
+         * @description Turn texts into vectors.
+         */
+        post: operations["createEmbedding"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/models": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Models
+         * @description List the models that answer.
+         */
+        get: operations["listModels"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/models/{model}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Model
+         * @description Return one model.
+         */
+        get: operations["getModel"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -559,6 +813,8 @@ export interface components {
             /** Strategy */
             strategy: string;
         };
+        /** AnyJob */
+        AnyJobRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"];
         /**
          * ApiKeyRecord
          * @description A key that opens the REST API, without the key itself.
@@ -618,6 +874,179 @@ export interface components {
             size_bytes: number;
         };
         /**
+         * BatchOutputSpec
+         * @description What the answers are written as.
+         */
+        BatchOutputSpec: {
+            /**
+             * Format
+             * @description Default: what the files are.
+             */
+            format?: ("jsonl" | "parquet") | null;
+        };
+        /**
+         * BatchOutputSpec
+         * @description What the answers are written as.
+         */
+        BatchOutputSpecRequest: {
+            /**
+             * Format
+             * @description Default: what the files are.
+             * @default null
+             */
+            format: ("jsonl" | "parquet") | null;
+        };
+        /**
+         * BatchSamplingSpec
+         * @description How answers are drawn, and when they end; as in requests of the OpenAI API, whose defaults hold.
+         */
+        BatchSamplingSpec: {
+            /**
+             * Frequency Penalty
+             * @description Taken from the logit of a token once for each time that it was generated.
+             */
+            frequency_penalty?: number | null;
+            /**
+             * Ignore Eos
+             * @description Go on past the model's ends of text.
+             */
+            ignore_eos?: boolean | null;
+            /**
+             * Max Tokens
+             * @description Most tokens of an answer; default: 16 for prompts, what the window holds for messages.
+             */
+            max_tokens?: number | null;
+            /**
+             * Min P
+             * @description Only tokens at least so probable, in parts of the most probable one.
+             */
+            min_p?: number | null;
+            /**
+             * Presence Penalty
+             * @description Taken from the logits of all tokens that were generated.
+             */
+            presence_penalty?: number | null;
+            /**
+             * Repetition Penalty
+             * @description Makes tokens of prompt and answer rarer above 1.
+             */
+            repetition_penalty?: number | null;
+            /**
+             * Response Format
+             * @description ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``.
+             */
+            response_format?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Seed
+             * @description Each row's own seed follows from it and the row's number: the same job gives the same answers.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * Stop
+             * @description Texts before which an answer ends.
+             * @default []
+             */
+            stop: string[];
+            /**
+             * Temperature
+             * @description Default 1; 0 takes the most probable token.
+             */
+            temperature?: number | null;
+            /**
+             * Top K
+             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             */
+            top_k?: number | null;
+            /**
+             * Top P
+             * @description Only the most probable tokens that together have this probability.
+             */
+            top_p?: number | null;
+        };
+        /**
+         * BatchSamplingSpec
+         * @description How answers are drawn, and when they end; as in requests of the OpenAI API, whose defaults hold.
+         */
+        BatchSamplingSpecRequest: {
+            /**
+             * Frequency Penalty
+             * @description Taken from the logit of a token once for each time that it was generated.
+             * @default null
+             */
+            frequency_penalty: number | null;
+            /**
+             * Ignore Eos
+             * @description Go on past the model's ends of text.
+             * @default null
+             */
+            ignore_eos: boolean | null;
+            /**
+             * Max Tokens
+             * @description Most tokens of an answer; default: 16 for prompts, what the window holds for messages.
+             * @default null
+             */
+            max_tokens: number | null;
+            /**
+             * Min P
+             * @description Only tokens at least so probable, in parts of the most probable one.
+             * @default null
+             */
+            min_p: number | null;
+            /**
+             * Presence Penalty
+             * @description Taken from the logits of all tokens that were generated.
+             * @default null
+             */
+            presence_penalty: number | null;
+            /**
+             * Repetition Penalty
+             * @description Makes tokens of prompt and answer rarer above 1.
+             * @default null
+             */
+            repetition_penalty: number | null;
+            /**
+             * Response Format
+             * @description ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``.
+             * @default null
+             */
+            response_format: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Seed
+             * @description Each row's own seed follows from it and the row's number: the same job gives the same answers.
+             * @default 0
+             */
+            seed: number;
+            /**
+             * Stop
+             * @description Texts before which an answer ends.
+             * @default []
+             */
+            stop: string[];
+            /**
+             * Temperature
+             * @description Default 1; 0 takes the most probable token.
+             * @default null
+             */
+            temperature: number | null;
+            /**
+             * Top K
+             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             * @default null
+             */
+            top_k: number | null;
+            /**
+             * Top P
+             * @description Only the most probable tokens that together have this probability.
+             * @default null
+             */
+            top_p: number | null;
+        };
+        /**
          * Bottleneck
          * @description What a step, or a request, would have to be rid of to be faster.
          */
@@ -637,6 +1066,196 @@ export interface components {
              * @description Name of the machine, or of both ends of the link.
              */
             where: string;
+        };
+        /**
+         * CachedTokens
+         * @description Part of a prompt that was not computed.
+         */
+        CachedTokens: {
+            /**
+             * Cached Tokens
+             * @description Copied from another request that begins alike.
+             * @default 0
+             */
+            cached_tokens: number;
+        };
+        /**
+         * ChatChoice
+         * @description One answer to a chat.
+         */
+        ChatChoice: {
+            /**
+             * Finish Reason
+             * @enum {string}
+             */
+            finish_reason: "stop" | "length";
+            /** Index */
+            index: number;
+            logprobs?: components["schemas"]["ChatLogprobs"] | null;
+            message: components["schemas"]["ChatMessage"];
+        };
+        /**
+         * ChatCompletion
+         * @description All answers to a chat.
+         */
+        ChatCompletion: {
+            /** Choices */
+            choices: components["schemas"]["ChatChoice"][];
+            /** Created */
+            created: number;
+            /** Id */
+            id: string;
+            /** Model */
+            model: string;
+            /**
+             * Object
+             * @default chat.completion
+             * @constant
+             */
+            object: "chat.completion";
+            /**
+             * System Fingerprint
+             * @default share-compute-0.1.0
+             */
+            system_fingerprint: string;
+            usage: components["schemas"]["Usage"];
+        };
+        /**
+         * ChatLogprobs
+         * @description The tokens of a chat's answer.
+         */
+        ChatLogprobs: {
+            /** Content */
+            content: components["schemas"]["TokenLogprob"][];
+            /** Refusal */
+            refusal?: null;
+        };
+        /**
+         * ChatMessage
+         * @description What the model says.
+         */
+        ChatMessage: {
+            /** Content */
+            content: string;
+            /** Refusal */
+            refusal?: null;
+            /**
+             * Role
+             * @default assistant
+             * @constant
+             */
+            role: "assistant";
+        };
+        /**
+         * ChatRequest
+         * @description Go on with a conversation.
+         * @example {
+         *       "messages": [
+         *         {
+         *           "content": "Hello!",
+         *           "role": "user"
+         *         }
+         *       ],
+         *       "model": "tiny-llama",
+         *       "stream": true
+         *     }
+         */
+        ChatRequest: {
+            /** Frequency Penalty */
+            frequency_penalty?: number | null;
+            /**
+             * Ignore Eos
+             * @description Go on past the model's ends of text.
+             */
+            ignore_eos?: boolean | null;
+            /** Logprobs */
+            logprobs?: boolean | null;
+            /**
+             * Max Completion Tokens
+             * @description Newer name of max_tokens, and stronger.
+             */
+            max_completion_tokens?: number | null;
+            /** Max Tokens */
+            max_tokens?: number | null;
+            /** Messages */
+            messages: components["schemas"]["Message"][];
+            /**
+             * Min P
+             * @description Only tokens at least so probable, in parts of the most probable one.
+             */
+            min_p?: number | null;
+            /**
+             * Model
+             * @description Name of a deployment.
+             */
+            model: string;
+            /**
+             * N
+             * @description Answers to give.
+             */
+            n?: number | null;
+            /** Presence Penalty */
+            presence_penalty?: number | null;
+            /** Repetition Penalty */
+            repetition_penalty?: number | null;
+            response_format?: components["schemas"]["ResponseFormat"] | null;
+            /**
+             * Seed
+             * @description The same seed and request give the same text.
+             */
+            seed?: number | null;
+            /**
+             * Stop
+             * @description Text before which an answer ends.
+             * @default []
+             */
+            stop: string | string[] | null;
+            /**
+             * Stream
+             * @description Send the text as it comes, as server-sent events.
+             */
+            stream?: boolean | null;
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            /**
+             * Temperature
+             * @description Default 1; 0 takes the most probable token.
+             */
+            temperature?: number | null;
+            /**
+             * Top K
+             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             */
+            top_k?: number | null;
+            /** Top Logprobs */
+            top_logprobs?: number | null;
+            /** Top P */
+            top_p?: number | null;
+        };
+        /**
+         * CheckpointEntry
+         * @description A checkpoint of a job that is on disk, whole.
+         */
+        CheckpointEntry: {
+            /**
+             * Saved At
+             * Format: date-time
+             */
+            saved_at: string;
+            /** Size Bytes */
+            size_bytes: number;
+            /**
+             * Step
+             * @description The last one that is in it.
+             */
+            step: number;
+        };
+        /**
+         * CheckpointList
+         * @description A job's checkpoints, oldest first.
+         */
+        CheckpointList: {
+            /** Checkpoints */
+            checkpoints: components["schemas"]["CheckpointEntry"][];
         };
         /**
          * ClusterAccess
@@ -667,6 +1286,87 @@ export interface components {
              * @description The cluster's secret; keep it out of logs.
              */
             token: string;
+        };
+        /**
+         * CompletionRequest
+         * @description Go on with a text.
+         * @example {
+         *       "max_tokens": 32,
+         *       "model": "tiny-llama",
+         *       "prompt": "Once upon a time"
+         *     }
+         */
+        CompletionRequest: {
+            /**
+             * Best Of
+             * @description Not done: as large as n, if it is given.
+             */
+            best_of?: number | null;
+            /** Frequency Penalty */
+            frequency_penalty?: number | null;
+            /**
+             * Ignore Eos
+             * @description Go on past the model's ends of text.
+             */
+            ignore_eos?: boolean | null;
+            /** Logprobs */
+            logprobs?: number | null;
+            /** Max Tokens */
+            max_tokens?: number | null;
+            /**
+             * Min P
+             * @description Only tokens at least so probable, in parts of the most probable one.
+             */
+            min_p?: number | null;
+            /**
+             * Model
+             * @description Name of a deployment.
+             */
+            model: string;
+            /**
+             * N
+             * @description Answers to give.
+             */
+            n?: number | null;
+            /** Presence Penalty */
+            presence_penalty?: number | null;
+            /**
+             * Prompt
+             * @description One prompt or several: text or token ids.
+             */
+            prompt: string | string[] | number[] | number[][];
+            /** Repetition Penalty */
+            repetition_penalty?: number | null;
+            response_format?: components["schemas"]["ResponseFormat"] | null;
+            /**
+             * Seed
+             * @description The same seed and request give the same text.
+             */
+            seed?: number | null;
+            /**
+             * Stop
+             * @description Text before which an answer ends.
+             * @default []
+             */
+            stop: string | string[] | null;
+            /**
+             * Stream
+             * @description Send the text as it comes, as server-sent events.
+             */
+            stream?: boolean | null;
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            /**
+             * Temperature
+             * @description Default 1; 0 takes the most probable token.
+             */
+            temperature?: number | null;
+            /**
+             * Top K
+             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             */
+            top_k?: number | null;
+            /** Top P */
+            top_p?: number | null;
         };
         /**
          * ContributorEntry
@@ -764,6 +1464,11 @@ export interface components {
              */
             capacity: components["schemas"]["Device"][] | null;
             /**
+             * Deployment Id
+             * @description The deployment that it is leased to; never to a job as well.
+             */
+            deployment_id?: string | null;
+            /**
              * Host
              * @description Host name that it gave.
              */
@@ -831,6 +1536,11 @@ export interface components {
          */
         ContributorWork: {
             /**
+             * Deployment
+             * @description Name of the deployment that it is leased to.
+             */
+            deployment?: string | null;
+            /**
              * Job
              * @description Id of the job that it is leased to.
              */
@@ -845,7 +1555,7 @@ export interface components {
             state: components["schemas"]["ContributorState"];
             /**
              * Tokens Per S
-             * @description Of the whole job.
+             * @description Of the whole job, or of the replicas of the deployment.
              */
             tokens_per_s: number | null;
             /**
@@ -936,6 +1646,173 @@ export interface components {
              * @default 0.05
              */
             validation_fraction: number;
+        };
+        /**
+         * DeploymentPage
+         * @description Deployments, newest first.
+         */
+        DeploymentPage: {
+            /** Deployments */
+            deployments: components["schemas"]["DeploymentView"][];
+            /**
+             * Next Cursor
+             * @description Where the next page begins; null on the last one.
+             */
+            next_cursor: string | null;
+        };
+        /**
+         * ServeJob
+         * @description Serve a model to clients of the OpenAI API until it is taken down.
+         */
+        DeploymentRequest: {
+            /**
+             * Dtype
+             * @description What weights are loaded as, and layers compute in.
+             * @default float32
+             * @enum {string}
+             */
+            dtype: "float32" | "bfloat16" | "float16";
+            /**
+             * First Token Limit S
+             * @description Longest wait for the first token; for objective throughput.
+             * @default null
+             */
+            first_token_limit_s: number | null;
+            /**
+             * Kind
+             * @description What sort of job this is.
+             * @default serve
+             * @constant
+             */
+            kind: "serve";
+            /**
+             * Max Concurrent
+             * @description Most sequences that are generated at one time on one replica; others wait.
+             * @default 16
+             */
+            max_concurrent: number;
+            /**
+             * Max Seq
+             * @description Most tokens of a prompt and its answer together; default: what the model was made for.
+             * @default null
+             */
+            max_seq: number | null;
+            /** @description What to serve. */
+            model: components["schemas"]["ServedModelSpecRequest"];
+            /**
+             * Name
+             * @description What clients send as ``model``; unique among the deployments that are up.
+             */
+            name: string;
+            /**
+             * New Tokens
+             * @description Tokens of a typical answer; what machines are chosen for.
+             * @default 128
+             */
+            new_tokens: number;
+            /**
+             * Next Token Limit S
+             * @description Longest wait for each token after it; for objective throughput.
+             * @default null
+             */
+            next_token_limit_s: number | null;
+            /**
+             * Objective
+             * @description What machines are chosen for: the shortest answer, or most tokens a second within the limits.
+             * @default latency
+             * @enum {string}
+             */
+            objective: "latency" | "throughput";
+            /**
+             * @description How the model is laid over the machines.
+             * @default {
+             *       "channel": "auto",
+             *       "pools": null
+             *     }
+             */
+            parallelism: components["schemas"]["ServingParallelismSpecRequest"];
+            /**
+             * Prompt Tokens
+             * @description Tokens of a typical prompt; what machines are chosen for.
+             * @default 512
+             */
+            prompt_tokens: number;
+            /**
+             * @description Copies of the whole row of pools, over which requests are shared out: a number, or a range to follow them in.
+             * @default {
+             *       "cold_start_timeout_s": 120,
+             *       "downscale_delay_s": 60,
+             *       "downscale_to_zero_delay_s": 300,
+             *       "max": 1,
+             *       "min": 1,
+             *       "target_ongoing_requests": null,
+             *       "upscale_delay_s": 2
+             *     }
+             */
+            replicas: number | string | components["schemas"]["ReplicasSpecRequest"];
+        };
+        /**
+         * DeploymentState
+         * @description Where a deployment is in its life.
+         * @enum {string}
+         */
+        DeploymentState: "pending" | "loading" | "ready" | "degraded" | "stopped" | "failed";
+        /**
+         * DeploymentStatus
+         * @description How a deployment does now.
+         */
+        DeploymentStatus: {
+            /**
+             * Replicas
+             * @description Those that told how they are.
+             */
+            replicas: components["schemas"]["ServingStatus"][];
+        };
+        /**
+         * DeploymentView
+         * @description A deployment and its replicas.
+         */
+        DeploymentView: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Ended At */
+            ended_at: string | null;
+            /**
+             * Error
+             * @description Code and facts of the error, when it failed.
+             */
+            error: {
+                [key: string]: unknown;
+            } | null;
+            /** Id */
+            id: string;
+            /**
+             * Name
+             * @description What clients send as ``model``.
+             */
+            name: string;
+            /**
+             * Plans
+             * @description Which layers are on which machines, for each replica; empty until it was placed.
+             */
+            plans: components["schemas"]["Plan"][];
+            /**
+             * Ready At
+             * @description When it answered first.
+             */
+            ready_at: string | null;
+            /**
+             * Reason
+             * @description Why it is in this state, in one sentence.
+             */
+            reason: string;
+            /** @description null where nothing serves it now. */
+            replicas: components["schemas"]["ReplicaCounts"] | null;
+            spec: components["schemas"]["ServeJob"];
+            state: components["schemas"]["DeploymentState"];
         };
         /**
          * Device
@@ -1109,6 +1986,218 @@ export interface components {
             patience: number;
         };
         /**
+         * EmbedDataSpec
+         * @description Files whose rows hold what is turned into vectors.
+         */
+        EmbedDataSpec: {
+            /**
+             * Files
+             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             */
+            files: string[];
+            /**
+             * Text
+             * @description Column that holds the text.
+             * @default text
+             */
+            text: string;
+        };
+        /**
+         * EmbedDataSpec
+         * @description Files whose rows hold what is turned into vectors.
+         */
+        EmbedDataSpecRequest: {
+            /**
+             * Files
+             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             */
+            files: string[];
+            /**
+             * Text
+             * @description Column that holds the text.
+             * @default text
+             */
+            text: string;
+        };
+        /**
+         * EmbedJob
+         * @description An encoder turns a text of every row of some files into a vector.
+         */
+        EmbedJob: {
+            /**
+             * Concurrency
+             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             */
+            concurrency?: number | null;
+            /** @description What is turned into vectors. */
+            data: components["schemas"]["EmbedDataSpec"];
+            /**
+             * Deployment
+             * @description Name of a deployment that answers.
+             */
+            deployment?: string | null;
+            /**
+             * @description What sort of job this is. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "embed";
+            /** @description A model that is deployed for this job alone, and taken down with it. */
+            model?: components["schemas"]["ServedModelSpec"] | null;
+            /**
+             * Name
+             * @description What people call it.
+             * @default embed
+             */
+            name: string;
+            /** @default {} */
+            output: components["schemas"]["BatchOutputSpec"];
+        };
+        /**
+         * EmbedJob
+         * @description An encoder turns a text of every row of some files into a vector.
+         */
+        EmbedJobRequest: {
+            /**
+             * Concurrency
+             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             * @default null
+             */
+            concurrency: number | null;
+            /** @description What is turned into vectors. */
+            data: components["schemas"]["EmbedDataSpecRequest"];
+            /**
+             * Deployment
+             * @description Name of a deployment that answers.
+             * @default null
+             */
+            deployment: string | null;
+            /**
+             * Kind
+             * @description What sort of job this is.
+             * @default embed
+             * @constant
+             */
+            kind: "embed";
+            /**
+             * @description A model that is deployed for this job alone, and taken down with it.
+             * @default null
+             */
+            model: components["schemas"]["ServedModelSpecRequest"] | null;
+            /**
+             * Name
+             * @description What people call it.
+             * @default embed
+             */
+            name: string;
+            /**
+             * @default {
+             *       "format": null
+             *     }
+             */
+            output: components["schemas"]["BatchOutputSpecRequest"];
+        };
+        /**
+         * Embedding
+         * @description One vector.
+         */
+        Embedding: {
+            /**
+             * Embedding
+             * @description Numbers, or base64 of 32-bit floats, little-endian.
+             */
+            embedding: number[] | string;
+            /** Index */
+            index: number;
+            /**
+             * Object
+             * @default embedding
+             * @constant
+             */
+            object: "embedding";
+        };
+        /**
+         * EmbeddingList
+         * @description A vector for each text.
+         */
+        EmbeddingList: {
+            /** Data */
+            data: components["schemas"]["Embedding"][];
+            /** Model */
+            model: string;
+            /**
+             * Object
+             * @default list
+             * @constant
+             */
+            object: "list";
+            usage: components["schemas"]["Usage"];
+        };
+        /**
+         * EmbeddingRequest
+         * @description Turn text into vectors.
+         * @example {
+         *       "input": [
+         *         "a text",
+         *         "another one"
+         *       ],
+         *       "model": "tiny-encoder"
+         *     }
+         */
+        EmbeddingRequest: {
+            /**
+             * Dimensions
+             * @description Only what the model gives anyway.
+             */
+            dimensions?: number | null;
+            /**
+             * Encoding Format
+             * @description base64: of 32-bit floats, little-endian.
+             */
+            encoding_format?: ("float" | "base64") | null;
+            /**
+             * Input
+             * @description One text or several: text or token ids.
+             */
+            input: string | string[] | number[] | number[][];
+            /**
+             * Model
+             * @description Name of a deployment.
+             */
+            model: string;
+        };
+        /**
+         * ErrorAnswer
+         * @description An error of the OpenAI API.
+         */
+        ErrorAnswer: {
+            error: components["schemas"]["ErrorFacts"];
+        };
+        /**
+         * ErrorFacts
+         * @description What went wrong, and what to do about it.
+         */
+        ErrorFacts: {
+            /** Code */
+            code: string | null;
+            /** Message */
+            message: string;
+            /**
+             * Param
+             * @description The field of the request that is meant, if one is.
+             */
+            param: string | null;
+            /**
+             * Partial
+             * @description What was written before it went wrong, if anything was.
+             */
+            partial?: string[] | null;
+            /**
+             * Type
+             * @description invalid_request_error, rate_limit_error or server_error.
+             */
+            type: string;
+        };
+        /**
          * EventPage
          * @description Events in order.
          */
@@ -1143,7 +2232,7 @@ export interface components {
             job_id: string | null;
             /**
              * Kind
-             * @description state, cancel-requested, contributor, or the type of an attempt's event: planned, step, ...
+             * @description state, cancel-requested, contributor, deployment, or the type of an attempt's event: planned, step, rows, ...
              */
             kind: string;
             /**
@@ -1151,6 +2240,53 @@ export interface components {
              * @description Grows with every event of the server; read on from the last one seen.
              */
             seq: number;
+        };
+        /**
+         * FailureMade
+         * @description What went wrong.
+         */
+        FailureMade: {
+            /**
+             * At
+             * Format: date-time
+             * @description When the member was told.
+             */
+            at: string;
+            /** Contributor Id */
+            contributor_id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "kill" | "stop";
+        };
+        /**
+         * FailureRequest
+         * @description What is to go wrong with a member of a running job.
+         * @example {
+         *       "contributor_id": "c-0a1b2c",
+         *       "duration_s": 5,
+         *       "kind": "stop"
+         *     }
+         */
+        FailureRequest: {
+            /**
+             * Contributor Id
+             * @description Machine that it runs on.
+             */
+            contributor_id: string;
+            /**
+             * Duration S
+             * @description How long it stands still.
+             * @default 0
+             */
+            duration_s: number;
+            /**
+             * Kind
+             * @description kill: its process ends at once. stop: it stands still for a while, with its sockets open.
+             * @enum {string}
+             */
+            kind: "kill" | "stop";
         };
         /**
          * FileEntry
@@ -1164,6 +2300,153 @@ export interface components {
             path: string;
             /** Size Bytes */
             size_bytes: number;
+        };
+        /**
+         * GenerateDataSpec
+         * @description Files whose rows hold what a model goes on with: exactly one of ``prompt`` and ``messages``.
+         */
+        GenerateDataSpec: {
+            /**
+             * Files
+             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             */
+            files: string[];
+            /**
+             * Messages
+             * @description Column that holds a conversation: a list of ``{role, content}``, written by the model's own chat template.
+             */
+            messages?: string | null;
+            /**
+             * Prompt
+             * @description Column that holds a text to go on with.
+             */
+            prompt?: string | null;
+        };
+        /**
+         * GenerateDataSpec
+         * @description Files whose rows hold what a model goes on with: exactly one of ``prompt`` and ``messages``.
+         */
+        GenerateDataSpecRequest: {
+            /**
+             * Files
+             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             */
+            files: string[];
+            /**
+             * Messages
+             * @description Column that holds a conversation: a list of ``{role, content}``, written by the model's own chat template.
+             * @default null
+             */
+            messages: string | null;
+            /**
+             * Prompt
+             * @description Column that holds a text to go on with.
+             * @default null
+             */
+            prompt: string | null;
+        };
+        /**
+         * GenerateJob
+         * @description A model that writes text answers every row of some files.
+         */
+        GenerateJob: {
+            /**
+             * Concurrency
+             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             */
+            concurrency?: number | null;
+            /** @description What is answered. */
+            data: components["schemas"]["GenerateDataSpec"];
+            /**
+             * Deployment
+             * @description Name of a deployment that answers.
+             */
+            deployment?: string | null;
+            /**
+             * @description What sort of job this is. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            kind: "generate";
+            /** @description A model that is deployed for this job alone, and taken down with it. */
+            model?: components["schemas"]["ServedModelSpec"] | null;
+            /**
+             * Name
+             * @description What people call it.
+             * @default generate
+             */
+            name: string;
+            /** @default {} */
+            output: components["schemas"]["BatchOutputSpec"];
+            /**
+             * @description How answers are drawn, and when they end.
+             * @default {
+             *       "seed": 0,
+             *       "stop": []
+             *     }
+             */
+            sampling: components["schemas"]["BatchSamplingSpec"];
+        };
+        /**
+         * GenerateJob
+         * @description A model that writes text answers every row of some files.
+         */
+        GenerateJobRequest: {
+            /**
+             * Concurrency
+             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             * @default null
+             */
+            concurrency: number | null;
+            /** @description What is answered. */
+            data: components["schemas"]["GenerateDataSpecRequest"];
+            /**
+             * Deployment
+             * @description Name of a deployment that answers.
+             * @default null
+             */
+            deployment: string | null;
+            /**
+             * Kind
+             * @description What sort of job this is.
+             * @default generate
+             * @constant
+             */
+            kind: "generate";
+            /**
+             * @description A model that is deployed for this job alone, and taken down with it.
+             * @default null
+             */
+            model: components["schemas"]["ServedModelSpecRequest"] | null;
+            /**
+             * Name
+             * @description What people call it.
+             * @default generate
+             */
+            name: string;
+            /**
+             * @default {
+             *       "format": null
+             *     }
+             */
+            output: components["schemas"]["BatchOutputSpecRequest"];
+            /**
+             * @description How answers are drawn, and when they end.
+             * @default {
+             *       "frequency_penalty": null,
+             *       "ignore_eos": null,
+             *       "max_tokens": null,
+             *       "min_p": null,
+             *       "presence_penalty": null,
+             *       "repetition_penalty": null,
+             *       "response_format": null,
+             *       "seed": 0,
+             *       "stop": [],
+             *       "temperature": null,
+             *       "top_k": null,
+             *       "top_p": null
+             *     }
+             */
+            sampling: components["schemas"]["BatchSamplingSpecRequest"];
         };
         /**
          * GradientFusionSpec
@@ -1449,10 +2732,13 @@ export interface components {
              * @description Why it is in this state, in one sentence.
              */
             reason: string;
-            spec: components["schemas"]["TrainJob"];
+            /** @description How far a batch got; null before it began, and for training. */
+            rows?: components["schemas"]["RowsDone"] | null;
+            /** Spec */
+            spec: components["schemas"]["TrainJob"] | components["schemas"]["GenerateJob"] | components["schemas"]["EmbedJob"];
             /**
              * Started At
-             * @description When its first step began, in any attempt.
+             * @description When its first step began, or its first row was asked for, in any attempt.
              */
             started_at: string | null;
             state: components["schemas"]["JobState"];
@@ -1490,6 +2776,7 @@ export interface components {
             name: string;
             /**
              * @default {
+             *       "buddies": true,
              *       "channel": "auto",
              *       "members_per_pool": null,
              *       "pools": null,
@@ -1511,6 +2798,7 @@ export interface components {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
              *       "checkpoint_every": null,
+             *       "checkpoints_kept": 3,
              *       "early_stopping": null,
              *       "freeze": [],
              *       "gradient_fusion": {
@@ -1613,6 +2901,25 @@ export interface components {
             contributor_key: string;
         };
         /**
+         * JsonSchema
+         * @description A JSON schema that the answer follows.
+         */
+        JsonSchema: {
+            /** Description */
+            description?: string | null;
+            /** Name */
+            name?: string | null;
+            /** Schema */
+            schema: {
+                [key: string]: unknown;
+            };
+            /**
+             * Strict
+             * @description The answer follows the schema in any case.
+             */
+            strict?: boolean | null;
+        };
+        /**
          * KeyCreated
          * @description The only answer that ever shows the key.
          * @example {
@@ -1653,6 +2960,21 @@ export interface components {
              * @description For whom or what it is.
              */
             name: string;
+        };
+        /**
+         * LatencyStatus
+         * @description Measured beside predicted, in seconds; None where there is nothing to tell.
+         */
+        LatencyStatus: {
+            /** P50 S */
+            p50_s?: number | null;
+            /** P95 S */
+            p95_s?: number | null;
+            /**
+             * Predicted S
+             * @description Of a request alone for objective latency, with all sequences in flight for throughput.
+             */
+            predicted_s?: number | null;
         };
         /**
          * LayerSpec
@@ -1933,6 +3255,22 @@ export interface components {
             standing: string;
         };
         /**
+         * Message
+         * @description One turn of a conversation.
+         */
+        Message: {
+            /**
+             * Content
+             * @default
+             */
+            content: string | components["schemas"]["TextPart"][] | null;
+            /**
+             * Role
+             * @enum {string}
+             */
+            role: "system" | "developer" | "user" | "assistant";
+        };
+        /**
          * MetricRecord
          * @description What one step measured.
          */
@@ -1956,6 +3294,51 @@ export interface components {
         Metrics: {
             /** Metrics */
             metrics: components["schemas"]["MetricRecord"][];
+        };
+        /**
+         * Model
+         * @description A model that is served.
+         */
+        Model: {
+            /** Created */
+            created: number;
+            /** Id */
+            id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "generate" | "embed";
+            /**
+             * Max Model Len
+             * @description Most tokens of a prompt and its answer together.
+             */
+            max_model_len: number;
+            /**
+             * Object
+             * @default model
+             * @constant
+             */
+            object: "model";
+            /**
+             * Owned By
+             * @default share-compute
+             */
+            owned_by: string;
+        };
+        /**
+         * ModelList
+         * @description What is served.
+         */
+        ModelList: {
+            /** Data */
+            data: components["schemas"]["Model"][];
+            /**
+             * Object
+             * @default list
+             * @constant
+             */
+            object: "list";
         };
         /**
          * ModelSpec
@@ -2149,6 +3532,12 @@ export interface components {
          */
         ParallelismSpec: {
             /**
+             * Buddies
+             * @description Whether another machine keeps a copy of what only one holds: then the loss of any one machine loses nothing.
+             * @default true
+             */
+            buddies: boolean;
+            /**
              * Channel
              * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
              * @default auto
@@ -2177,6 +3566,12 @@ export interface components {
          * @description How the model is laid over the machines.
          */
         ParallelismSpecRequest: {
+            /**
+             * Buddies
+             * @description Whether another machine keeps a copy of what only one holds: then the loss of any one machine loses nothing.
+             * @default true
+             */
+            buddies: boolean;
             /**
              * Channel
              * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
@@ -2313,6 +3708,61 @@ export interface components {
             stop: number;
         };
         /**
+         * PoolStatus
+         * @description One pool of a deployment, and how its machine does.
+         */
+        PoolStatus: {
+            /**
+             * Busy Fraction
+             * @description Share of the last seconds in which it computed; None before it was measured.
+             */
+            busy_fraction?: number | null;
+            /**
+             * Cache Bytes
+             * @description Of it, caches of sequences.
+             * @default 0
+             */
+            cache_bytes: number;
+            /** Contributor Id */
+            contributor_id: string;
+            /**
+             * Is Alive
+             * @description Whether it gave a sign of life lately.
+             */
+            is_alive: boolean;
+            /**
+             * Name
+             * @description Of its machine.
+             */
+            name: string;
+            /**
+             * Predicted Busy Fraction
+             * @description The same on paper, with all sequences in flight.
+             */
+            predicted_busy_fraction?: number | null;
+            /**
+             * Process Id
+             * @description Of its member, on that machine.
+             */
+            process_id?: number | null;
+            /**
+             * Resident Bytes
+             * @description Memory of that process.
+             * @default 0
+             */
+            resident_bytes: number;
+            /**
+             * Start
+             * @description First layer.
+             */
+            start: number;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop: number;
+        };
+        /**
          * PoolTiming
          * @description One pool, on paper and in reality.
          */
@@ -2433,8 +3883,69 @@ export interface components {
             type: string;
         };
         /**
+         * QueueStatus
+         * @description Sequences in the scheduler's hands.
+         */
+        QueueStatus: {
+            /**
+             * Batch Size
+             * @description Sequences in one turn, the mean of the last turns; None before there were any.
+             */
+            batch_size?: number | null;
+            /**
+             * Emitted Tokens
+             * @default 0
+             */
+            emitted_tokens: number;
+            /**
+             * Kv Tokens
+             * @description Tokens whose caches fit.
+             * @default 0
+             */
+            kv_tokens: number;
+            /**
+             * Kv Tokens Cached
+             * @description Of them, kept from ended sequences for others that begin alike.
+             * @default 0
+             */
+            kv_tokens_cached: number;
+            /**
+             * Kv Tokens Used
+             * @description Of them, reserved for sequences that run.
+             * @default 0
+             */
+            kv_tokens_used: number;
+            /**
+             * Prefix Hits
+             * @description Sequences that were begun with a copy of another one's first tokens.
+             * @default 0
+             */
+            prefix_hits: number;
+            /**
+             * Queued
+             * @default 0
+             */
+            queued: number;
+            /**
+             * Running
+             * @default 0
+             */
+            running: number;
+            /**
+             * Turns In Flight
+             * @default 0
+             */
+            turns_in_flight: number;
+            /**
+             * Wasted Tokens
+             * @description Computed behind an end that was not known yet.
+             * @default 0
+             */
+            wasted_tokens: number;
+        };
+        /**
          * ReplanProposed
-         * @description Another plan would pay for moving to it. Carrying it out belongs to elastic training; until then it is advice.
+         * @description Another plan pays for moving to it; it is carried out as soon as its machines are there.
          */
         ReplanProposed: {
             /**
@@ -2449,7 +3960,7 @@ export interface components {
             gain_s: number;
             /**
              * Move Cost S
-             * @description Time to carry state to where it will be, and to start again.
+             * @description Time to carry state to where it will be, and to link members anew.
              */
             move_cost_s: number;
             /** @description The better one. */
@@ -2467,6 +3978,192 @@ export interface components {
              * @constant
              */
             type: "replan-proposed";
+        };
+        /**
+         * ReplicaCounts
+         * @description How many replicas a deployment has, and is to have.
+         */
+        ReplicaCounts: {
+            /**
+             * Leaving
+             * @description Those that end their sequences, and then go.
+             * @default 0
+             */
+            leaving: number;
+            /**
+             * Ready
+             * @description Those that answer.
+             */
+            ready: number;
+            /**
+             * Reason
+             * @description Why so many are wanted.
+             */
+            reason: string;
+            /**
+             * Waiting
+             * @description Sequences that wait for a replica that answers.
+             * @default 0
+             */
+            waiting: number;
+            /**
+             * Wanted
+             * @description As many as what is asked of it needs, within the range of its ``spec``.
+             */
+            wanted: number;
+        };
+        /**
+         * ReplicasRequest
+         * @description What is to change of a deployment that is up.
+         * @example {
+         *       "replicas": {
+         *         "max": 4,
+         *         "min": 0
+         *       }
+         *     }
+         */
+        ReplicasRequest: {
+            /** @description A number, or a range in which it follows what is asked of it. Of its fields those that are left out stay. */
+            replicas: number | string | components["schemas"]["ReplicasSpec"];
+        };
+        /**
+         * ReplicasSpec
+         * @description The range of a deployment's replicas, and how it follows the requests in it.
+         */
+        ReplicasSpec: {
+            /**
+             * Cold Start Timeout S
+             * @description Longest wait of a request for a replica that answers.
+             * @default 120
+             */
+            cold_start_timeout_s: number;
+            /**
+             * Downscale Delay S
+             * @description So long fewer replicas must suffice before some are ended.
+             * @default 60
+             */
+            downscale_delay_s: number;
+            /**
+             * Downscale To Zero Delay S
+             * @description So long nobody must have asked before the last replica is ended.
+             * @default 300
+             */
+            downscale_to_zero_delay_s: number;
+            /**
+             * Max
+             * @description Most replicas.
+             */
+            max: number;
+            /**
+             * Min
+             * @description Fewest replicas; 0 lets the machines go while nobody asks.
+             * @default 1
+             */
+            min: number;
+            /**
+             * Target Ongoing Requests
+             * @description Sequences, running and queued, that each replica is to have; default: ``max_concurrent``, so that none waits.
+             */
+            target_ongoing_requests?: number | null;
+            /**
+             * Upscale Delay S
+             * @description So long more replicas must be needed before they are started; from none to one it is done at once.
+             * @default 2
+             */
+            upscale_delay_s: number;
+        };
+        /**
+         * ReplicasSpec
+         * @description The range of a deployment's replicas, and how it follows the requests in it.
+         */
+        ReplicasSpecRequest: {
+            /**
+             * Cold Start Timeout S
+             * @description Longest wait of a request for a replica that answers.
+             * @default 120
+             */
+            cold_start_timeout_s: number;
+            /**
+             * Downscale Delay S
+             * @description So long fewer replicas must suffice before some are ended.
+             * @default 60
+             */
+            downscale_delay_s: number;
+            /**
+             * Downscale To Zero Delay S
+             * @description So long nobody must have asked before the last replica is ended.
+             * @default 300
+             */
+            downscale_to_zero_delay_s: number;
+            /**
+             * Max
+             * @description Most replicas.
+             */
+            max: number;
+            /**
+             * Min
+             * @description Fewest replicas; 0 lets the machines go while nobody asks.
+             * @default 1
+             */
+            min: number;
+            /**
+             * Target Ongoing Requests
+             * @description Sequences, running and queued, that each replica is to have; default: ``max_concurrent``, so that none waits.
+             * @default null
+             */
+            target_ongoing_requests: number | null;
+            /**
+             * Upscale Delay S
+             * @description So long more replicas must be needed before they are started; from none to one it is done at once.
+             * @default 2
+             */
+            upscale_delay_s: number;
+        };
+        /**
+         * ResponseFormat
+         * @description What sort of text the answer is.
+         */
+        ResponseFormat: {
+            json_schema?: components["schemas"]["JsonSchema"] | null;
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text" | "json_object" | "json_schema";
+        };
+        /**
+         * RowsDone
+         * @description Rows of a batch are answered and kept, whatever happens.
+         */
+        RowsDone: {
+            /**
+             * Done
+             * @description In all attempts.
+             */
+            done: number;
+            /**
+             * Failed
+             * @description Of those done: have an error in place of an answer.
+             */
+            failed: number;
+            /**
+             * Rows Per S
+             * @description Over the last ones; None before there are some in this attempt.
+             */
+            rows_per_s?: number | null;
+            /**
+             * Tokens Per S
+             * @description Generated, or read where vectors are made; over the last rows.
+             */
+            tokens_per_s?: number | null;
+            /** Total */
+            total: number;
+            /**
+             * Type
+             * @default rows
+             * @constant
+             */
+            type: "rows";
         };
         /**
          * SamplesSpec
@@ -2563,6 +4260,175 @@ export interface components {
              * @default 0
              */
             warmup_steps: number;
+        };
+        /**
+         * ServeJob
+         * @description Serve a model to clients of the OpenAI API until it is taken down.
+         */
+        ServeJob: {
+            /**
+             * Dtype
+             * @description What weights are loaded as, and layers compute in.
+             * @default float32
+             * @enum {string}
+             */
+            dtype: "float32" | "bfloat16" | "float16";
+            /**
+             * First Token Limit S
+             * @description Longest wait for the first token; for objective throughput.
+             */
+            first_token_limit_s?: number | null;
+            /**
+             * Kind
+             * @description What sort of job this is.
+             * @default serve
+             * @constant
+             */
+            kind: "serve";
+            /**
+             * Max Concurrent
+             * @description Most sequences that are generated at one time on one replica; others wait.
+             * @default 16
+             */
+            max_concurrent: number;
+            /**
+             * Max Seq
+             * @description Most tokens of a prompt and its answer together; default: what the model was made for.
+             */
+            max_seq?: number | null;
+            /** @description What to serve. */
+            model: components["schemas"]["ServedModelSpec"];
+            /**
+             * Name
+             * @description What clients send as ``model``; unique among the deployments that are up.
+             */
+            name: string;
+            /**
+             * New Tokens
+             * @description Tokens of a typical answer; what machines are chosen for.
+             * @default 128
+             */
+            new_tokens: number;
+            /**
+             * Next Token Limit S
+             * @description Longest wait for each token after it; for objective throughput.
+             */
+            next_token_limit_s?: number | null;
+            /**
+             * Objective
+             * @description What machines are chosen for: the shortest answer, or most tokens a second within the limits.
+             * @default latency
+             * @enum {string}
+             */
+            objective: "latency" | "throughput";
+            /**
+             * @description How the model is laid over the machines.
+             * @default {
+             *       "channel": "auto"
+             *     }
+             */
+            parallelism: components["schemas"]["ServingParallelismSpec"];
+            /**
+             * Prompt Tokens
+             * @description Tokens of a typical prompt; what machines are chosen for.
+             * @default 512
+             */
+            prompt_tokens: number;
+            /**
+             * @description Copies of the whole row of pools, over which requests are shared out: a number, or a range to follow them in.
+             * @default {
+             *       "cold_start_timeout_s": 120,
+             *       "downscale_delay_s": 60,
+             *       "downscale_to_zero_delay_s": 300,
+             *       "max": 1,
+             *       "min": 1,
+             *       "upscale_delay_s": 2
+             *     }
+             */
+            replicas: components["schemas"]["ReplicasSpec"];
+        };
+        /**
+         * ServedModelSpec
+         * @description The model to serve: exactly one of ``path`` and ``job``.
+         */
+        ServedModelSpec: {
+            /**
+             * Artifact
+             * @description Which result of the job.
+             * @default model
+             */
+            artifact: string;
+            /**
+             * Job
+             * @description Id of a training job whose result is served.
+             */
+            job?: string | null;
+            /**
+             * Path
+             * @description Local Hugging Face folder (config.json, safetensors, tokenizer).
+             */
+            path?: string | null;
+        };
+        /**
+         * ServedModelSpec
+         * @description The model to serve: exactly one of ``path`` and ``job``.
+         */
+        ServedModelSpecRequest: {
+            /**
+             * Artifact
+             * @description Which result of the job.
+             * @default model
+             */
+            artifact: string;
+            /**
+             * Job
+             * @description Id of a training job whose result is served.
+             * @default null
+             */
+            job: string | null;
+            /**
+             * Path
+             * @description Local Hugging Face folder (config.json, safetensors, tokenizer).
+             * @default null
+             */
+            path: string | null;
+        };
+        /**
+         * ServingParallelismSpec
+         * @description How a served model is laid over the machines.
+         */
+        ServingParallelismSpec: {
+            /**
+             * Channel
+             * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
+             * @default auto
+             * @enum {string}
+             */
+            channel: "auto" | "direct" | "ray";
+            /**
+             * Pools
+             * @description Pools in a row, each holding one shard; default: what is best for the objective.
+             */
+            pools?: number | null;
+        };
+        /**
+         * ServingParallelismSpec
+         * @description How a served model is laid over the machines.
+         */
+        ServingParallelismSpecRequest: {
+            /**
+             * Channel
+             * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
+             * @default auto
+             * @enum {string}
+             */
+            channel: "auto" | "direct" | "ray";
+            /**
+             * Pools
+             * @description Pools in a row, each holding one shard; default: what is best for the objective.
+             * @default null
+             */
+            pools: number | null;
         };
         /**
          * ServingPrediction
@@ -2669,6 +4535,94 @@ export interface components {
             prompt_tokens: number;
         };
         /**
+         * ServingStatus
+         * @description One replica of a deployment at one moment.
+         */
+        ServingStatus: {
+            /**
+             * Epoch
+             * @description Counts the memberships.
+             * @default 0
+             */
+            epoch: number;
+            /**
+             * Error
+             * @description Code and facts, when it failed.
+             */
+            error?: {
+                [key: string]: unknown;
+            } | null;
+            /** @default {} */
+            first_token: components["schemas"]["LatencyStatus"];
+            /**
+             * Holds
+             * @description Ids of contributors on which members run, or are about to.
+             * @default []
+             */
+            holds: string[];
+            /**
+             * Is Looking
+             * @description Whether it still looks at its model, and cannot say yet which machines it needs.
+             * @default false
+             */
+            is_looking: boolean;
+            /**
+             * Last Gap S
+             * @description From the last loss that was noticed until its successors computed again.
+             */
+            last_gap_s?: number | null;
+            /** @default {} */
+            next_token: components["schemas"]["LatencyStatus"];
+            /**
+             * Pools
+             * @default []
+             */
+            pools: components["schemas"]["PoolStatus"][];
+            /**
+             * Predicted Tokens Per S
+             * @description With all sequences in flight.
+             */
+            predicted_tokens_per_s?: number | null;
+            /** @description The plan, and what it promises; None while nothing is placed. */
+            prediction?: components["schemas"]["ServingPrediction"] | null;
+            /**
+             * @default {
+             *       "emitted_tokens": 0,
+             *       "kv_tokens": 0,
+             *       "kv_tokens_cached": 0,
+             *       "kv_tokens_used": 0,
+             *       "prefix_hits": 0,
+             *       "queued": 0,
+             *       "running": 0,
+             *       "turns_in_flight": 0,
+             *       "wasted_tokens": 0
+             *     }
+             */
+            queue: components["schemas"]["QueueStatus"];
+            /**
+             * Reason
+             * @description Why, in one sentence.
+             */
+            reason: string;
+            /**
+             * Recoveries
+             * @description Memberships that began because a machine was lost.
+             * @default 0
+             */
+            recoveries: number;
+            state: components["schemas"]["DeploymentState"];
+            /**
+             * Tokens Per S
+             * @default 0
+             */
+            tokens_per_s: number;
+            /**
+             * Window Tokens
+             * @description Longest sequence; None before the model was looked at.
+             */
+            window_tokens?: number | null;
+        };
+        /**
          * Status
          * @description The pool at a glance.
          */
@@ -2697,6 +4651,93 @@ export interface components {
             url: string;
         };
         /**
+         * StreamOptions
+         * @description What a stream tells beside text.
+         */
+        StreamOptions: {
+            /**
+             * Include Obfuscation
+             * @description Means nothing here.
+             */
+            include_obfuscation?: boolean | null;
+            /**
+             * Include Usage
+             * @description End with a chunk that says how many tokens the request took.
+             */
+            include_usage?: boolean | null;
+        };
+        /**
+         * TextChoice
+         * @description One answer to a prompt.
+         */
+        TextChoice: {
+            /**
+             * Finish Reason
+             * @enum {string}
+             */
+            finish_reason: "stop" | "length";
+            /** Index */
+            index: number;
+            logprobs?: components["schemas"]["TextLogprobs"] | null;
+            /** Text */
+            text: string;
+        };
+        /**
+         * TextCompletion
+         * @description All answers to all prompts.
+         */
+        TextCompletion: {
+            /** Choices */
+            choices: components["schemas"]["TextChoice"][];
+            /** Created */
+            created: number;
+            /** Id */
+            id: string;
+            /** Model */
+            model: string;
+            /**
+             * Object
+             * @default text_completion
+             * @constant
+             */
+            object: "text_completion";
+            /**
+             * System Fingerprint
+             * @default share-compute-0.1.0
+             */
+            system_fingerprint: string;
+            usage: components["schemas"]["Usage"];
+        };
+        /**
+         * TextLogprobs
+         * @description The tokens of a completion.
+         */
+        TextLogprobs: {
+            /** Text Offset */
+            text_offset: number[];
+            /** Token Logprobs */
+            token_logprobs: number[];
+            /** Tokens */
+            tokens: string[];
+            /** Top Logprobs */
+            top_logprobs: {
+                [key: string]: number;
+            }[] | null;
+        };
+        /**
+         * TextPart
+         * @description A piece of a message.
+         */
+        TextPart: {
+            /** Text */
+            text: string;
+            /**
+             * Type
+             * @constant
+             */
+            type: "text";
+        };
+        /**
          * TimelineCell
          * @description One cell of one step, as the event simulator of the schedule laid it.
          */
@@ -2716,6 +4757,20 @@ export interface components {
             start_s: number;
             /** Stop S */
             stop_s: number;
+        };
+        /**
+         * TokenLogprob
+         * @description A token of an answer.
+         */
+        TokenLogprob: {
+            /** Bytes */
+            bytes: number[];
+            /** Logprob */
+            logprob: number;
+            /** Token */
+            token: string;
+            /** Top Logprobs */
+            top_logprobs: components["schemas"]["TopLogprob"][];
         };
         /**
          * TokenizerSpec
@@ -2750,6 +4805,18 @@ export interface components {
              * @default null
              */
             vocab_size: number | null;
+        };
+        /**
+         * TopLogprob
+         * @description A token that might have been drawn.
+         */
+        TopLogprob: {
+            /** Bytes */
+            bytes: number[];
+            /** Logprob */
+            logprob: number;
+            /** Token */
+            token: string;
         };
         /**
          * TopologyDocument
@@ -2867,10 +4934,8 @@ export interface components {
             /** @description What to train it on. */
             data: components["schemas"]["DataSpec"];
             /**
-             * Kind
-             * @description What sort of job this is.
-             * @default train
-             * @constant
+             * @description What sort of job this is. (enum property replaced by openapi-typescript)
+             * @enum {string}
              */
             kind: "train";
             /** @description What to train. */
@@ -2883,6 +4948,7 @@ export interface components {
             name: string;
             /**
              * @default {
+             *       "buddies": true,
              *       "channel": "auto",
              *       "strategy": "auto"
              *     }
@@ -2898,6 +4964,7 @@ export interface components {
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
+             *       "checkpoints_kept": 3,
              *       "freeze": [],
              *       "gradient_fusion": {
              *         "mode": "auto"
@@ -2950,6 +5017,12 @@ export interface components {
              * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
              */
             checkpoint_every?: number | null;
+            /**
+             * Checkpoints Kept
+             * @description Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged.
+             * @default 3
+             */
+            checkpoints_kept: number;
             /** @description End the job when validations no longer get better. */
             early_stopping?: components["schemas"]["EarlyStoppingSpec"] | null;
             /**
@@ -3059,6 +5132,12 @@ export interface components {
              */
             checkpoint_every: number | null;
             /**
+             * Checkpoints Kept
+             * @description Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged.
+             * @default 3
+             */
+            checkpoints_kept: number;
+            /**
              * @description End the job when validations no longer get better.
              * @default null
              */
@@ -3155,6 +5234,27 @@ export interface components {
              * @default null
              */
             validate_every: number | null;
+        };
+        /**
+         * Usage
+         * @description What a request took.
+         */
+        Usage: {
+            /**
+             * Completion Tokens
+             * @default 0
+             */
+            completion_tokens: number;
+            /** Prompt Tokens */
+            prompt_tokens: number;
+            /**
+             * @default {
+             *       "cached_tokens": 0
+             *     }
+             */
+            prompt_tokens_details: components["schemas"]["CachedTokens"];
+            /** Total Tokens */
+            total_tokens: number;
         };
         /**
          * Versions
@@ -3607,6 +5707,355 @@ export interface operations {
             };
         };
     };
+    listDeployments: {
+        parameters: {
+            query?: {
+                /** @description May be given several times. */
+                state?: components["schemas"]["DeploymentState"][] | null;
+                limit?: number;
+                cursor?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeploymentPage"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createDeployment: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "max_seq": 2048,
+                 *       "model": {
+                 *         "path": "/srv/models/tiny-llama"
+                 *       },
+                 *       "name": "tiny-llama"
+                 *     }
+                 */
+                "application/json": components["schemas"]["DeploymentRequest"];
+                /**
+                 * @example {
+                 *       "max_seq": 2048,
+                 *       "model": {
+                 *         "path": "/srv/models/tiny-llama"
+                 *       },
+                 *       "name": "tiny-llama"
+                 *     }
+                 */
+                "application/yaml": components["schemas"]["DeploymentRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeploymentView"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getDeployment: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                deployment: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeploymentView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    stopDeployment: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                deployment: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeploymentView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    changeDeployment: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                deployment: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ReplicasRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeploymentView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getDeploymentStatus: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                deployment: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeploymentStatus"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     streamEvents: {
         parameters: {
             query?: {
@@ -3898,7 +6347,7 @@ export interface operations {
                  *       }
                  *     }
                  */
-                "application/json": components["schemas"]["JobRequest"];
+                "application/json": components["schemas"]["AnyJobRequest"];
                 /**
                  * @example {
                  *       "data": {
@@ -3921,7 +6370,7 @@ export interface operations {
                  *       }
                  *     }
                  */
-                "application/yaml": components["schemas"]["JobRequest"];
+                "application/yaml": components["schemas"]["AnyJobRequest"];
             };
         };
         responses: {
@@ -4261,6 +6710,114 @@ export interface operations {
             };
         };
     };
+    listCheckpoints: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    exportCheckpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+                step: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getJobEvents: {
         parameters: {
             query?: {
@@ -4300,6 +6857,77 @@ export interface operations {
             };
             /** @description Not Found */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    makeFailure: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FailureRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FailureMade"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -4768,6 +7396,403 @@ export interface operations {
                 };
                 content: {
                     "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getPrometheusMetrics: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createChatCompletion: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ChatRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChatCompletion"];
+                    "text/event-stream": string;
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    createCompletion: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CompletionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TextCompletion"];
+                    "text/event-stream": string;
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    createEmbedding: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["EmbeddingRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EmbeddingList"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    listModels: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ModelList"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    getModel: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                model: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Model"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
                 };
             };
         };

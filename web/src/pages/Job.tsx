@@ -30,12 +30,16 @@ export function Job() {
   return (
     <Page title={job.name} beside={<StateBadge state={job.state} />} actions={<Actions job={job} />}>
       <Progress job={job} />
-      <Section title="Loss">
-        <Curves job={job} />
-      </Section>
-      <Section title="Placement">
-        <PlacementOf job={job} />
-      </Section>
+      {job.spec.kind === "train" && (
+        <>
+          <Section title="Loss">
+            <Curves job={job} />
+          </Section>
+          <Section title="Placement">
+            <PlacementOf job={job} />
+          </Section>
+        </>
+      )}
       <Section title="Artifacts">
         <Artifacts job={job} />
       </Section>

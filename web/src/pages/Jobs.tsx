@@ -12,7 +12,7 @@ import { StateBadge } from "../components/StateBadge";
 import { ago, count, loss, si } from "../format";
 import { useNow } from "../useNow";
 import classes from "./Jobs.module.css";
-import { speedUnit } from "./job/eta";
+import { progressOf, shareOf, speedUnit } from "./job/eta";
 
 const route = getRouteApi("/jobs");
 
@@ -97,6 +97,7 @@ function JobTable({ jobs: all }: { jobs: readonly Job[] }) {
 }
 
 function Row({ job, now }: { job: Job; now: number }) {
+  const { done, total, unit } = progressOf(job);
   return (
     <Table.Tr>
       <Table.Td data-label="Job">
@@ -118,13 +119,13 @@ function Row({ job, now }: { job: Job; now: number }) {
       <Table.Td miw={150} data-label="Progress">
         <Progress
           className="wide"
-          value={(100 * job.step) / job.total_steps}
+          value={100 * shareOf(job)}
           size="sm"
           color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
           aria-label={`${job.name}: progress`}
         />
         <Text size="xs" c="dimmed" mt={4}>
-          {count(job.step)} of {count(job.total_steps)} steps
+          {count(done)} of {count(total)} {unit}
         </Text>
       </Table.Td>
       <Table.Td className="numeric" data-label="Loss">{job.loss === null ? "–" : loss(job.loss)}</Table.Td>

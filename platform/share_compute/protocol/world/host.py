@@ -19,6 +19,7 @@ from share_compute.protocol.member_events import (
     Loaded,
     Log,
     Logged,
+    Missed,
     Reduce,
     Reduced,
     ReduceFailed,
@@ -27,20 +28,14 @@ from share_compute.protocol.member_events import (
     Updated,
 )
 from share_compute.protocol.messages import (
-    Applied,
-    Broken,
-    Commit,
     Form,
-    Formed,
     Halt,
     Label,
     Prepared,
-    Proceed,
-    Report,
     ToCoordinator,
     ToMember,
 )
-from share_compute.protocol.points import Point
+from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node
 from share_compute.protocol.world.network import Action
@@ -50,20 +45,6 @@ from share_compute.protocol.world.vault import Vault
 
 if TYPE_CHECKING:
     from share_compute.protocol.world.world import World
-
-_HEARD: dict[type, Point] = {
-    Halt: Point.halt_heard,
-    Form: Point.form_heard,
-    Commit: Point.commit_heard,
-    Proceed: Point.proceed_heard,
-}
-_SENDING: dict[type, Point] = {
-    Report: Point.report_sending,
-    Formed: Point.formed_sending,
-    Prepared: Point.prepared_sending,
-    Broken: Point.broken_sending,
-    Applied: Point.applied_sending,
-}
 
 
 @dataclass
@@ -114,7 +95,7 @@ class Host(Process):
 
     def hear(self, message: ToMember) -> None:
         """Take a message of a coordinator from the network."""
-        self.push(self._passing(_HEARD[type(message)]))
+        self.push(self._passing(HEARD[type(message)]))
         self.push(lambda: self._on_message(message))
 
     def _on_message(self, message: ToMember) -> None:
@@ -259,6 +240,7 @@ class Host(Process):
                 Point.tensor_sending,
                 send.target,
                 lambda: self._world.hosts[send.target].hear_tensor(epoch, label, value),
+                lambda: self._world.hosts[send.target].hear_event(Missed(epoch)),
             )
         )
 
@@ -340,4 +322,4 @@ class Host(Process):
             for seat in self._world.seats:
                 self._world.network.send(self.name, seat.name, partial(seat.hear, message), failures)
 
-        return [lambda: failures.extend(self._pass(_SENDING[type(message)])), send]
+        return [lambda: failures.extend(self._pass(SENDING[type(message)])), send]

@@ -11,6 +11,8 @@ from random import Random
 from share_compute.protocol.failures import Failure, FailureKind
 
 Action = Callable[[], None]
+MISSED_S = 2.0
+"""After this time the receiver of a tensor that was lost knows that it lacks one."""
 NOT_OVERTAKEN_S = 8.0
 """After this time a message that was to be overtaken goes on anyway."""
 
@@ -73,14 +75,31 @@ class Network:
         self._held: dict[tuple[str, str], Action] = {}
         self._cuts: list[tuple[float, str, frozenset[str]]] = []
 
-    def send(self, source: str, target: str, action: Action, failures: Collection[Failure] = ()) -> None:
+    def send(
+        self,
+        source: str,
+        target: str,
+        action: Action,
+        failures: Collection[Failure] = (),
+        missed: Action | None = None,
+    ) -> None:
         """Run an action at the target when the message arrives, if it does.
 
         What arrives with a flipped bit has another checksum than it says, so its receiver drops it.
+
+        Args:
+            source: who sends it.
+            target: who gets it.
+            action: what happens there.
+            failures: what goes wrong with it.
+            missed: what happens there when it is lost, unless nothing gets through at all.
         """
         self.messages += 1
         kinds = {failure.kind: failure for failure in failures}
-        if self.is_cut(source, target) or kinds.keys() & {FailureKind.drop, FailureKind.corrupt}:
+        if self.is_cut(source, target):
+            return
+        if kinds.keys() & {FailureKind.drop, FailureKind.corrupt}:
+            self._lose(missed)
             return
         if FailureKind.reorder in kinds:
             self._held[source, target] = action
@@ -88,15 +107,20 @@ class Network:
             return
         delay_s = kinds[FailureKind.delay].duration_s if FailureKind.delay in kinds else 0.0
         copies = 2 if FailureKind.duplicate in kinds else 1
-        self._carry(action, delay_s, copies)
+        self._carry(action, delay_s, copies, missed)
         if (source, target) in self._held:
             overtaken = self._held.pop((source, target))
             self._clock.after(delay_s + 11 * self._weather.delay_s, overtaken)
 
-    def _carry(self, action: Action, delay_s: float, copies: int) -> None:
+    def _lose(self, missed: Action | None) -> None:
+        if missed is not None:
+            self._clock.after(MISSED_S, missed)
+
+    def _carry(self, action: Action, delay_s: float, copies: int, missed: Action | None) -> None:
         weather, random = self._weather, self._random
         if self._clock.now_s < weather.until_s:
             if random.random() < weather.lost:
+                self._lose(missed)
                 return
             if random.random() < weather.doubled:
                 copies += 1

@@ -95,10 +95,12 @@ class Process:
     def _pass_quietly(self, point: Point) -> None:
         self._pass(point)
 
-    def _sending(self, point: Point, target: str, deliver: Callable[[], None]) -> list[Action]:
-        """Return actions that pass a point and then send something."""
+    def _sending(
+        self, point: Point, target: str, deliver: Callable[[], None], missed: Action | None = None
+    ) -> list[Action]:
+        """Return actions that pass a point and then send something, whose loss may be missed."""
         failures: list[Failure] = []
         return [
             lambda: failures.extend(self._pass(point)),
-            lambda: self._world.network.send(self.name, target, deliver, failures),
+            lambda: self._world.network.send(self.name, target, deliver, failures, missed),
         ]

@@ -17,38 +17,13 @@ from share_compute.protocol.coordinator import (
     Tell,
     Unplanned,
 )
-from share_compute.protocol.messages import (
-    Applied,
-    Broken,
-    Commit,
-    Form,
-    Formed,
-    Halt,
-    Prepared,
-    Proceed,
-    Report,
-    ToCoordinator,
-)
-from share_compute.protocol.points import Point
+from share_compute.protocol.messages import Form, ToCoordinator
+from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.world.network import Action
 from share_compute.protocol.world.process import Process
 
 if TYPE_CHECKING:
     from share_compute.protocol.world.world import World
-
-_HEARD: dict[type, Point] = {
-    Report: Point.report_heard,
-    Formed: Point.formed_heard,
-    Prepared: Point.prepared_heard,
-    Broken: Point.broken_heard,
-    Applied: Point.applied_heard,
-}
-_SENDING: dict[type, Point] = {
-    Halt: Point.halt_sending,
-    Form: Point.form_sending,
-    Commit: Point.commit_sending,
-    Proceed: Point.proceed_sending,
-}
 
 
 class Seat(Process):
@@ -77,7 +52,7 @@ class Seat(Process):
 
     def hear(self, message: ToCoordinator) -> None:
         """Take a message of a member from the network."""
-        self.push(self._passing(_HEARD[type(message)]))
+        self.push(self._passing(HEARD[type(message)]))
         self.push(lambda: self._handle(message))
 
     def order(self, event: Event) -> None:
@@ -108,7 +83,7 @@ class Seat(Process):
         def deliver() -> None:
             self._world.hosts[tell.worker].hear(tell.message)
 
-        return self._sending(_SENDING[type(tell.message)], tell.worker, deliver)
+        return self._sending(SENDING[type(tell.message)], tell.worker, deliver)
 
     def _record(self, record: Record) -> None:
         """Write after a while, and hear of it after another; both even if this process is dead by then."""

@@ -5,12 +5,13 @@ import { Figure } from "../../components/Figure";
 import { sentence } from "../../components/Feedback";
 import { count, duration, loss, si } from "../../format";
 import { useNow } from "../../useNow";
-import { etaS, speedUnit, tokensPerStep } from "./eta";
+import { etaS, progressOf, shareOf, speedUnit, tokensPerStep } from "./eta";
 
 export function Progress({ job }: { job: Job }) {
   const isRunning = job.state === "running";
   const now = useNow(isRunning);
-  const share = job.step / job.total_steps;
+  const share = shareOf(job);
+  const { done, total, unit } = progressOf(job);
   const eta = isRunning ? etaS(job, tokensPerStep(job)) : null;
   return (
     <Stack gap="md">
@@ -22,12 +23,13 @@ export function Progress({ job }: { job: Job }) {
             color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
             animated={isRunning}
             aria-label="Progress"
-            aria-valuetext={`${job.step} of ${job.total_steps} steps`}
+            aria-valuetext={`${done} of ${total} ${unit}`}
           />
         </Bar.Root>
         <Group justify="space-between" mt={6}>
           <Text size="sm" c="dimmed">
-            Step {count(job.step)} of {count(job.total_steps)}
+            {unit === "steps" ? "Step" : "Rows:"} {count(done)} of {count(total)}
+            {job.rows != null && job.rows.failed > 0 && ` · ${count(job.rows.failed)} with an error`}
             {job.checkpoint_step !== null && ` · checkpoint at ${count(job.checkpoint_step)}`}
           </Text>
           <Text size="sm" c="dimmed">

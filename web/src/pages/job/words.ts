@@ -24,6 +24,10 @@ export function wordsFor({ kind, data }: PoolEvent): string {
       const { first_step, total_steps } = data as { first_step: number; total_steps: number };
       return `All machines hold their shards; steps ${first_step} to ${total_steps} begin.`;
     }
+    case "rows": {
+      const { done, total, failed } = data as { done: number; total: number; failed: number };
+      return `${done} of ${total} rows are done${failed > 0 ? `, ${failed} with an error` : ""}.`;
+    }
     case "validated":
       return validated(data as { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null });
     case "sampled": {
@@ -47,6 +51,8 @@ export function wordsFor({ kind, data }: PoolEvent): string {
     }
     case "replan-proposed":
       return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
+    case "replan-abandoned":
+      return sentence(`the better plan is given up: ${(data as { reason: string }).reason}`);
     case "note":
       // As written: it may begin with the name of a machine.
       return (data as { message: string }).message;

@@ -1,0 +1,1 @@
+"""Sums over the members of a pool, behind Ray's collective API."""

@@ -1,0 +1,352 @@
+"""Our backend of Ray's collective API: one process group for each epoch, every operation with a deadline.
+
+Ray's own named groups keep the process's first world for ever and can return a wrong sum after a loss, so
+`join_group` registers this backend and makes a group whose name is unique for job, epoch and pool;
+``ray.util.collective.allreduce`` and friends then work on it. Underneath is torch's gloo on CPUs and NCCL on GPUs.
+A group that lost a member is over: `EpochGroup.abort` ends what still waits in it, and the rest forms the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from ray.util import collective
+from ray.util.collective.backend_registry import register_collective_backend
+from ray.util.collective.collective_group.base_collective_group import BaseGroup
+from ray.util.collective.types import ReduceOp as RayReduceOp
+from torch import Tensor
+
+from share_compute.errors import ContributorLost
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.collective.algorithms import (
+    Links,
+    Operator,
+    fold,
+    packed,
+    start_sharded,
+    start_tree,
+)
+from share_compute_actors.collective.expression import expression, is_one_addition
+from share_compute_actors.collective.sockets import GroupSockets, listening_ports
+from share_compute_actors.messages import Rendezvous
+
+dist: Any = torch.distributed
+"""Untyped on purpose: most of what is used here has no types or no public name."""
+BACKEND = "SHARE_COMPUTE"
+_TREE_BYTES = {2: 16 * 2**10}
+_TREE_BYTES_OF_MANY = 256 * 2**10
+"""Up to here, by members, `tree` was faster than gloo's ring: what a sum costs is its number of hops."""
+
+_OPERATIONS = {
+    RayReduceOp.SUM: dist.ReduceOp.SUM,
+    RayReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+    RayReduceOp.MIN: dist.ReduceOp.MIN,
+    RayReduceOp.MAX: dist.ReduceOp.MAX,
+}
+_OPERATORS: dict[Any, Operator] = {
+    RayReduceOp.SUM: torch.add,
+    RayReduceOp.PRODUCT: torch.mul,
+    RayReduceOp.MIN: torch.minimum,
+    RayReduceOp.MAX: torch.maximum,
+}
+_meetings: dict[str, tuple[Rendezvous, torch.device, GroupSockets]] = {}
+"""Ray makes a group from its name, rank and size alone; where to meet is left here for it."""
+_endings: dict[str, Callable[[], None]] = {}
+"""What ends the waiting in each group that this process forms or has."""
+_forming = threading.Lock()
+"""Held while connections of a group are told from those of another."""
+
+
+class Meeting:
+    """Held by the coordinator: the store at which the members of one epoch find each other."""
+
+    def __init__(self, host: str, timeout_s: float) -> None:
+        self.host = host
+        self._store = dist.TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
+
+    @property
+    def port(self) -> int:
+        """TCP port of the store."""
+        return int(self._store.port)
+
+
+class EpochGroup(BaseGroup):  # type: ignore[misc]
+    """The members of one pool in one epoch.
+
+    Every operation ends within the deadline of the group's `Rendezvous`; when a member is lost it ends with
+    `ContributorLost`, and so do all that follow. What it worked on is then undefined.
+    """
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        meeting, self._device, self._sockets = _meetings.pop(group_name)
+        self._name = group_name
+        self._algorithm = meeting.algorithm
+        timeout = timedelta(seconds=meeting.timeout_s)
+        tcp_store = dist.TCPStore(
+            meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
+        self._sockets.adopt((), {meeting.port})
+        store = dist.PrefixStore(group_name, tcp_store)
+        if self._device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, world_size, options)
+        else:
+            self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
+        self._links = Links(self._group, rank, world_size)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="sums")
+        """Sums over links advance here, one after the other, while the caller computes."""
+
+    @classmethod
+    def backend(cls) -> str:
+        """Name under which Ray knows it."""
+        return BACKEND
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        """It needs torch.distributed only."""
+        return bool(dist.is_available())
+
+    def start_allreduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to sum ``tensor`` over all members in place; the result is there when the returned call returns."""
+        return self._start_reduction(tensor, RayReduceOp.SUM)
+
+    def start_tree_sum(
+        self,
+        parts: Sequence[Tensor],
+        held: Sequence[Sequence[Node]],
+        tree: SummationTree,
+        out: Tensor | None = None,
+    ) -> Callable[[], None]:
+        """Begin to add what all members hold, in the order of ``tree``; all get the bits that one process would get.
+
+        Args:
+            parts: this member's sums, flat and of one length: of ``held[rank]``, in that order. They are used up.
+            held: what each rank holds; together the whole tree, nothing twice.
+            tree: the expression.
+            out: flat; where the whole sum goes. Default: the first of ``parts``.
+
+        Returns:
+            What waits until the sum is there.
+
+        Raises:
+            ValueError: ``held`` is not the whole sum, or neither ``parts`` nor ``out`` is given.
+            ContributorLost: a member of the group was lost.
+        """
+        combine = expression(tree, [node for nodes in held for node in nodes])
+        if out is None:
+            if not parts:
+                raise ValueError("who holds nothing must say where the sum goes")
+            out = parts[0]
+        if is_one_addition(tree, held):
+            if out is not parts[0]:
+                out.copy_(parts[0])
+            return self._start_native(out, RayReduceOp.SUM)
+        counts = [len(nodes) for nodes in held]
+        if self._device.type == "cuda":
+            self._guard(lambda: packed(self._open, parts, counts, combine, out))
+            return _nothing
+        return self._begin(start_sharded(self._links, parts, counts, combine, out))
+
+    def require_whole(self) -> None:
+        """See that nobody ended an operation of this group.
+
+        Raises:
+            ContributorLost: somebody did.
+        """
+        if self._sockets.is_shut:
+            raise ContributorLost(
+                f"a collective operation of {self._name} was ended",
+                mend="form the group of the next epoch, without the member that was lost",
+            )
+
+    def abort(self) -> None:
+        """End what waits in this group, at once, with `ContributorLost`; may be called from any thread."""
+        self._sockets.shut()
+        if self._device.type == "cuda" and self._group is not None:
+            self._group.abort()
+
+    # -- starting operations -----------------------------------------------------------------------------------------
+
+    def _start_reduction(self, tensor: Tensor, operation: Any) -> Callable[[], None]:
+        algorithm = self._algorithm
+        if algorithm == "auto":
+            few = _TREE_BYTES.get(self._links.size, _TREE_BYTES_OF_MANY)
+            algorithm = "tree" if tensor.nbytes <= few else "ring"
+        if algorithm == "ring" or self._device.type == "cuda":
+            return self._start_native(tensor, operation)
+        flat = tensor.view(-1)
+        if algorithm == "tree":
+            return self._begin(start_tree(self._links, flat, _OPERATORS[operation]))
+        counts = [1] * self._links.size
+        return self._begin(start_sharded(self._links, [flat], counts, fold(_OPERATORS[operation]), flat))
+
+    def _start_native(self, tensor: Tensor, operation: Any) -> Callable[[], None]:
+        options = dist.AllreduceOptions()
+        options.reduceOp = _OPERATIONS[operation]
+        work = self._guard(lambda: self._open.allreduce([tensor], options))
+        return lambda: self._guard(work.wait)
+
+    def _begin(self, run: Callable[[], None]) -> Callable[[], None]:
+        result = self._guard(lambda: self._worker.submit(run)).result
+        return lambda: self._guard(result)
+
+    def _run(self, start: Callable[[], Any]) -> None:
+        self._guard(lambda: start().wait())
+
+    @property
+    def _open(self) -> Any:
+        if self._group is None:
+            raise RuntimeError("this member has left it")
+        return self._group
+
+    def _guard(self, operation: Callable[[], Any]) -> Any:
+        try:
+            return operation()
+        except (RuntimeError, dist.DistError, CancelledError) as failure:
+            what = "was ended" if self._sockets.is_shut else f"failed: {str(failure).splitlines()[0]}"
+            self.abort()  # others may wait for this member, which will send them nothing more
+            raise ContributorLost(
+                f"a collective operation of {self._name} {what}",
+                mend="form the group of the next epoch, without the member that was lost",
+            ) from failure
+
+    # -- Ray's interface: each takes a list of one tensor and blocks ---------------------------------------------------
+
+    def allreduce(self, tensor: list[Tensor], allreduce_options: Any = None) -> None:
+        """Reduce in place over all members."""
+        self._start_reduction(tensor[0], _operation(allreduce_options))()
+
+    def barrier(self, barrier_options: Any = None) -> None:  # noqa: ARG002 - Ray's interface
+        """Wait for all members."""
+        self._run(lambda: self._open.barrier(dist.BarrierOptions()))
+
+    def reduce(self, tensor: list[Tensor], reduce_options: Any = None) -> None:
+        """Reduce to the root."""
+        options = dist.ReduceOptions()
+        options.reduceOp = _OPERATIONS[_operation(reduce_options)]
+        options.rootRank = reduce_options.root_rank
+        self._run(lambda: self._open.reduce(tensor, options))
+
+    def broadcast(self, tensor: list[Tensor], broadcast_options: Any = None) -> None:
+        """Copy the root's tensor to all members."""
+        options = dist.BroadcastOptions()
+        options.rootRank = broadcast_options.root_rank
+        self._run(lambda: self._open.broadcast(tensor, options))
+
+    def allgather(
+        self,
+        tensor_list: list[list[Tensor]],
+        tensor: list[Tensor],
+        allgather_options: Any = None,  # noqa: ARG002 - Ray's interface
+    ) -> None:
+        """Gather everybody's tensor at everybody."""
+        self._run(lambda: self._open.allgather(tensor_list, tensor))
+
+    def reducescatter(
+        self, tensor: list[Tensor], tensor_list: list[list[Tensor]], reducescatter_options: Any = None
+    ) -> None:
+        """Reduce, and leave each member its own part."""
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = _OPERATIONS[_operation(reducescatter_options)]
+        self._run(lambda: self._open.reduce_scatter(tensor, tensor_list, options))
+
+    def send(self, tensor: list[Tensor], send_options: Any) -> None:
+        """Send to one member."""
+        self._run(lambda: self._open.send(tensor, send_options.dst_rank, 0))
+
+    def recv(self, tensor: list[Tensor], recv_options: Any) -> None:
+        """Receive from one member."""
+        self._run(lambda: self._open.recv(tensor, recv_options.src_rank, 0))
+
+    def destroy_group(self) -> None:
+        """Leave; what the others still wait for here fails."""
+        _endings.pop(self._name, None)
+        self._sockets.shut()
+        self._worker.shutdown(cancel_futures=True)
+        self._group = None
+        self._links.leave()
+
+
+def _nothing() -> None:
+    """Wait for what the device does in its own order."""
+
+
+def _operation(options: Any) -> Any:
+    # Ray 2.60 passes the options class itself for allreduce, so its default may be read from the class.
+    return getattr(options, "reduceOp", RayReduceOp.SUM)
+
+
+def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sockets: GroupSockets) -> Any:
+    """Meet the others, and find the connections to them among all that this process has."""
+    options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch has no public name for it
+    options._timeout = timedelta(seconds=meeting.timeout_s)  # noqa: SLF001
+    options._threads = 2  # noqa: SLF001
+    with _forming:
+        before = listening_ports()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.address)]  # noqa: SLF001
+        own = listening_ports() - before
+    store.set(f"ports/{rank}", " ".join(map(str, own)))
+    group = dist.ProcessGroupGloo(store, rank, world_size, options)
+    others = {
+        int(port)
+        for other in range(world_size)
+        if other != rank
+        for port in store.get(f"ports/{other}").split()
+    }
+    sockets.adopt(own, others)
+    return group
+
+
+def join_group(meeting: Rendezvous, rank: int, world_size: int, device: torch.device) -> EpochGroup:
+    """Form the group of one pool for one epoch; all its members must call this.
+
+    Raises:
+        ContributorLost: not everybody came in time, or `abort_group` was called.
+    """
+    with suppress(ValueError):  # this process registered it before
+        register_collective_backend(BACKEND, EpochGroup)
+    sockets = GroupSockets()
+    _endings[meeting.group] = sockets.shut
+    _meetings[meeting.group] = (meeting, device, sockets)
+    try:
+        collective.init_collective_group(world_size, rank, BACKEND, meeting.group)
+    except (RuntimeError, dist.DistError) as failure:
+        _endings.pop(meeting.group, None)
+        sockets.shut()
+        raise ContributorLost(
+            f"group {meeting.group} could not form: {str(failure).splitlines()[0]}",
+            mend="check that these machines reach each other, then resume the job",
+        ) from failure
+    group: EpochGroup = collective.get_group_handle(meeting.group)
+    _endings[meeting.group] = group.abort
+    return group
+
+
+def leave_group(group: EpochGroup) -> None:
+    """Let go of a group, in Ray's books too."""
+    collective.destroy_collective_group(group.group_name)
+
+
+def abort_group(name: str) -> bool:
+    """End what this process waits for in a group, also while it forms; may be called from any thread.
+
+    The waiting calls raise `ContributorLost`.
+
+    Returns:
+        Whether there was such a group.
+    """
+    end = _endings.get(name)
+    if end is None:
+        return False
+    end()
+    return True

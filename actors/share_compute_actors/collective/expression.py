@@ -1,0 +1,51 @@
+"""Adding up what several members hold in the one order that a job's summation tree says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.collective.algorithms import Combine
+
+
+def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
+    """Return what adds tensors that are the sums of ``nodes``, in this order, to the sum of all microbatches.
+
+    Raises:
+        ValueError: the nodes are not the whole sum, or hold something twice.
+    """
+    if len(set(nodes)) < len(nodes):
+        raise ValueError(f"held twice: {nodes}")
+    additions: list[tuple[int, int]] = []
+    place = {node: number for number, node in enumerate(nodes)}
+    held: set[Node] = set()
+    for new in nodes:
+        added = new
+        for left, right, parent in tree.merges(held, new):
+            additions.append((place[left], place[right]))
+            place[parent] = place[left]
+            held -= {left, right}
+            added = parent
+        held.add(added)
+    if held != {tree.root}:
+        raise ValueError(f"{sorted(held)} is not the sum of {tree.microbatches} microbatches")
+
+    def combine(values: list[Tensor], out: Tensor) -> None:
+        if not additions:
+            out.copy_(values[0])
+            return
+        *inner, last = additions
+        for left, right in inner:
+            values[left].add_(values[right])
+        torch.add(values[last[0]], values[last[1]], out=out)
+
+    return combine
+
+
+def is_one_addition(tree: SummationTree, held: Sequence[Sequence[Node]]) -> bool:
+    """Return whether two members hold one side each of the last addition: then any allreduce gives its bits."""
+    sides = [(child,) for child in tree.children(tree.root) or ()]
+    return bool(sides) and sorted(tuple(nodes) for nodes in held) == sides

@@ -1,0 +1,256 @@
+"""What the next pause of a job changes: machines that leave, a better plan, who computes how much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+from share_compute.jobs.events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
+from share_compute.planning.planner import Solution
+from share_compute.planning.words import listed
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.topology import Contributor, Topology
+from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.joining import Joining
+from share_compute_actors.coordinator.rosters import Shares
+
+_REST_S = 5.0
+"""After a member was lost, its machine is left alone for so long."""
+_SOON_S = 30.0
+"""Who is lost that soon after it joined is left alone for twice as long as the last time."""
+
+
+class Rests:
+    """Says which machines are left alone for a while, since members on them were lost.
+
+    Args:
+        clock: tells seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[Worker, float] = {}
+        """When each member joined."""
+        self._rests: dict[Worker, tuple[float, float]] = {}
+        """How long each machine rests, and until when."""
+
+    def joined(self, workers: Iterable[Worker]) -> None:
+        """Take note of who is a member now."""
+        now = self._clock()
+        for worker in workers:
+            self._since.setdefault(worker, now)
+
+    def lost(self, worker: Worker) -> None:
+        """Leave a machine alone for a while; for longer each time, when its members die soon."""
+        now = self._clock()
+        is_soon = now - self._since.pop(worker, now) < _SOON_S
+        last, _ = self._rests.get(worker, (_REST_S / 2, 0.0))
+        rest = 2 * last if is_soon else _REST_S
+        self._rests[worker] = rest, now + rest
+
+    def __contains__(self, worker: Worker) -> bool:
+        """Return whether a machine is left alone now."""
+        return worker in self._rests and self._clock() < self._rests[worker][1]
+
+
+class Changes:
+    """Collects what is to change, and says when it is time to.
+
+    Args:
+        crew: the members.
+        wishes: what the control plane asks.
+        tell: takes what happens.
+        given_up: is called when a plan that was told of is given up.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        wishes: Wishes,
+        tell: Callable[[AttemptEvent], None],
+        given_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._crew = crew
+        self._wishes = wishes
+        self._tell = tell
+        self._tell_given_up = given_up
+        self._lock = threading.Lock()
+        """Also held while plans are told of: so the control plane hears of them in the order in which they count."""
+        self._joining: Joining | None = None
+        self._given_up = ""
+        """Why a plan that was told of is not carried out, until its machines are let go and that is told, too."""
+        self._shares: Shares | None = None
+        self.rests = Rests()
+        self._room: dict[Worker, int] = {}
+        """Memory, in bytes, of machines that had less than they lend."""
+        self.cramped: set[Worker] = set()
+        """Members that had no room for a copy of another's shard."""
+        self.parting: frozenset[Worker] = frozenset()
+        """Members that the next epoch does without, though they are there."""
+        self.why = ""
+        """Reason for the epoch that begins, for people."""
+
+    def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
+        """Tell of a better plan, and carry it out once its machines are there; from any thread. The newest counts."""
+        with self._lock:
+            self._tell(proposed)
+            self._given_up = ""
+            if self._joining is None or not self._joining.takes(solution, proposed):
+                self._joining = Joining(self._crew, solution, proposed)
+
+    @property
+    def _under_way(self) -> Joining | None:
+        """The plan that was asked for, unless one of its machines is to leave."""
+        with self._lock:
+            joining, leaving = self._joining, self._wishes.leaving
+            if joining is not None and not joining.machines.isdisjoint(leaving):
+                self._joining, self._given_up = None, f"the job must do without {joining.names(leaving)}"
+            return self._joining
+
+    def share(self, shares: Shares) -> None:
+        """Ask for other shares of microbatches in some pools at the next pause."""
+        self._shares = shares
+
+    @property
+    def leaving(self) -> frozenset[Worker]:
+        """Members that are asked to leave."""
+        return self._wishes.leaving & self._crew.workers
+
+    @property
+    def known(self) -> Topology:
+        """All machines that members run on or ran on."""
+        return self._crew.topology
+
+    @property
+    def usable(self) -> Topology:
+        """All machines that the job may use from now on: those that it holds, and those that it was offered."""
+        crew, leaving, offer = self._crew, self._wishes.leaving, self._wishes.offered
+        offered = crew.topology if offer is None else offer.topology
+        known = {machine.id for machine in offered.contributors}
+        held = (machine for machine in crew.topology.contributors if machine.id not in known)
+        machines = (
+            self._as_it_is(machine)
+            for machine in (*offered.contributors, *held)
+            if machine.id not in leaving
+            and (machine.id in crew.workers or (machine.id in known and self._may_come(machine)))
+        )
+        return Topology(tuple(machines), offered.links)
+
+    def _may_come(self, machine: Contributor) -> bool:
+        return not self._crew.has_refused(machine) and machine.id not in self.rests
+
+    def shrink(self, worker: Worker, room_bytes: int) -> None:
+        """Count on no more memory than this of a machine from now on."""
+        self._room[worker] = min(room_bytes, self._room.get(worker, room_bytes))
+
+    def _as_it_is(self, machine: Contributor) -> Contributor:
+        room = self._room.get(machine.id)
+        if room is None or machine.memory_bytes <= room:
+            return machine
+        devices = (
+            replace(device, memory_bytes=room) if device == machine.device else device
+            for device in machine.devices
+        )
+        return replace(machine, devices=tuple(devices))
+
+    def are_due(self, roster: Roster) -> bool:
+        """Whether there is something to pause for; brings forward what takes time before that.
+
+        Args:
+            roster: of the epoch.
+        """
+        joining = self._under_way
+        if self.leaving or self._shares is not None:
+            return True
+        if joining is None:
+            return self._let_go(roster)
+        usable, offer = self.usable, self._wishes.offered
+        lacking = joining.lacking(usable)
+        if not lacking:
+            return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)
+        # Machines left again, did not come, or are another job's.
+        self._drop(joining, f"the job cannot have {joining.names(lacking)}")
+        return self._let_go(roster)
+
+    def _drop(self, joining: Joining, why: str = "") -> None:
+        with self._lock:
+            if self._joining is joining:
+                self._joining, self._given_up = None, why
+
+    def _let_go(self, roster: Roster) -> bool:
+        """Let go of the machines of a plan that was given up; return whether that takes an epoch."""
+        if not self._given_up:
+            return False
+        if _follow(roster):
+            return True
+        self.end_others(roster)
+        with self._lock:
+            if self._given_up:
+                self._tell(ReplanAbandoned(reason=self._given_up))
+                self._given_up = ""
+                self._tell_given_up()
+        return False
+
+    def end_others(self, roster: Roster) -> None:
+        """End members that are of no use to an epoch: they left, or had come for a plan that is not wanted any more."""
+        self._crew.remove(self._crew.workers - set(roster.everybody) - self.expected)
+        self._crew.withdraw(self.expected)
+
+    def tell_reformed(self, event: Reformed, roster: Roster) -> None:
+        """Tell of an epoch, and of who is on the way into the job.
+
+        Args:
+            event: what happened.
+            roster: of the epoch.
+        """
+        with self._lock:
+            expected = _follow(roster)
+            if not expected:
+                self._given_up = ""
+            if self._joining is not None:
+                expected |= self._joining.machines - set(roster.workers)
+            self._tell(event.model_copy(update={"expected": tuple(sorted(expected))}))
+
+    @property
+    def expected(self) -> frozenset[Worker]:
+        """Machines of a plan that is on its way."""
+        joining = self._under_way
+        return frozenset() if joining is None else joining.machines
+
+    def take_solution(self, able: Collection[Worker]) -> Solution | None:
+        """Return the plan that was asked for, once, when all its machines are able to carry it out."""
+        joining = self._under_way
+        if joining is None or not joining.is_ready:
+            return None
+        self._drop(joining)
+        if not joining.machines <= set(able):
+            return None
+        self.why = joining.why
+        return joining.solution
+
+    def followers(self, roster: Roster) -> dict[Worker, Worker]:
+        """Return which machines that are to join follow which members in an epoch that is being formed."""
+        self.rests.joined(roster.workers)
+        joining = self._under_way
+        followers = {} if joining is None else joining.followers(roster)
+        if self._given_up and not self.why:
+            self.why = f"the better plan is given up: {self._given_up}"
+        if followers and not self.why:
+            names = listed(sorted(map(self._crew.name, followers.values())))
+            self.why = f"to join: {names}, as soon as what they are to hold has come"
+        return followers
+
+    def take_shares(self) -> Shares | None:
+        """Return the shares that were asked for, once."""
+        shares, self._shares = self._shares, None
+        if shares is not None:
+            self.why = "microbatches are shared as fast as machines show themselves to be"
+        return shares
+
+
+def _follow(roster: Roster) -> frozenset[Worker]:
+    """Return the machines that are about to join, and follow members of an epoch until they have caught up."""
+    return frozenset(roster.everybody) - frozenset(roster.workers)

@@ -1,0 +1,66 @@
+"""Opens an epoch's channels between members: direct links where they work, Ray calls where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from share_compute.errors import ContributorLost
+from share_compute.protocol.roster import Worker
+from share_compute_actors.coordinator.party import Party
+from share_compute_actors.member.channel import Keys
+from share_compute_actors.messages import Peer
+
+Wanted = Literal["auto", "direct", "ray"]
+"""How tensors are to travel."""
+
+
+def open_channels(
+    party: Party, epoch: int, workers: Collection[Worker], wanted: Wanted, note: Callable[[str], None]
+) -> None:
+    """Let members link to each other, with keys of this epoch.
+
+    Args:
+        party: who asks them.
+        epoch: that is about to begin.
+        workers: the members.
+        wanted: how tensors are to travel.
+        note: takes lines for the log.
+
+    Raises:
+        MembersLost: machines died meanwhile.
+        ContributorLost: there is no direct link where one is wanted.
+        StaleEpoch: a later epoch has begun.
+    """
+    keys = {worker: Keys.issue() for worker in workers}
+    admitted = tuple(pair.public for pair in keys.values())
+    peers: dict[Worker, Peer] = party.gather(
+        {worker: party.handle(worker).listen.remote(epoch, keys[worker], admitted) for worker in workers}
+    )
+    silent: dict[Worker, list[Worker]] = party.ask(workers, "connect", list(peers.values()))
+    by_calls = _by_calls(party, silent, wanted)
+    if by_calls and wanted == "direct":
+        lost = sorted({party.name(source) for source in by_calls})
+        raise ContributorLost(
+            f"no direct link from {', '.join(lost)}",
+            machine=lost[0],
+            mend="open the ports between these machines, or use parallelism.channel: auto",
+        )
+    if by_calls:
+        links = sum(len(targets) for targets in by_calls.values())
+        note(f"{links} links go by Ray calls" + ("" if wanted == "ray" else ": no direct way"))
+    party.gather(
+        {worker: party.handle(worker).use_calls.remote(targets) for worker, targets in by_calls.items()}
+    )
+
+
+def _by_calls(
+    party: Party, silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted
+) -> dict[Worker, dict[Worker, Any]]:
+    """Return who sends to whom by Ray calls: those whose greetings did not arrive, or all if that is wanted."""
+    found: dict[Worker, dict[Worker, Any]] = {}
+    for worker, sources in silent.items():
+        for source in silent if wanted == "ray" else sources:
+            if source != worker:
+                found.setdefault(source, {})[worker] = party.handle(worker)
+    return found

@@ -1,0 +1,287 @@
+"""The crew: a job's members, as the coordinator holds them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import StaleEpoch
+from share_compute.jobs.events import Assignment
+from share_compute.planning.partitioning import Shard
+from share_compute.planning.plan import Plan
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.messages import ToMember
+from share_compute.protocol.roster import Worker
+from share_compute.topology import Contributor, Topology
+from share_compute_actors.coordinator.library import LibraryFacts
+from share_compute_actors.coordinator.party import MembersLost, Party
+from share_compute_actors.coordinator.pulse import answers
+from share_compute_actors.member.member import Member
+from share_compute_actors.member.naming import member_options
+from share_compute_actors.messages import MemberSetup, Source, Sources
+from share_compute_actors.testing import require_carried_out
+
+__all__ = ["DEADLINE_S", "Crew", "MembersLost"]
+
+DEADLINE_S = 900.0
+"""Longest wait of one member for another, whatever the reason; a dead or silent machine is noticed much sooner."""
+
+
+class Crew(Party):
+    """All living members of one job.
+
+    Args:
+        assignment: the attempt, its number of microbatches settled.
+        facts: what the library said.
+        library: the library actor.
+        coordinator: actor that members talk to.
+        cancelled: set when the submitter cancels.
+        runs: of the job's `SummationTree`.
+        tied_name: parameter that the first and the last pool share.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        facts: LibraryFacts,
+        library: Any,
+        coordinator: Any,
+        cancelled: threading.Event,
+        runs: tuple[int, ...],
+        tied_name: str | None,
+    ) -> None:
+        super().__init__(cancelled)
+        require_carried_out(assignment.failures)
+        self._assignment = assignment
+        self._facts = facts
+        self._library = library
+        self._coordinator = coordinator
+        self._runs = runs
+        self._tied_name = tied_name
+        self.topology = assignment.topology
+        """The machines that members may run on."""
+        self._invited: dict[Worker, tuple[Any, Any]] = {}
+        """Members that start while others train, and the first sign of life that was asked of them."""
+        self._refused: set[tuple[Worker, str]] = set()
+        """Machines, with their Ray nodes, on which no member came to life."""
+
+    @property
+    def wanted_channel(self) -> Literal["auto", "direct", "ray"]:
+        """How the job wants tensors to travel."""
+        return self._assignment.spec.parallelism.channel
+
+    @property
+    def attempt(self) -> str:
+        """Name of the job's attempt, unique in the cluster."""
+        return f"{self._assignment.job_id}/{self._assignment.attempt}"
+
+    def name(self, worker: Worker) -> str:
+        """Return the name of a member's machine."""
+        return self.topology[worker].name
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    def _start(self, worker: Worker, applied: int) -> Any:
+        """Start a member on its contributor and return it.
+
+        Args:
+            worker: the contributor's id.
+            applied: last step whose update the weights that it will load have.
+        """
+        machine = self.topology[worker]
+        setup = MemberSetup(
+            job=self._assignment.job_id,
+            worker=worker,
+            name=machine.name,
+            address=machine.address,
+            blueprint=self._facts.blueprint,
+            training=self._assignment.spec.training,
+            runs=self._runs,
+            threads=machine.cpu_threads,
+            device=machine.device.kind,
+            deadline_s=DEADLINE_S,
+            applied=applied,
+            tied=self._tied_name,
+            lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
+            failures=self._assignment.failures,
+        )
+        return Member.options(  # type: ignore[attr-defined]
+            scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
+            **member_options(self._assignment.job_id, worker, self._assignment.attempt),
+        ).remote(setup, self._coordinator)
+
+    def attach(self, actors: Mapping[Worker, Any]) -> None:
+        """Take over members that an earlier attempt left, each with its shard.
+
+        Raises:
+            MembersLost: all died meanwhile.
+        """
+        self._actors.update(actors)
+        self.pulse.is_patient = False
+        self.gather(
+            {
+                worker: actor.follow.remote(self._coordinator, self._library)
+                for worker, actor in actors.items()
+            },
+            goes_on=True,
+        )
+
+    def load(self, plan: Plan, note: Callable[[str], None]) -> None:
+        """Start all members of a plan, and let them load their shards from the library or the seed.
+
+        Those that die meanwhile are left out.
+
+        Raises:
+            MembersLost: all died.
+            PlanInfeasible: a shard does not fit after all.
+        """
+        shards = {
+            member.contributor_id: plan.shard(place)
+            for place, pool in enumerate(plan.pools)
+            for member in pool.members
+        }
+        applied = self._facts.first_step - 1
+        for worker in shards:
+            self._actors[worker] = self._start(worker, applied)
+        note("members are loading their shards")
+        sources = self.beginning
+        sizes = self.gather(
+            {
+                worker: self._actors[worker].load.remote(self._library, shard, sources)
+                for worker, shard in shards.items()
+            },
+            goes_on=True,
+        )
+        for worker, size in sizes.items():
+            note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
+        adopted = self.gather(
+            {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},
+            goes_on=True,
+        )
+        for worker in sorted(shards.keys() - adopted.keys()):
+            note(f"lost machine {self.name(worker)} while it loaded")
+        self.pulse.is_patient = False
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What goes wrong, in tests."""
+        return self._assignment.failures
+
+    @property
+    def beginning(self) -> Sources | None:
+        """Who has the weights that the attempt began with; None: they come from the seed."""
+        return Sources((Source(self._library, is_library=True),)) if self._facts.has_weights else None
+
+    def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
+        """Start members that are not there yet, and take in those that are ready; waits for nobody.
+
+        What takes them longest is done before they are taken in: they import torch, and build what they are to hold.
+
+        Args:
+            shards: what each of them is to hold.
+            topology: the machines that members may run on from now on.
+        """
+        known = {machine.id for machine in topology.contributors}
+        former = (machine for machine in self.topology.contributors if machine.id not in known)
+        self.topology = Topology((*topology.contributors, *former), topology.links)
+        for worker in sorted(shards.keys() - self._invited.keys() - self._actors.keys()):
+            actor = self._start(worker, applied=-1)
+            self._invited[worker] = actor, actor.build.remote(shards[worker])
+        refs = {ref: worker for worker, (_, ref) in self._invited.items()}
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0] if refs else ():
+            worker = refs[ref]
+            actor, _ = self._invited.pop(worker)
+            if answers(ref):
+                self._actors[worker] = actor
+            else:
+                self._refused.add((worker, self.topology[worker].node_id))
+                ray.kill(actor)
+
+    def withdraw(self, but: Collection[Worker]) -> None:
+        """End members that were invited and have not come to life yet, except for some."""
+        for worker in self._invited.keys() - set(but):
+            actor, _ = self._invited.pop(worker)
+            ray.kill(actor)
+
+    def has_refused(self, machine: Contributor) -> bool:
+        """Whether a member that was started on this machine did not come to life."""
+        return (machine.id, machine.node_id) in self._refused
+
+    def ask_following(self, followers: Collection[Worker]) -> dict[Any, Worker]:
+        """Ask machines that are about to join whether they have caught up; returns what will tell."""
+        return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
+
+    def inventory(self, holders: Sequence[Source]) -> Sources:
+        """Ask who has what; of those that have the same, the first counts.
+
+        Raises:
+            MembersLost: members died meanwhile.
+            StaleEpoch: so did one of the holders.
+        """
+        asked = Sources(tuple(holders))
+        refs = [asked.ask(holder, "inventory") for holder in holders]
+        self.wait(refs)
+        try:
+            names = ray.get(refs)
+        except RayActorError as failure:
+            raise StaleEpoch(
+                "who had a part of the model died", mend="nothing: the next epoch begins"
+            ) from failure
+        places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
+        return Sources(tuple(holders), places)
+
+    def load_shards(
+        self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None]
+    ) -> None:
+        """Let halted members load other shards; they keep what they have until `adopt`.
+
+        Args:
+            shards: by member.
+            sources: tells who has what a member is to load.
+
+        Raises:
+            StaleEpoch: a member that has weights died meanwhile.
+            MembersLost: members died meanwhile.
+            PlanInfeasible: a shard does not fit after all.
+        """
+        self.pulse.is_patient = True
+        try:
+            self.gather(
+                {
+                    worker: self._actors[worker].load.remote(self._library, shard, sources(worker))
+                    for worker, shard in shards.items()
+                }
+            )
+        finally:
+            self.pulse.is_patient = False
+
+    def adopt(self, workers: Collection[Worker], epoch: int, applied: int) -> None:
+        """Let members work with what they loaded.
+
+        Args:
+            workers: which.
+            epoch: that is about to begin.
+            applied: last step whose update the weights have.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        self.ask(workers, "adopt", epoch, applied)
+
+    def dismiss(self) -> None:
+        """End all members; what they compute is of no use to anybody any more."""
+        for actor, _ in self._invited.values():
+            ray.kill(actor)
+        self._invited.clear()
+        self.remove(tuple(self._actors))
+
+    def tell(self, worker: Worker, message: ToMember) -> None:
+        """Tell a member; nobody waits for an answer."""
+        actor = self._actors.get(worker)
+        if actor is not None:
+            actor.hear.remote(message)

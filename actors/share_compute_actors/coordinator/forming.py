@@ -1,0 +1,159 @@
+"""Finds the roster of each epoch, and has members loaded with what they lack for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.planner import Solution, solve
+from share_compute.planning.timings import Timings
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.messages import Form
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+from share_compute_actors.coordinator.buddies import buddies_of
+from share_compute_actors.coordinator.changes import Changes
+from share_compute_actors.coordinator.moving import Mover
+from share_compute_actors.coordinator.rosters import (
+    Shares,
+    computed_again,
+    first_form,
+    machines_lost,
+    moved_form,
+    next_form,
+    standing,
+)
+
+
+class Former:
+    """Plans the epochs of one attempt.
+
+    Args:
+        spec: the job, its number of microbatches settled.
+        solution: who holds what at the beginning.
+        changes: what is asked for.
+        mover: brings shards to members.
+        scales: tells what the gradient of each committed step was multiplied by.
+        note: takes lines for the job's log.
+        timings: tells what was measured of layers so far.
+        roster: of the epoch before, when another attempt's members are taken over.
+    """
+
+    def __init__(
+        self,
+        spec: TrainJob,
+        solution: Solution,
+        changes: Changes,
+        mover: Mover,
+        scales: Callable[[], Mapping[int, float]],
+        note: Callable[[str], None],
+        timings: Callable[[], Timings] = dict,
+        roster: Roster | None = None,
+    ) -> None:
+        self._spec = spec
+        self.solution = solution
+        """What the members carry out."""
+        self._changes = changes
+        self._mover = mover
+        self._scales = scales
+        self._note = note
+        self._timings = timings
+        self._roster = roster
+        self.recomputed = 0
+        """Microbatches that the last epoch computes again, since who had computed them is lost."""
+
+    def form(self, asked: Plan) -> Form:
+        """Return the next epoch, for the members that reported; what they lack is brought to them.
+
+        Raises:
+            ContributorLost: nobody has some part of the model any more, or who had it died meanwhile.
+            MembersLost: members died meanwhile.
+            PlanInfeasible: those that are left cannot hold the model.
+        """
+        before = self._roster
+        self._changes.why = ""
+        able = frozenset(asked.reports) - self._changes.parting
+        shares = self._changes.take_shares()
+        wanted = self._changes.take_solution(able)
+        if before is None:
+            plan = self.solution.plan
+            form = first_form(plan, asked, is_tied=self._is_tied(len(plan.pools)))
+            if not able >= set(form.roster.workers):
+                form = self._without(form.roster, asked, able, None)
+        else:
+            form = self._improved(before, wanted, asked) or self._without(before, asked, able, shares)
+        if before is not None:
+            self.recomputed = computed_again(before, form.roster, list(asked.reports.values()))
+        form = self._with_copies(form)
+        self._roster = form.roster
+        self.solution = standing(form.roster, self.solution)
+        return form
+
+    def _with_copies(self, form: Form) -> Form:
+        """Settle who keeps copies in an epoch: buddies of those that are alone, and machines that are to join."""
+        roster = form.roster
+        buddies: dict[Worker, Worker] = {}
+        if self._spec.parallelism.buddies:
+            buddies |= buddies_of(roster.pools, self._changes.known, self._changes.cramped)
+        # Who is about to join follows somebody who has no buddy: a whole copy is not given up for one that begins.
+        buddies = {**self._changes.followers(roster), **buddies}
+        return replace(form, roster=replace(roster, buddies=buddies))
+
+    def can_do_without(self, leaving: frozenset[Worker]) -> bool:
+        """Whether the others could hold what these hold."""
+        assert self._roster is not None
+        if all(not leaving.issuperset(pool) for pool in self._roster.pools):
+            return True
+        try:
+            self._plan(frozenset(self._roster.workers) - leaving, self._roster.epoch + 1)
+        except PlanInfeasible:
+            return False
+        return True
+
+    def _without(self, before: Roster, asked: Plan, able: frozenset[Worker], shares: Shares | None) -> Form:
+        """Go on with those that are able to: with the same shards where each pool has somebody left."""
+        is_whole = all(not able.isdisjoint(pool) for pool in before.pools)
+        if is_whole and not self._mover.is_torn:
+            return next_form(before, asked, self.solution.cost, self._changes.parting, shares)
+        if not able:
+            raise machines_lost(self.solution.cost.topology, before.workers)
+        return self._moved(before, self._plan(able, asked.epoch), asked)
+
+    def _improved(self, before: Roster, wanted: Solution | None, asked: Plan) -> Form | None:
+        """Go over to a better plan; None when there is none, or when it does not fit after all."""
+        if wanted is None:
+            return None
+        try:
+            return self._moved(before, wanted, asked)
+        except PlanInfeasible as failure:
+            self._changes.why = ""
+            self._note(f"stays with its plan, since in the better one {failure.message}")
+            return None
+
+    def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
+        moved = self._mover.move(before, solution.plan, asked, self._scales())
+        self.solution = solution
+        tied = self._is_tied(len(solution.plan.pools))
+        return moved_form(before, solution.plan, asked, moved, is_tied=tied)
+
+    def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
+        """Lay the job over these machines: as it asks, or, where too few are left for that, as is best."""
+        usable = self._changes.usable
+        machines = Topology(
+            tuple(machine for machine in usable.contributors if machine.id in able), usable.links
+        )
+        profile = self.solution.cost.profile
+        try:
+            return solve(self._spec, machines, profile, epoch, self._timings())
+        except PlanInfeasible:
+            asked = self._spec.parallelism
+            if asked.pools is None and asked.members_per_pool is None:
+                raise
+            free = asked.model_copy(update={"strategy": "auto", "pools": None, "members_per_pool": None})
+            spec = self._spec.model_copy(update={"parallelism": free})
+            return solve(spec, machines, profile, epoch, self._timings())
+
+    def _is_tied(self, pools: int) -> bool:
+        return pools > 1 and self.solution.cost.profile.tied_name is not None

@@ -1,0 +1,130 @@
+"""A better plan on its way: its machines are started and brought up to date while the others train.
+
+First the job asks for machines that it adds, by telling of the plan; they are started once the control plane answers
+that they are the job's.
+
+Where the plan adds machines to pools and leaves all cuts as they are, each of them first follows a member of its pool,
+as a buddy does: the shard comes piece by piece, with the gradients of the steps that are taken meanwhile. Only when all
+have caught up, steps pause for the new plan, and there is little left to bring. Where cuts change, steps pause for as
+long as it takes to carry the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import ray
+
+from share_compute.jobs.events import ReplanProposed
+from share_compute.planning.planner import Solution
+from share_compute.planning.words import listed
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.topology import Topology
+from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.rosters import pools_of, shards_of
+
+
+class Joining:
+    """One plan that waits for its machines.
+
+    Args:
+        crew: the members.
+        solution: the plan.
+        proposed: how it was told of.
+    """
+
+    def __init__(self, crew: Crew, solution: Solution, proposed: ReplanProposed) -> None:
+        self._crew = crew
+        self.solution = solution
+        self._proposed = proposed
+        self._is_linked = False
+        """Whether an epoch was formed since all its machines are there, so that those to come can catch up."""
+        self._followers: dict[Worker, Worker] = {}
+        self._asked: dict[Any, Worker] = {}
+        """Questions whether a machine has caught up, that are not answered yet."""
+        self.is_ready = False
+        """Whether the next epoch can carry it out."""
+
+    @property
+    def machines(self) -> frozenset[Worker]:
+        """All that hold a part in the plan."""
+        return frozenset(worker for pool in pools_of(self.solution.plan) for worker in pool)
+
+    @property
+    def why(self) -> str:
+        """Why it is better, for people."""
+        return self._proposed.sentence
+
+    def names(self, workers: Collection[Worker]) -> str:
+        """Return the names of those of its machines that are among these, for people."""
+        members = (member for pool in self.solution.plan.pools for member in pool.members)
+        return listed(sorted(member.name for member in members if member.contributor_id in workers))
+
+    def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
+        """Carry out other shares of microbatches with the same machines; return whether that is all that differs."""
+        plan, other = self.solution.plan, solution.plan
+        is_like = shards_of(plan) == shards_of(other) and pools_of(plan) == pools_of(other)
+        if is_like:
+            self.solution, self._proposed = solution, proposed
+        return is_like
+
+    def lacking(self, usable: Topology) -> frozenset[Worker]:
+        """Return those of its machines that are neither there nor to be had."""
+        return self.machines - self._crew.workers - {machine.id for machine in usable.contributors}
+
+    def needs_epoch(self, usable: Topology, roster: Roster, granted: int | None) -> bool:
+        """Bring it forward; return whether another epoch is needed for what comes next.
+
+        Args:
+            usable: machines that may be started.
+            roster: of the epoch.
+            granted: step of the proposal whose machines are the job's: before that, none is started.
+        """
+        missing = self.machines - self._crew.workers
+        if missing and granted != self._proposed.step:
+            return False
+        if missing:
+            shards = {
+                member.contributor_id: self.solution.plan.shard(place)
+                for place, pool in enumerate(self.solution.plan.pools)
+                for member in pool.members
+            }
+            self._crew.invite({worker: shards[worker] for worker in missing}, usable)
+            return False
+        if not self._is_linked:
+            self.is_ready = not any(_pairs(roster, self.solution))
+        if not self._is_linked or self.is_ready:
+            return True
+        if not self._asked:
+            self._asked = self._crew.ask_following(self._followers.values())
+        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        if len(answered) < len(self._asked):
+            return False
+        asked, self._asked = self._asked, {}
+        self.is_ready = all(_has_caught_up(ref) for ref in asked)
+        return self.is_ready
+
+    def followers(self, roster: Roster) -> dict[Worker, Worker]:
+        """Return by member the machine that comes to its pool and is to follow it in an epoch that is being formed."""
+        if not self.machines <= self._crew.workers:
+            return {}
+        self._is_linked, self._asked = True, {}
+        self._followers = dict(_pairs(roster, self.solution))
+        self.is_ready = not self._followers
+        return self._followers
+
+
+def _pairs(roster: Roster, solution: Solution) -> Iterable[tuple[Worker, Worker]]:
+    """Yield a member and the machine that comes to its pool: each member is followed by one at most."""
+    if shards_of(solution.plan) != roster.shards:
+        return
+    for pool, wanted in zip(roster.pools, pools_of(solution.plan), strict=True):
+        yield from zip(pool, [worker for worker in wanted if worker not in roster.workers], strict=False)
+
+
+def _has_caught_up(ref: Any) -> bool:
+    try:
+        return bool(ray.get(ref))
+    except ray.exceptions.RayError:
+        return False  # it died, which is noticed elsewhere

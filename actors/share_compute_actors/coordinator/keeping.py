@@ -1,0 +1,179 @@
+"""Saves what a crew has learnt: checkpoints while training goes on, and the result when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+
+from share_compute.errors import ShareComputeError, StaleEpoch, Unavailable
+from share_compute.jobs.events import ArtifactSaved, AttemptEvent, CheckpointSaved, Note
+from share_compute.protocol.roster import Worker
+from share_compute_actors.coordinator.conductor import Conductor
+from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.library import TrainingState
+from share_compute_actors.member.rows import ask_library
+from share_compute_actors.messages import FolderKind
+
+_RESULT = "model"
+
+
+class _Saving(NamedTuple):
+    """A folder that the library writes."""
+
+    folder: str
+    kind: FolderKind
+    step: int
+    holders: frozenset[Worker]
+    """Who has the snapshots."""
+    answer: Any
+
+
+class Keeper:
+    """Saves the model of a crew into folders of the library, one at a time.
+
+    At a pause the first member of each pool takes a snapshot; then training goes on while the library fetches it and
+    writes it down. Everything here is called on the coordinator's one thread.
+
+    Args:
+        library: writes the folders.
+        crew: holds the model.
+        conductor: sees to it that no step is computed while snapshots are taken.
+        place: the job's own folder.
+        tell: takes what happens.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        crew: Crew,
+        conductor: Conductor,
+        place: Path,
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        self._library = library
+        self._crew = crew
+        self._conductor = conductor
+        self._place = place
+        self._tell = tell
+        self._under_way: _Saving | None = None
+        self._whole: str | None = None
+        """The folder that was told last; one may be due for two reasons, or again when members were lost meanwhile."""
+        self._has_told_of_memory = False
+
+    def checkpoint(self, state: TrainingState, *, waits: bool) -> None:
+        """Save where training stands; only at a pause.
+
+        Args:
+            state: after the last committed step.
+            waits: until the checkpoint is whole; else, if there is memory for snapshots, training may go on before.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            Unavailable: the server's disk is full.
+            ContributorLost: what a machine gives arrives damaged.
+        """
+        self._save(f"checkpoints/step-{state.step:08}", "checkpoint", state, waits=waits)
+
+    def result(self, state: TrainingState) -> None:
+        """Save what was learnt, and wait until it is whole; raises what `checkpoint` raises."""
+        self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
+
+    def look(self) -> None:
+        """Tell of a folder that has become whole, or will not; called now and then while training goes on."""
+        saving = self._under_way
+        if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
+            self._settle(saving)
+
+    def release(self, workers: Collection[Worker]) -> None:
+        """Let members leave: what is fetched from them is waited for; only at a pause."""
+        if self._under_way is not None and not self._under_way.holders.isdisjoint(workers):
+            self._conductor.at_pause(self._finish)
+
+    @contextmanager
+    def salvaging(self) -> Iterator[None]:
+        """When training ends with an error, wait for what is under way: the job's next attempt may begin there."""
+        try:
+            yield
+        except (StaleEpoch, Unavailable):
+            raise  # another coordinator has the members, or nobody is there to write
+        except (ShareComputeError, MembersLost):
+            self._salvage()
+            raise
+
+    def _salvage(self) -> None:
+        while self._under_way is not None:
+            try:
+                self._finish()
+            except MembersLost:
+                continue  # what was lost is lost; the library finds out whether it lacks it
+            except ShareComputeError as failure:
+                self._tell(Note(message=failure.message, level="warning"))
+
+    # -- at a pause --------------------------------------------------------------------------------------------------
+
+    def _save(self, folder: str, kind: FolderKind, state: TrainingState, *, waits: bool) -> None:
+        self._conductor.at_pause(partial(self._save_once, folder, kind, state, waits=waits))
+
+    def _save_once(self, folder: str, kind: FolderKind, state: TrainingState, *, waits: bool) -> None:
+        while True:
+            self._finish()
+            if self._whole == folder or self._begin(folder, kind, state, copies=not waits):
+                return
+
+    def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
+        """Have snapshots taken and fetched; return whether training may go on meanwhile."""
+        first = {pool[0]: place for place, pool in enumerate(self._conductor.roster.pools)}
+        are_copies = self._crew.gather(
+            {
+                worker: self._crew.handle(worker).snapshot.remote(place, kind, copies=copies)
+                for worker, place in first.items()
+            }
+        )
+        holders = [(self._crew.name(worker), self._crew.handle(worker)) for worker in first]
+        answer = self._library.save.remote(folder, kind, state, holders)
+        self._under_way = _Saving(folder, kind, state.step, frozenset(first), answer)
+        if copies and not all(are_copies.values()) and not self._has_told_of_memory:
+            self._has_told_of_memory = True
+            short = ", ".join(sorted(self._crew.name(worker) for worker in first if not are_copies[worker]))
+            message = f"training waits for its checkpoints: no memory for a copy of what {short} holds"
+            self._tell(Note(message=message))
+        return all(are_copies.values())
+
+    def _finish(self) -> None:
+        """Wait for the folder that is under way, if one is.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            MembersLost: members died or fell silent meanwhile.
+        """
+        saving = self._under_way
+        if saving is None:
+            return
+        self._crew.wait([saving.answer])
+        self._settle(saving)
+
+    def _settle(self, saving: _Saving) -> None:
+        """Tell how it went."""
+        self._under_way = None
+        size_bytes: int | None = ask_library(lambda: ray.get(saving.answer))
+        if size_bytes is None:
+            self._tell(
+                Note(
+                    message=f"what step {saving.step} left could not be saved whole: "
+                    "a machine was lost before all was fetched from it",
+                    level="warning",
+                )
+            )
+            return
+        self._whole = saving.folder
+        path = self._place / saving.folder
+        self._tell(
+            CheckpointSaved(step=saving.step, path=path, size_bytes=size_bytes)
+            if saving.kind == "checkpoint"
+            else ArtifactSaved(name=_RESULT, path=path, size_bytes=size_bytes)
+        )

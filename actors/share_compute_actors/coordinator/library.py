@@ -1,0 +1,360 @@
+"""The library: an actor on the head that serves samples and starting weights, and takes in checkpoints and results.
+
+Members may be on machines that do not see the server's disk, so everything they read or write goes through here:
+samples by step, weights one tensor at a time, results in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.exceptions import ObjectLostError, RayActorError
+from torch import Tensor
+
+from share_compute.data import Prepared, StepOrder, prepare
+from share_compute.data.tokenization import load_tokenizer
+from share_compute.errors import UserError
+from share_compute.jobs.events import Assignment
+from share_compute.models.blueprint import Blueprint, blueprint_of
+from share_compute.models.checkpoints import STATE, Chosen, newest_whole
+from share_compute.models.export import adapter_description
+from share_compute.models.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
+from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute_actors.member.pieces import take_all
+from share_compute_actors.messages import FolderKind
+
+if TYPE_CHECKING:
+    from share_compute.models.conversion import PretrainedWeights
+
+Part: TypeAlias = Literal["inputs", "targets"]
+Rows: TypeAlias = dict[int, NDArray[Any]]
+"""Samples by microbatch id, ``[batch, ...]`` each."""
+_DEATHS = (RayActorError, ObjectLostError)
+"""How Ray says that a member died, before it answered or with its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Where training stands after a step, beside weights and optimizer."""
+
+    step: int
+    """The last one that was committed; 0 before the first."""
+    loss_scale: LossScale
+    """Of the next step."""
+    validations: tuple[tuple[int, float], ...] = ()
+    """Step and loss of each validation so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFacts:
+    """What the coordinator learns from the library before it plans."""
+
+    blueprint: Blueprint
+    sizes: dict[str, int]
+    """Samples of each split."""
+    state: TrainingState
+    """Where training stands: at the beginning, or as the checkpoint has it."""
+    has_weights: bool
+    """Whether training starts from weights in files, not from the seed."""
+    microbatches: int | None
+    """Pieces of a batch as the job or its checkpoint settled them; None leaves it to the planner."""
+    runs: tuple[int, ...] | None
+    """Of the `SummationTree`, as the job's first plan settled it; None at its first attempt."""
+    notes: tuple[str, ...]
+    prompts: tuple[tuple[int, ...], ...] = ()
+    """Ids of the texts that the model is to continue now and then."""
+    text_ends: tuple[int, ...] = ()
+    """Ids that end a text."""
+
+    @property
+    def first_step(self) -> int:
+        """Step to begin with."""
+        return self.state.step + 1
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1})
+class Library:
+    """Gives out and takes in, for one attempt.
+
+    Args:
+        assignment: an `Assignment` as JSON.
+    """
+
+    def __init__(self, assignment: str) -> None:
+        self._assignment = Assignment.model_validate_json(assignment)
+        self._spec = self._assignment.spec
+        self._progress = ("", 0.0)
+        self._prepared: Prepared | None = None
+        self._order: StepOrder | None = None
+        self._weights: WeightFolder | PretrainedWeights | None = None
+        self._optimizer: WeightFolder | None = None
+        self._microbatches = self._spec.training.microbatches
+        self._runs: tuple[int, ...] | None = None
+        self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
+        self._config: dict[str, Any] | None = None
+        self._tokenizer: Any = None
+
+    # -- before training -----------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def progress(self) -> tuple[str, float]:
+        """Return what is being prepared and how much of it is, 0 to 1."""
+        return self._progress
+
+    def prepare(self) -> LibraryFacts:
+        """Read and tokenize the data, open the weights, resolve the model's configuration."""
+
+        def note(what: str, share: float) -> None:
+            self._progress = (what, share)
+
+        sweep_partial(self._assignment.folder)
+        prepared = prepare(self._spec, self._assignment.folder / "data", note)
+        self._prepared = prepared
+        checkpoint, notes = self._checkpoint()
+        training = self._spec.training
+        self._order = StepOrder(
+            training.seed, prepared.samples.size("train"), training.batch_size, self._spec.data.shuffle
+        )
+        if checkpoint is not None:
+            self._continue_from(checkpoint, prepared)
+            self._weights = WeightFolder(checkpoint)
+            if any(checkpoint.glob("optimizer*.safetensors")):
+                self._optimizer = WeightFolder(checkpoint, "optimizer")
+        blueprint = blueprint_of(
+            self._spec, prepared.vocab_size, self._special_tokens(prepared.tokenizer_folder)
+        )
+        self._config = blueprint.config
+        if checkpoint is None and self._spec.model.path is not None:
+            from share_compute.models.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+
+            self._weights = PretrainedWeights(WeightFolder(self._spec.model.path), blueprint.config or {})
+        return LibraryFacts(
+            blueprint=blueprint,
+            sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
+            state=self._state,
+            has_weights=self._weights is not None,
+            microbatches=self._microbatches,
+            runs=self._runs,
+            notes=(*notes, *prepared.notes),
+            prompts=self._prompts(prepared.tokenizer_folder),
+            text_ends=self._text_ends(),
+        )
+
+    def _checkpoint(self) -> Chosen:
+        wanted = self._assignment.checkpoint
+        if wanted is None:
+            return Chosen(None, ())
+        self._progress = ("looking whether the checkpoint is whole", 0.0)
+        return newest_whole(wanted)
+
+    def _prompts(self, folder: Path | None) -> tuple[tuple[int, ...], ...]:
+        wanted = self._spec.training.samples
+        if wanted is None or folder is None:
+            return ()
+        self._tokenizer = load_tokenizer(folder)
+        rows = tuple(tuple(self._tokenizer(prompt).input_ids) for prompt in wanted.prompts)
+        for prompt, row in zip(wanted.prompts, rows, strict=True):
+            if not row:
+                raise UserError(
+                    f"training.samples: the tokenizer has no tokens for the prompt {prompt!r}",
+                    mend="choose another prompt",
+                )
+        return rows
+
+    def _text_ends(self) -> tuple[int, ...]:
+        end = self._tokenizer.eos_token_id if self._tokenizer is not None else None
+        return () if end is None else (end,)
+
+    def _continue_from(self, checkpoint: Path, prepared: Prepared) -> None:
+        state = json.loads((checkpoint / STATE).read_text())
+        samples = prepared.samples.size("train")
+        if state["train_samples"] != samples:
+            raise UserError(
+                f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
+                mend="put the data files back as they were, or submit a new job",
+            )
+        # Sums are made in the order of microbatches: a job keeps the number that it began with.
+        self._microbatches = self._microbatches or state.get("microbatches")
+        if sum(state.get("runs", ())) == self._microbatches:
+            self._runs = tuple(state["runs"])
+        self._state = TrainingState(
+            int(state["step"]),
+            LossScale(**state["loss_scale"]) if "loss_scale" in state else self._state.loss_scale,
+            tuple((int(step), float(loss)) for step, loss in state.get("validations", ())),
+        )
+
+    def cut(self, runs: tuple[int, ...]) -> None:
+        """Cut all batches into as many pieces as these runs have, as the plan says."""
+        self._spec = self._spec.with_microbatches(sum(runs))
+        self._runs = runs
+
+    def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
+        """Return the ids that generation needs; the defaults of a configuration belong to another tokenizer."""
+        if self._spec.model.config is None or tokenizer is None:
+            return {}
+        loaded, given = load_tokenizer(tokenizer), self._spec.model.config
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: given.get(name, getattr(loaded, name)) for name in names}
+
+    # -- while members load and train ----------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="serve")
+    def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
+        """Return the inputs or the targets of some microbatches of a step."""
+        assert self._order is not None
+        size = self._spec.training.microbatch_size
+        chosen = self._order.indices(step)
+        return {
+            microbatch: self._take("train", chosen[microbatch * size : (microbatch + 1) * size], part)
+            for microbatch in microbatches
+        }
+
+    @ray.method(concurrency_group="serve")
+    def evaluation_rows(
+        self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
+    ) -> Rows:
+        """Return the inputs or the targets of some microbatches of a split that is not trained on."""
+        assert self._prepared is not None
+        size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
+        return {
+            microbatch: self._take(
+                split, np.arange(microbatch * size, min((microbatch + 1) * size, total)), part
+            )
+            for microbatch in microbatches
+        }
+
+    def _take(
+        self, split: Literal["train", "validation", "test"], indices: NDArray[np.int64], part: Part
+    ) -> NDArray[Any]:
+        assert self._prepared is not None
+        inputs, targets = self._prepared.samples.take(split, indices)
+        return inputs if part == "inputs" else targets
+
+    @ray.method(concurrency_group="weights")
+    def weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor of the starting weights, as float32 bytes."""
+        assert self._weights is not None
+        return _as_bytes(self._weights.read(name, start, stop).float())
+
+    @ray.method(concurrency_group="weights")
+    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; none when it starts fresh."""
+        return self._optimizer.shapes() if self._optimizer is not None else {}
+
+    @ray.method(concurrency_group="weights")
+    def optimizer_tensor(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor of the optimizer's state, as float32 bytes."""
+        assert self._optimizer is not None
+        return _as_bytes(self._optimizer.read(name, start, stop).float())
+
+    @ray.method(concurrency_group="weights")
+    def inventory(self) -> list[str]:
+        """Return the stored names of all parameters and buffers that training starts from."""
+        assert self._weights is not None
+        return self._weights.names()
+
+    @ray.method(concurrency_group="weights")
+    def loss_scale(self) -> LossScale:
+        """Return where the loss scale stands before the first step of the attempt."""
+        return self._state.loss_scale
+
+    @ray.method(concurrency_group="serve")
+    def text(self, ids: Sequence[int]) -> str:
+        """Return what these ids of tokens say."""
+        text: str = self._tokenizer.decode(ids)
+        return text
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="saving")
+    def save(
+        self, folder: str, kind: FolderKind, state: TrainingState, holders: Sequence[tuple[str, Any]]
+    ) -> int | None:
+        """Fetch and write a folder below the job's own; nobody sees it before it is whole.
+
+        Args:
+            folder: its path.
+            kind: what it is for.
+            state: where training stood when the snapshots were taken.
+            holders: names of machines, and the members there that have a snapshot.
+
+        Returns:
+            Its bytes; None when one of them died before all was fetched.
+
+        Raises:
+            Unavailable: the disk is full.
+            ContributorLost: what a machine gives arrives damaged.
+        """
+        writer = FolderWriter(self._assignment.folder / folder)
+        try:
+            self._describe(writer, kind, state)
+            for machine, member in holders:
+                # Members do not send: what an actor answers is freed at once, what it sends as arguments piles up.
+                take_all(machine, partial(_piece, member), writer.write)
+            size_bytes = writer.finish()
+        except BaseException as failure:
+            writer.discard()
+            _let_go(member for _, member in holders)
+            if isinstance(failure, _DEATHS):
+                return None
+            raise
+        if kind == "checkpoint":
+            prune_folders(writer.target.parent, self._spec.training.checkpoints_kept)
+        return size_bytes
+
+    def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
+        """Write what makes a folder usable: configuration, tokenizer, state."""
+        assert self._prepared is not None
+        facts = {
+            **asdict(state),
+            "job": self._assignment.job_id,
+            "seed": self._spec.training.seed,
+            "batch_size": self._spec.training.batch_size,
+            "train_samples": self._prepared.samples.size("train"),
+            "microbatches": self._spec.training.microbatches,
+            "runs": self._runs,
+        }
+        writer.write_json(STATE, facts)
+        if self._config is not None:
+            self._describe_model(writer, self._config, kind)
+            if self._prepared.tokenizer_folder is not None:
+                writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
+        else:
+            writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
+
+    def _describe_model(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
+        """Say what the weights of a language model are: a whole model, or adapters of one."""
+        lora, base = self._spec.training.lora, self._spec.model.path
+        if kind == "artifact" and lora is not None and not lora.merge:
+            writer.write_json("adapter_config.json", adapter_description(config, self._spec))
+            return
+        from share_compute.models.huggingface import published_config  # noqa: PLC0415
+
+        writer.write_json("config.json", published_config(config))
+        if base is not None:
+            writer.copy(base.glob("generation_config.json"))
+
+
+def _piece(member: Any, number: int) -> Any:
+    return ray.get(member.piece.remote(number))
+
+
+def _let_go(members: Iterable[Any]) -> None:
+    for member in members:
+        with suppress(*_DEATHS):  # who is dead holds nothing
+            ray.get(member.let_go.remote())
+
+
+def _as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return content

@@ -1,0 +1,80 @@
+"""Links the members of an epoch: channels between all, a group in each pool, and who keeps copies of whose shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ray
+
+from share_compute.protocol.roster import Roster, Worker
+from share_compute_actors.collective.backend import Meeting
+from share_compute_actors.coordinator.channels import open_channels
+from share_compute_actors.coordinator.crew import DEADLINE_S, Crew, MembersLost
+from share_compute_actors.messages import Followed, Rendezvous
+
+_FORMING_S = 60.0
+
+
+class Links:
+    """All links of one crew, made anew for each epoch.
+
+    Args:
+        crew: the members.
+        note: takes lines for the job's log.
+    """
+
+    def __init__(self, crew: Crew, note: Callable[[str], None]) -> None:
+        self._crew = crew
+        self._note = note
+        self._meeting: Meeting | None = None
+
+    def make(self, roster: Roster) -> None:
+        """Link all members of an epoch, before it begins.
+
+        Raises:
+            MembersLost: machines died meanwhile.
+            ContributorLost: there is no direct link where one is wanted.
+            StaleEpoch: a later epoch has begun.
+        """
+        crew, workers = self._crew, roster.everybody
+        if gone := set(workers) - crew.workers:
+            raise MembersLost(gone)
+        open_channels(crew, roster.epoch, workers, crew.wanted_channel, self._note)
+        self._form(roster)
+        self._keep_copies(roster)
+
+    def _form(self, roster: Roster) -> None:
+        """Let the members of each pool form a group."""
+        crew = self._crew
+        if self._meeting is None and any(len(pool) > 1 for pool in roster.pools):
+            self._meeting = Meeting(ray.util.get_node_ip_address(), _FORMING_S)
+        calls = {}
+        for place, pool in enumerate(roster.pools):
+            for rank, worker in enumerate(pool):
+                meeting = None
+                if self._meeting is not None and len(pool) > 1:
+                    meeting = Rendezvous(
+                        group=f"{crew.attempt}/{roster.epoch}/{place}",
+                        host=self._meeting.host,
+                        port=self._meeting.port,
+                        timeout_s=DEADLINE_S,
+                        address=crew.topology[worker].address,
+                    )
+                calls[worker] = crew.handle(worker).form.remote(roster.epoch, meeting, rank, len(pool))
+        crew.gather(calls)
+
+    def _keep_copies(self, roster: Roster) -> None:
+        """Tell everybody whose shards to keep copies of."""
+        crew = self._crew
+        followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in roster.everybody}
+        for place, pool in enumerate(roster.pools):
+            for owner in pool:
+                if owner in roster.buddies:
+                    one = Followed(owner, crew.handle(owner), roster.shards[place])
+                    followed[roster.buddies[owner]][place] = one
+        crew.gather(
+            {
+                worker: crew.handle(worker).keep_copies.remote(roster.step - 1, owners)
+                for worker, owners in followed.items()
+            }
+        )

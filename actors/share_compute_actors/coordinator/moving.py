@@ -1,0 +1,127 @@
+"""Brings to members what they are to hold from the next epoch on, from whoever has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from share_compute.planning import plan as plans
+from share_compute.planning.partitioning import Shard
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.roster import Roster, Worker
+from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.messages import Source, Sources
+
+
+class Mover:
+    """Moves shards between members that are halted.
+
+    Args:
+        crew: the members.
+        first_step: with which the attempt began: until it is committed, all can be loaded as it was at the beginning.
+    """
+
+    def __init__(self, crew: Crew, first_step: int) -> None:
+        self._crew = crew
+        self._first_step = first_step
+        self.is_torn = False
+        """Whether a move broke off, so that members may hold other shards than the roster of the epoch before says."""
+
+    def move(
+        self, before: Roster, plan: plans.Plan, asked: Plan, scales: Mapping[int, float]
+    ) -> frozenset[Worker]:
+        """Let each member of a plan have its shard; return those that hold another one than before.
+
+        Args:
+            before: roster of the epoch before.
+            plan: that is carried out from now on.
+            asked: what members reported.
+            scales: what the gradient of each committed step was multiplied by.
+
+        Raises:
+            ContributorLost: nobody has some part of the model any more.
+            StaleEpoch: who had some part died meanwhile.
+            MembersLost: members died meanwhile.
+            PlanInfeasible: a shard does not fit into its machine after all.
+        """
+        held = self._held(asked)
+        wanted = {
+            member.contributor_id: plan.shard(place)
+            for place, pool in enumerate(plan.pools)
+            for member in pool.members
+        }
+        moved = {
+            worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
+        }
+        if moved:
+            own = self._caught_up(before, moved, asked.committed, scales)
+            others = None
+            if own.keys() != moved.keys():
+                others = self._sources(before, held, asked.committed, scales)
+            self._crew.load_shards(moved, lambda worker: own.get(worker, others))
+            self.is_torn = True
+            self._crew.adopt(moved, asked.epoch, asked.committed)
+        self.is_torn = False
+        return frozenset(moved)
+
+    def _caught_up(
+        self, before: Roster, moved: Mapping[Worker, Shard], committed: int, scales: Mapping[int, float]
+    ) -> dict[Worker, Sources]:
+        """Return those that have followed a member of the pool they join: what they load is with them already."""
+        calls = {}
+        for place, pool in enumerate(before.pools):
+            for owner in pool:
+                worker, shard = before.buddies.get(owner, ""), before.shards[place]
+                if worker in moved and (moved[worker].start, moved[worker].stop) == shard:
+                    handle = self._crew.handle(worker)
+                    calls[worker] = handle.bring_to.remote(shard, committed, scales)
+        return {
+            worker: Sources((Source(self._crew.handle(worker), (moved[worker].start, moved[worker].stop)),))
+            for worker, has_it in self._crew.gather(calls).items()
+            if has_it
+        }
+
+    def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:
+        """Return the layers of each member that has them as the last committed step left them."""
+        current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
+        answers = self._crew.ask(current, "holding") if current else {}
+        return {worker: shard for worker, shard in answers.items() if shard is not None}
+
+    def _sources(
+        self,
+        before: Roster,
+        held: Mapping[Worker, tuple[int, int]],
+        committed: int,
+        scales: Mapping[int, float],
+    ) -> Sources | None:
+        """Return who has each parameter after the last committed step.
+
+        Of every layer that is a living member, else a buddy that keeps a copy.
+        """
+        found: list[Source] = []
+        covered: set[int] = set()
+        for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
+            if not covered.issuperset(range(start, stop)):
+                found.append(Source(self._crew.handle(worker)))
+                covered.update(range(start, stop))
+        lost: list[Worker] = []
+        for shard, pool in zip(before.shards, before.pools, strict=True):
+            if covered.issuperset(range(*shard)):
+                continue
+            copy = self._copy(shard, committed, scales)
+            if copy is None:
+                lost += pool
+            else:
+                found.append(copy)
+        if not lost:
+            return self._crew.inventory(found)
+        if committed < self._first_step:
+            return self._crew.beginning
+        raise machines_lost(self._crew.topology, lost)
+
+    def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
+        """Return a copy of a shard, brought to the last committed step; None if nobody has one that can be."""
+        for worker in sorted(self._crew.workers):
+            if self._crew.ask([worker], "bring_to", shard, committed, scales)[worker]:
+                return Source(self._crew.handle(worker), shard)
+        return None

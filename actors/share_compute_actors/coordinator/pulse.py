@@ -1,0 +1,102 @@
+"""Who is alive: members are asked for a sign of life now and then, and who owes one for too long is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from share_compute.protocol.roster import Worker
+
+_PERIOD_S = 0.5
+"""Time between two questions."""
+_SILENCE_S = 2.0
+"""A member that owes a sign of life for so long is lost."""
+_WORRIED_SILENCE_S = 0.7
+"""The same once something went wrong: most likely somebody is gone, and all others wait for this. Members answer from a
+thread that does nothing else, with all cores busy within a fraction of it."""
+_WORRY_S = 5.0
+"""Who is gone is known after less time than this; then patience is as before, since a step may take longer."""
+_PATIENT_SILENCE_S = 30.0
+"""The same while members load: that may hold Python's lock for long."""
+_LATE_S = 0.5
+"""When this process itself was held up for so long, silence says nothing."""
+
+
+class Pulse:
+    """Signs of life of a crew, as its coordinator asks for them."""
+
+    def __init__(self) -> None:
+        self.is_patient = True
+        """While members load, which may hold Python's lock for long, they may be silent for longer."""
+        self.signs: dict[Worker, Any] = {}
+        """The last sign of life of each member."""
+        self._owed: dict[Any, Worker] = {}
+        self._asked_s = self._looked_s = time.monotonic()
+        self._worried_until_s = 0.0
+        self._asks_at_once = False
+
+    def worry(self) -> None:
+        """Something went wrong: ask everybody at once, and be less patient for a while, or until `calm`."""
+        now_s = time.monotonic()
+        if now_s > self._worried_until_s:
+            self._worried_until_s = now_s + _WORRY_S
+            self._asks_at_once = True
+            self._asked_s = now_s  # who owes a sign already gets as long as the others
+
+    def calm(self) -> None:
+        """All goes well again."""
+        self._worried_until_s = 0.0
+
+    def forget_all_but(self, workers: Collection[Worker]) -> None:
+        """Expect nothing of others than these."""
+        self._owed = {ref: worker for ref, worker in self._owed.items() if worker in workers}
+        self.signs = {worker: sign for worker, sign in self.signs.items() if worker in workers}
+
+    def feel(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
+        """Ask these members now and then; return who is dead, or owes a sign of life for too long."""
+        now_s = time.monotonic()
+        late_s, self._looked_s = now_s - self._looked_s, now_s
+        if late_s > _LATE_S:
+            self._asked_s += late_s
+        if self._owed:
+            ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
+            lost = {self._owed[ref] for ref in ready if not self._take(ref)}
+            if owing and now_s - self._asked_s > self._longest_silence_s(now_s):
+                lost |= {self._owed[ref] for ref in owing}
+            if lost:
+                return frozenset(lost)
+            if owing or (now_s - self._asked_s < _PERIOD_S and not self._asks_at_once):
+                return frozenset()
+        self._asks_at_once = False
+        self._owed = {actor.status.remote(): worker for worker, actor in actors.items()}
+        self._asked_s = now_s
+        return frozenset()
+
+    def _take(self, ref: Any) -> bool:
+        """Take in an answer; return whether it is a sign of life."""
+        sign = _answer(ref)
+        if sign is not None:
+            self.signs[self._owed[ref]] = sign
+        return sign is not None
+
+    def _longest_silence_s(self, now_s: float) -> float:
+        if self.is_patient:
+            return _PATIENT_SILENCE_S
+        return _WORRIED_SILENCE_S if now_s < self._worried_until_s else _SILENCE_S
+
+
+def answers(ref: Any) -> bool:
+    """Whether a member gave a sign of life."""
+    return _answer(ref) is not None
+
+
+def _answer(ref: Any) -> Any:
+    try:
+        sign = ray.get(ref)
+    except RayError:
+        return None
+    return sign if sign.worker else None

@@ -1,0 +1,232 @@
+"""Holds reality against the plan while a job runs: step times beside predictions, and better plans where they pay.
+
+A plan is looked for when steps drift from what was predicted, when machines come, and after some were lost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from share_compute.jobs.events import (
+    Assignment,
+    AttemptEvent,
+    LayersTimed,
+    Measured,
+    PoolTiming,
+    ReplanProposed,
+)
+from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
+from share_compute.planning.planner import Solution
+from share_compute.planning.timings import LayerTiming, MachineTimings, Timings
+from share_compute.protocol.roster import Worker
+from share_compute.topology import Topology
+from share_compute_actors.messages import StepFigures
+
+_STEPS = 10
+"""Steps whose median counts: one slow step is no drift."""
+_PAUSE_S = 10.0
+"""Shortest time between two reports."""
+
+
+class Reality:
+    """Watches the steps of one attempt.
+
+    Args:
+        assignment: the attempt, its number of microbatches settled.
+        solution: the plan in use, with what it was made from.
+        tell: takes what happens.
+        propose: takes a better plan, and tells of it.
+        usable: tells which machines the job may use now.
+        clock: tells seconds.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        solution: Solution,
+        tell: Callable[[AttemptEvent], None],
+        propose: Callable[[Solution, ReplanProposed], None],
+        usable: Callable[[], Topology],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._assignment = assignment
+        self._solution = solution
+        self._tell = tell
+        self._propose_plan = propose
+        self._usable = usable
+        self._known = usable()
+        """Machines that the last plan was chosen from."""
+        self._clock = clock
+        self._limits = DriftLimits(drift=assignment.drift)
+        self._watch = DriftWatch(self._limits)
+        self._step_s: deque[float] = deque(maxlen=_STEPS)
+        self._busy_s: dict[Worker, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS))
+        self._timings: dict[str, dict[int, LayerTiming]] = {
+            machine: dict(timed) for machine, timed in solution.cost.timings.items()
+        }
+        self._told_s: float | None = None
+        self._planner: threading.Thread | None = None
+        self._looked_after = 0
+        """Step after which a better plan was last looked for."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._proposed: object = None
+        self._is_warm = False
+        self._is_disturbed = False
+        """Whether members changed since a plan was last looked for."""
+        self._is_given_up = False
+        """Whether the plan that was proposed was given up since then."""
+        self._pools = _pools(solution)
+
+    def __enter__(self) -> Reality:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._over = True  # a plan that is still being made is of no use any more
+
+    def reform(self, solution: Solution, *, are_lost: bool = False) -> None:
+        """The job goes on with other members: what was measured of the old ones says nothing any more.
+
+        Args:
+            solution: what they carry out.
+            are_lost: whether members were lost: then a plan may be proposed that was carried out before.
+        """
+        if are_lost:
+            self._forget_proposal()
+        self._solution = solution
+        self._pools = _pools(solution)
+        self._watch = DriftWatch(self._limits)
+        self._step_s.clear()
+        self._busy_s.clear()
+        self._is_warm = False
+        self._is_disturbed = True
+
+    def give_up(self) -> None:
+        """The plan that was proposed is not carried out: it may be proposed again; from any thread."""
+        self._is_given_up = True
+
+    def timings(self) -> Timings:
+        """Return what was measured of layers so far, by contributor id."""
+        return {machine: dict(timed) for machine, timed in self._timings.items()}
+
+    def observe(self, step: int, seconds: float, results: Mapping[Worker, StepFigures]) -> None:
+        """Take in one step.
+
+        Args:
+            step: its number.
+            seconds: how long it took.
+            results: what each member said of it.
+        """
+        self._learn(step, results)
+        if not self._is_warm:
+            self._is_warm = True  # the first step also loads libraries and fills caches
+            return
+        if self._is_disturbed or self._is_given_up or self._known != self._usable():
+            self._plan_again(step)
+        self._step_s.append(seconds)
+        for worker, result in results.items():
+            self._busy_s[worker].append(result.seconds - result.waited_s)
+        total = self._assignment.spec.training.steps
+        if len(self._step_s) < _STEPS and step < total:
+            return
+        now = self._clock()
+        if self._told_s is None or now - self._told_s >= _PAUSE_S or step == total:
+            self._told_s = now
+            self._tell(self._measured(step))
+        timeline = self._solution.timeline
+        if timeline is not None and self._watch.observe(timeline.step_s, statistics.median(self._step_s)):
+            self._plan_again(step)
+
+    def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
+        """Keep what members timed: their layers' times replace estimates when the job is planned again."""
+        timed: dict[str, MachineTimings] = {}
+        told = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
+        machines = {machine.id: machine for machine in self._usable().contributors} if told else {}
+        for worker in sorted(told.keys() & machines.keys()):
+            machine = machines[worker]
+            self._timings.setdefault(machine.id, {}).update(told[worker])
+            timed[machine.id] = MachineTimings(
+                microbatch_size=self._assignment.spec.training.microbatch_size,
+                device=machine.device,
+                layers=dict(told[worker]),
+            )
+        if timed:
+            self._tell(LayersTimed(step=step, machines=timed))
+
+    def _measured(self, step: int) -> Measured:
+        timeline = self._solution.timeline
+        pools = []
+        for pool, workers in zip(self._solution.layout.pools, self._pools, strict=True):
+            predicted = None
+            if timeline is not None:
+                predicted = (
+                    max(timeline.busy_fractions[machine] for machine in pool.members) * timeline.step_s
+                )
+            measured = max(
+                (statistics.median(self._busy_s[worker]) for worker in workers if self._busy_s[worker]),
+                default=0.0,
+            )
+            pools.append(PoolTiming(predicted_busy_s=predicted, measured_busy_s=measured))
+        return Measured(
+            step=step,
+            predicted_step_s=timeline.step_s if timeline is not None else None,
+            measured_step_s=statistics.median(self._step_s),
+            pools=tuple(pools),
+        )
+
+    def _plan_again(self, step: int) -> None:
+        """Look for a better plan beside the training, which must not wait for it; once a step, by which it is known."""
+        left = self._assignment.spec.training.steps - step
+        is_looking = self._planner is not None and self._planner.is_alive()
+        if left == 0 or step == self._looked_after or is_looking:
+            return
+        self._looked_after = step
+        usable = self._usable()
+        if self._is_given_up or usable != self._known:
+            self._forget_proposal()
+        self._known, self._is_disturbed, self._is_given_up = usable, False, False
+        self._planner = threading.Thread(
+            target=self._look, args=(step, left, self._known, self.timings()), daemon=True
+        )
+        self._planner.start()
+
+    def _forget_proposal(self) -> None:
+        with self._lock:
+            self._proposed = None
+
+    def _look(self, step: int, left: int, machines: Topology, timings: Timings) -> None:
+        solution = self._solution
+        replan = propose(self._assignment.spec, machines, solution, timings, left, self._limits)
+        with self._lock:
+            if self._over or replan is None or self._solution is not solution:
+                return
+            better = seats(replan.solution.plan)
+            if better == self._proposed:
+                return
+            self._proposed = better
+            proposed = ReplanProposed(
+                step=step,
+                plan=replan.solution.plan,
+                current_step_s=replan.current_step_s,
+                gain_s=replan.gain_s,
+                move_cost_s=replan.move_cost_s,
+                sentence=replan.sentence,
+            )
+            self._propose_plan(replan.solution, proposed)
+
+
+def _pools(solution: Solution) -> list[tuple[Worker, ...]]:
+    """Return the members of each pool that compute something."""
+    machines = solution.cost.topology.contributors
+    return [tuple(machines[member].id for member in pool.members) for pool in solution.layout.pools]

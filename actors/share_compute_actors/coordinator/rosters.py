@@ -1,0 +1,238 @@
+"""From a plan to the roster of an epoch, and from one epoch to the next: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+from share_compute.errors import ContributorLost
+from share_compute.planning import plan as plans
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.planner import Solution
+from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.words import listed
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.messages import Form, Report
+from share_compute.protocol.recovery import recover
+from share_compute.protocol.roster import Roster, Worker, fresh
+from share_compute.topology import Topology
+from share_compute.training.schedule import blocks, even_shares
+
+Shares = Mapping[int, Sequence[int]]
+"""By pool: how many microbatches each of its members computes."""
+
+
+def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
+    """Return the first epoch of a plan: its open step is begun from nothing."""
+    owners = owners_of(plan)
+    roster = Roster(
+        epoch=asked.epoch,
+        shards=shards_of(plan),
+        pools=pools_of(plan),
+        owners=owners,
+        step=asked.committed + 1,
+        tasks=fresh(owners),
+        is_tied=is_tied,
+    )
+    return Form(roster, keeps_step=False)
+
+
+def next_form(
+    roster: Roster,
+    asked: Plan,
+    cost: TrainingCost,
+    leaving: Container[Worker] = (),
+    shares: Shares | None = None,
+) -> Form:
+    """Return the epoch that follows when members are lost or leave: the same shards, with those that are left.
+
+    Args:
+        roster: of the epoch before.
+        asked: what members reported.
+        cost: says how fast members are.
+        leaving: those to do without.
+        shares: of pools that are to share in another way from now on; only counts where all their members stay.
+
+    Raises:
+        ContributorLost: some pool has nobody left.
+    """
+    pools = tuple(
+        tuple(worker for worker in pool if worker in asked.reports and worker not in leaving)
+        for pool in roster.pools
+    )
+    if not all(pools):
+        left = frozenset(worker for pool in pools for worker in pool)
+        raise machines_lost(cost.topology, [worker for worker in roster.workers if worker not in left])
+    owners = []
+    for place, pool in enumerate(pools):
+        if len(pool) < len(roster.pools[place]):
+            owners.append(shared(pool, roster.shards[place], cost))
+        elif shares is not None and place in shares:
+            owners.append(dealt(pool, shares[place]))
+        else:
+            owners.append(roster.owners[place])
+    return recovered(roster.shards, pools, owners, asked, asked.reports, is_tied=roster.is_tied)
+
+
+def moved_form(
+    before: Roster | None, plan: plans.Plan, asked: Plan, moved: Container[Worker], *, is_tied: bool
+) -> Form:
+    """Return the first epoch of another plan, for whose shards all is brought to its members.
+
+    While the cuts stay the same, what is done of the open step counts.
+
+    Args:
+        before: roster of the epoch before; None before the first.
+        plan: that is carried out from now on.
+        asked: what members reported.
+        moved: members that hold another shard than before.
+        is_tied: whether the first and the last pool share a parameter.
+    """
+    if before is None or before.shards != shards_of(plan):
+        return first_form(plan, asked, is_tied=is_tied)
+    reports = {worker: report for worker, report in asked.reports.items() if worker not in moved}
+    return recovered(before.shards, pools_of(plan), owners_of(plan), asked, reports, is_tied=is_tied)
+
+
+def recovered(
+    shards: tuple[tuple[int, int], ...],
+    pools: tuple[tuple[Worker, ...], ...],
+    owners: Sequence[tuple[Worker, ...]],
+    asked: Plan,
+    reports: Mapping[Worker, Report],
+    *,
+    is_tied: bool,
+) -> Form:
+    """Return an epoch that goes on with what is done of the open step."""
+    step = asked.committed + 1
+    recovery = recover(pools, owners, reports, step)
+    return Form(
+        Roster(
+            epoch=asked.epoch,
+            shards=shards,
+            pools=pools,
+            owners=tuple(owners),
+            step=step,
+            tasks=recovery.tasks,
+            resends=recovery.resends,
+            reduced=recovery.reduced,
+            forgets=recovery.forgets,
+            is_tied=is_tied,
+        )
+    )
+
+
+def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorLost:
+    """Return the error for machines that were lost together with what only they held."""
+    known = {machine.id: machine.name for machine in topology.contributors}
+    names = listed(sorted(known.get(worker, worker) for worker in workers))
+    return ContributorLost(
+        f"machines were lost: {names}",
+        machine=names,
+        mend="resume the job: it continues from its last checkpoint on the machines that are there",
+    )
+
+
+# -- who computes what -------------------------------------------------------------------------------------------------
+
+
+def shards_of(plan: plans.Plan) -> tuple[tuple[int, int], ...]:
+    """Return the layers [start, stop) of each pool."""
+    return tuple((pool.start, pool.stop) for pool in plan.pools)
+
+
+def pools_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+    """Return the members of each pool."""
+    return tuple(tuple(member.contributor_id for member in pool.members) for pool in plan.pools)
+
+
+def owners_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+    """Return who computes each microbatch in each pool."""
+    return tuple(_owners(pool) for pool in plan.pools)
+
+
+def _owners(pool: plans.PoolPlan) -> tuple[Worker, ...]:
+    found = {
+        microbatch: member.contributor_id for member in pool.members for microbatch in member.microbatches
+    }
+    return tuple(found[microbatch] for microbatch in sorted(found))
+
+
+def dealt(pool: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
+    """Return who computes each microbatch when members get contiguous blocks of these sizes."""
+    return tuple(worker for worker, block in zip(pool, blocks(shares), strict=True) for _ in block)
+
+
+def shared(pool: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
+    """Return who computes each microbatch of a pool, so that the last member is done soonest.
+
+    When there are fewer microbatches than members, the last members get none.
+    """
+    index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
+    count = cost.workload.microbatches
+    shares: Sequence[int] | None = None
+    if all(worker in index for worker in pool):
+        shares = cost.shares([index[worker] for worker in pool], *shard)
+    if shares is None:
+        shares = even_shares(count, len(pool))
+    return dealt(pool, shares)
+
+
+# -- what people and the planner are told ----------------------------------------------------------------------------
+
+
+def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
+    """Return a plan as an epoch carries it out, for people: the members that are left, and what each computes."""
+    pools = []
+    for pool, workers, owners in zip(plan.pools, roster.pools, roster.owners, strict=True):
+        known = {member.contributor_id: member for member in pool.members}
+        members = tuple(
+            known[worker].model_copy(
+                update={
+                    "microbatches": tuple(
+                        microbatch for microbatch, owner in enumerate(owners) if owner == worker
+                    )
+                }
+            )
+            for worker in workers
+        )
+        pools.append(pool.model_copy(update={"members": members}))
+    is_as_planned = pools_of(plan) == roster.pools and owners_of(plan) == roster.owners
+    prediction = plan.prediction if is_as_planned else None
+    return plan.model_copy(update={"epoch": roster.epoch, "pools": tuple(pools), "prediction": prediction})
+
+
+def standing(roster: Roster, solution: Solution) -> Solution:
+    """Return what an epoch carries out as a solution of its own, with a step of it simulated.
+
+    Args:
+        roster: of the epoch.
+        solution: that it was formed from: the same pools, maybe with more members.
+    """
+    cost = solution.cost
+    index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
+    pools = []
+    for (start, stop), workers, owners in zip(roster.shards, roster.pools, roster.owners, strict=True):
+        shares = {worker: owners.count(worker) for worker in workers if worker in owners}
+        pools.append(
+            PoolLayout(start, stop, tuple(index[worker] for worker in shares), tuple(shares.values()))
+        )
+    layout = Layout(tuple(pools))
+    timeline = simulate_step(cost, layout) if solution.timeline is not None else None
+    return Solution(plan_of(roster, solution.plan), cost, layout, timeline)
+
+
+def computed_again(before: Roster, after: Roster, reports: Collection[Report]) -> int:
+    """Return how many microbatches of the open step are computed again; none if nobody had begun it."""
+    if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
+        return 0
+    if before.shards != after.shards:
+        return len(after.tasks[0])
+    left = set(after.workers)
+    again = {
+        microbatch
+        for place, pool in enumerate(before.tasks_of(after.step))
+        for microbatch, task in enumerate(pool)
+        if (task.holder or task.worker) not in left and after.tasks[place][microbatch].forward
+    }
+    return len(again)

@@ -1,0 +1,144 @@
+"""Finds the members that an attempt left when its coordinator died, and what it takes to go on with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from share_compute.planning.cost import TrainingCost
+from share_compute.planning.layout import Layout
+from share_compute.planning.planner import Solution, workload
+from share_compute.planning.profile import ModelProfile
+from share_compute.planning.regions import complete
+from share_compute.planning.schedule_simulator import simulate_step
+from share_compute.planning.strategies import is_measured, with_nominal_speeds
+from share_compute.planning.timings import Timings
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+from share_compute_actors.coordinator.library import TrainingState
+from share_compute_actors.coordinator.record import CrewFacts, StepRecord
+from share_compute_actors.coordinator.rosters import shared, standing
+from share_compute_actors.member.naming import members_of
+from share_compute_actors.messages import MemberStatus
+
+_ANSWER_S = 5.0
+"""A member that has not said within this time what it holds is given up."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Members of an earlier attempt with which the open step goes on."""
+
+    facts: CrewFacts
+    actors: Mapping[Worker, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What an attempt begins with."""
+
+    solution: Solution
+    runs: tuple[int, ...]
+    """Of the job's `SummationTree`."""
+    state: TrainingState
+    takeover: Takeover | None = None
+    """None: its members load what the checkpoint or the seed gives."""
+
+
+def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeover | None:
+    """Return what is left of a job's members, if together they have all that the last committed step gave.
+
+    Those that are of no use are ended: all of them when something is missing.
+
+    Args:
+        job_id: the job.
+        topology: machines that it may use.
+        record: its own, claimed: nobody commits a step meanwhile.
+    """
+    left = members_of(job_id)
+    crew, committed = record.crew, record.read().committed
+    usable: dict[Worker, Any] = {}
+    if crew is not None:
+        known = {machine.id for machine in topology.contributors}
+        for actor, status in _statuses(left):
+            if status.worker in known and fits(crew.roster, committed, status):
+                usable[status.worker] = actor
+    found = Takeover(crew, usable) if crew is not None and is_whole(crew.roster, usable) else None
+    kept = set(found.actors.values()) if found is not None else set()
+    for actor in left:
+        if actor not in kept:
+            ray.kill(actor)
+    return found
+
+
+def fits(roster: Roster, committed: int, status: MemberStatus) -> bool:
+    """Whether a member holds what the roster says, as the last committed step leaves it."""
+    for shard, pool in zip(roster.shards, roster.pools, strict=True):
+        if status.worker in pool:
+            return status.holds == shard and status.step <= committed <= status.reaches
+    return False
+
+
+def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
+    """Whether of each pool somebody is left, or who keeps a copy for one of its members."""
+    return all(
+        any(worker in usable or roster.buddies.get(worker) in usable for worker in pool)
+        for pool in roster.pools
+    )
+
+
+def solution_of(
+    takeover: Takeover, spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
+) -> Solution:
+    """Return what the members that are left carry out, with the figures of today's machines and links."""
+    facts, usable = takeover.facts, with_nominal_speeds(topology)
+    cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
+    roster = facts.roster
+    pools = tuple(tuple(worker for worker in pool if worker in takeover.actors) for pool in roster.pools)
+    owners = tuple(
+        shared(pool, shard, cost) if pool and pool != before else who
+        for pool, before, shard, who in zip(pools, roster.pools, roster.shards, roster.owners, strict=True)
+    )
+    found = standing(
+        replace(roster, pools=pools, owners=owners),
+        Solution(facts.plan, cost, layout=Layout(()), timeline=None),
+    )
+    if all(pools) and any(map(is_measured, topology.contributors)):
+        return replace(found, timeline=simulate_step(cost, found.layout))
+    return found
+
+
+def state_of(record: StepRecord, beginning: TrainingState) -> TrainingState:
+    """Return where training stands after the last committed step.
+
+    Args:
+        record: of the job.
+        beginning: where it stands in the checkpoint, or stood at the start.
+    """
+    step = record.read().committed
+    if step <= beginning.step:
+        return beginning
+    (last,) = record.steps(after=step - 1)
+    # Of the last step itself it is not sure that all was done that follows on it.
+    validations = {**dict(beginning.validations), **dict(record.validations())}
+    validations.pop(step, None)
+    return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))
+
+
+def _statuses(members: Sequence[Any]) -> list[tuple[Any, MemberStatus]]:
+    asked = {member.status.remote(): member for member in members}
+    ready = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0] if asked else ()
+    answers = []
+    for ref in ready:
+        try:
+            answers.append((asked[ref], ray.get(ref)))
+        except RayError as failure:  # it is dead
+            _log.info("a member of an earlier attempt does not answer: %s", failure)
+    return answers

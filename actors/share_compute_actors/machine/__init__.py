@@ -1,0 +1,1 @@
+"""One machine of the pool: what it can do, its Ray node, its processes."""

@@ -1,0 +1,100 @@
+"""The actor that stands for a contributor in the cluster: it advertises what was measured there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import UserError
+from share_compute.topology import Device, Link
+from share_compute_actors.machine.probe_links import Payload, measure_link
+from share_compute_actors.machine.processes import tied
+
+_PROBE_TIMEOUT_S = 120.0
+
+
+@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
+class Contributor:
+    """Pinned to one node; it answers its peers' measurements while it measures itself.
+
+    Args:
+        contributor_id: whom it stands for; ``head`` for the head itself.
+    """
+
+    def __init__(self, contributor_id: str) -> None:
+        self._id = contributor_id
+
+    @ray.method(concurrency_group="measure")
+    def probe(self, *, memory_bytes: int, cpu_threads: int, device: str) -> str:
+        """Measure the devices in a process of its own; returns JSON of a list of `Device`.
+
+        Raises:
+            UserError: what is to be measured is not there.
+        """
+        command = [
+            sys.executable,
+            *("-m", "share_compute_actors.machine.probe", "--json", "--device", device),
+            *("--memory-bytes", str(memory_bytes), "--cpu-threads", str(cpu_threads)),
+        ]
+        # Ray sets it to the actor's share of processors, which is none.
+        environment = {**os.environ, "OMP_NUM_THREADS": str(cpu_threads)}
+        done = subprocess.run(
+            tied(command),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+            raise UserError(f"the devices could not be measured: {last}", mend="try --device cpu")
+        return done.stdout
+
+    @ray.method(concurrency_group="measure")
+    def measure_links(self, peers: Sequence[tuple[str, Any]]) -> str:
+        """Measure the links to ``(contributor id, actor)`` pairs; returns JSON of a list of `Link`.
+
+        A peer that is gone is left out.
+        """
+        links = []
+        for peer_id, actor in peers:
+            try:
+                links.append(asdict(measure_link(self._id, peer_id, partial(_echo, actor))))
+            except ray.exceptions.RayActorError:
+                continue
+        return json.dumps(links)
+
+    @ray.method(concurrency_group="echo")
+    def echo(self, payload: Payload) -> int:
+        """Return the size of the payload ``[bytes]``."""
+        return payload.nbytes
+
+
+def _echo(actor: Any, payload: Payload) -> Any:
+    return ray.get(actor.echo.remote(payload))
+
+
+def start_contributor(contributor_id: str, node_id: str) -> Any:
+    """Start a Contributor actor on exactly this node; it lives as long as somebody keeps the handle."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return Contributor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]
+
+
+def read_devices(text: str) -> tuple[Device, ...]:
+    """Read what `Contributor.probe` returned."""
+    return tuple(Device(**device) for device in json.loads(text))
+
+
+def read_links(text: str) -> tuple[Link, ...]:
+    """Read what `Contributor.measure_links` returned."""
+    return tuple(Link(**link) for link in json.loads(text))

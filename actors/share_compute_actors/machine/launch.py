@@ -1,0 +1,146 @@
+"""Start one Ray node as a child process and wait until it stands.
+
+Free of Ray itself, so that a contributor's agent stays light.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from share_compute.errors import Conflict, NotAuthorized, Unavailable, VersionMismatch
+from share_compute_actors.machine.processes import Child, Roster
+
+_STARTED = "Ray runtime started"
+INLINE_LIMIT_BYTES = 8 * 2**20
+"""Payloads up to this size travel inside the call itself: one round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A Ray node that we started."""
+
+    child: Child
+    node_id: str
+    """In hexadecimal."""
+    address: str
+    """IP address that other nodes reach it at."""
+    gcs_address: str
+    """host:port of the head that it belongs to."""
+
+
+def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
+    """Return the variables that every process of the cluster runs with.
+
+    Args:
+        token: the cluster's secret.
+        folder: where Ray keeps what it keeps in the temporary folder otherwise.
+    """
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_max_direct_call_object_size": str(INLINE_LIMIT_BYTES),
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        # Under `uv run` Ray would start workers in an environment of their own.
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    }
+    if folder is not None:
+        variables["RAY_TMPDIR"] = str(folder)
+    return variables
+
+
+def launch(
+    roster: Roster,
+    name: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    deadline_s: float,
+) -> RayNode:
+    """Run ``ray start --block`` with ``arguments`` and wait until its node is registered.
+
+    Raises:
+        Unavailable: it did not stand after ``deadline_s``, or ended; says why.
+        Conflict: a port is taken.
+        NotAuthorized: the head refused the token.
+        VersionMismatch: the head runs another Python or Ray.
+    """
+    # The cluster to talk to is said by arguments; what happens to be set around us must not interfere.
+    quiet = {"RAY_ADDRESS": "", "RAY_AUTH_TOKEN_PATH": "", "PYTHONWARNINGS": "ignore"}
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+        *arguments,
+    ]
+    child = roster.start(name, command, environment={**quiet, **environment})
+    try:
+        _wait_until_started(child, name, deadline_s)
+        options = _raylet_options(child)
+    except BaseException:
+        roster.stop(child, grace_s=0)
+        raise
+    roster.refresh()
+    return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"])
+
+
+def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
+    if child.watch(lambda text: _STARTED in text or None, deadline_s):
+        return
+    if child.exit_code is not None:
+        raise _failure(child, name)
+    raise Unavailable(
+        f"the Ray {name} did not start within {deadline_s:.0f} s",
+        mend="try again; if it stays so, look at the machine's load and its firewall",
+        details={"log": child.log_tail()},
+    )
+
+
+def _raylet_options(child: Child) -> dict[str, str]:
+    for process in child.family():
+        try:
+            if process.name() == "raylet":
+                pairs = (
+                    part[2:].split("=", 1)
+                    for part in process.cmdline()
+                    if part.startswith("--") and "=" in part
+                )
+                return dict(pairs)
+        except psutil.NoSuchProcess:
+            continue
+    raise Unavailable(
+        f"the raylet of {child.name} ended as soon as it had started",
+        mend="try again; if it stays so, run share-compute doctor",
+        details={"log": child.log_tail()},
+    )
+
+
+def _failure(child: Child, name: str) -> Exception:
+    text = child.log_tail(200)
+    details = {"log": child.log_tail()}
+    if "Version mismatch" in text or "version mismatch" in text:
+        return VersionMismatch(
+            "the head runs another version of Python or Ray",
+            mend="install the versions that its /api/v1/health shows",
+            details=details,
+        )
+    if "InvalidAuthToken" in text or "AuthenticationError" in text:
+        return NotAuthorized(
+            "the head refused the cluster's token", mend="join again with a new invite", details=details
+        )
+    if "is already running at" in text or "ddress already in use" in text:
+        return Conflict(f"a port of the Ray {name} is taken", mend="choose another port", details=details)
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+    return Unavailable(
+        f"the Ray {name} ended with status {child.exit_code}: {last[:300]}",
+        mend="try again; if it stays so, run share-compute doctor",
+        details=details,
+    )

@@ -1,0 +1,76 @@
+"""The Ray node of a contributor: a supervised child, carrying the contributor's label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from share_compute_actors.machine.launch import RayNode, launch, ray_environment
+from share_compute_actors.machine.processes import Roster
+
+_OBJECT_STORE_BYTES = 80_000_000
+_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """What Ray may count on at this node."""
+
+    memory_bytes: int
+    cpu_threads: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """What a node needs to get into the cluster."""
+
+    ray_address: str
+    """host:port of the head."""
+    token: str
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+def start_node(
+    roster: Roster, access: NodeAccess, limits: NodeLimits, *, address: str | None = None
+) -> RayNode:
+    """Start this machine's node and wait until it is registered.
+
+    Args:
+        roster: writes the child down; its folder must have a short path and be this node's own.
+        access: where the head is and what it asks for.
+        limits: what is lent.
+        address: IP address that other members reach this machine at; default: of the route to the head.
+
+    Raises:
+        Unavailable, NotAuthorized, VersionMismatch: see `launch`.
+    """
+    labels = ",".join(f"{name}={value}" for name, value in access.labels.items())
+    arguments = [
+        f"--address={access.ray_address}",
+        f"--num-cpus={limits.cpu_threads}",
+        f"--num-gpus={limits.gpus}",
+        f"--memory={limits.memory_bytes}",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        f"--temp-dir={roster.folder / 'ray'}",
+        f"--labels={labels}",
+        "--include-log-monitor=false",
+    ]
+    if address:
+        arguments.append(f"--node-ip-address={address}")
+    environment = {
+        **ray_environment(access.token, roster.folder),
+        **access.environment,
+        **_device_environment(limits.gpus),
+    }
+    return launch(roster, "node", arguments, environment=environment, deadline_s=_DEADLINE_S)
+
+
+def _device_environment(gpus: int) -> dict[str, str]:
+    # Our actors ask Ray for no devices, because shares are our own ledger; they must still see them all.
+    variables = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(gpus)] if visible is None else visible.split(",")[:gpus]
+    return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(names)}

@@ -1,0 +1,191 @@
+"""Measure what this machine's devices can do. Run as ``python -m share_compute_actors.machine.probe --json``.
+
+It is a program of its own so that the actor that asks never holds torch in its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from share_compute.models.profiling import Operations
+from share_compute.topology import Device
+
+_MEASURABLE_S = 0.03
+_BUDGET_S = 0.35
+"""Time for one figure; the best of what fits in is kept."""
+_REPETITIONS = 4
+_LARGEST_MATRIX = 8192
+_SMALL, _CHAIN, _PASSES = 16, 8, 40
+"""Numbers, layers and tries of the chain that shows what an operation takes when there is little to compute."""
+_COPY_BYTES = 64 * 2**20
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What the owner lends."""
+
+    memory_bytes: int
+    cpu_threads: int
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+def probe(lent: Lent) -> tuple[Device, ...]:
+    """Measure the lent devices: graphics processors where there are some, else the processor.
+
+    Raises:
+        RuntimeError: cuda was asked for and there is none.
+    """
+    torch.set_num_threads(lent.cpu_threads)
+    has_cuda = torch.cuda.is_available()
+    if lent.device == "cuda" and not has_cuda:
+        raise RuntimeError("torch finds no CUDA device here")
+    if has_cuda and lent.device != "cpu":
+        return tuple(_cuda_device(index, lent) for index in range(torch.cuda.device_count()))
+    return (_cpu_device(lent),)
+
+
+def _cpu_device(lent: Lent) -> Device:
+    cpu = torch.device("cpu")
+    return Device(
+        kind="cpu",
+        name=_processor_name(),
+        memory_bytes=lent.memory_bytes,
+        flops_per_s=_speeds(cpu),
+        memory_bytes_per_s=_copy_speed(cpu, min(_COPY_BYTES, lent.memory_bytes // 8)),
+        overhead_s=_overhead_s(cpu),
+    )
+
+
+def _cuda_device(index: int, lent: Lent) -> Device:
+    del lent  # it limits the machine's own memory; a lent graphics processor is lent whole
+    gpu = torch.device("cuda", index)
+    properties = torch.cuda.get_device_properties(gpu)
+    return Device(
+        kind="cuda",
+        name=str(properties.name),
+        memory_bytes=int(properties.total_memory),
+        flops_per_s=_speeds(gpu),
+        memory_bytes_per_s=_copy_speed(gpu, 8 * _COPY_BYTES),
+        overhead_s=_overhead_s(gpu),
+    )
+
+
+def _speeds(device: torch.device) -> dict[str, float]:
+    speeds = {name: _matmul_flops_per_s(device, dtype) for name, dtype in _DTYPES.items()}
+    return {name: speed for name, speed in speeds.items() if speed > 0}
+
+
+def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiply growing matrices until one product takes long enough to be measured; 0 if not supported."""
+    size = 256
+    started = time.perf_counter()
+    try:
+        while True:
+            left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+            out = torch.empty(size, size, device=device, dtype=dtype)
+            elapsed = _best_s(partial(torch.mm, left, right, out=out), device, started)
+            if (
+                elapsed >= _MEASURABLE_S
+                or size >= _LARGEST_MATRIX
+                or time.perf_counter() - started > _BUDGET_S
+            ):
+                return 2.0 * size**3 / elapsed
+            size *= 2
+    except (RuntimeError, NotImplementedError) as failure:
+        sys.stderr.write(f"no {dtype} on {device}: {failure}\n")
+        return 0.0
+
+
+def _copy_speed(device: torch.device, size_bytes: int) -> float:
+    source = torch.ones(size_bytes, device=device, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    elapsed = _best_s(lambda: target.copy_(source), device, time.perf_counter())
+    return 2.0 * size_bytes / elapsed
+
+
+def _overhead_s(device: torch.device) -> float:
+    """Run layers of a few numbers forward and backward; return the time of one of the operations that they take."""
+    layers = (
+        nn.Sequential(nn.Linear(_SMALL, _SMALL), nn.LayerNorm(_SMALL), nn.GELU()) for _ in range(_CHAIN)
+    )
+    chain = nn.Sequential(*layers).to(device)
+    entering = torch.rand(_SMALL, _SMALL, device=device)
+
+    def run() -> None:
+        chain(entering).sum().backward()
+
+    run()  # from now on there are gradients to add to
+    operations = Operations()
+    with operations:
+        run()
+    return _best_s(run, device, time.perf_counter(), _PASSES) / operations.count
+
+
+def _best_s(
+    work: Callable[[], object], device: torch.device, started: float, repetitions: int = _REPETITIONS
+) -> float:
+    """Return the shortest time of a few tries, fewer when the budget is used up."""
+    best = float("inf")
+    work()
+    for _ in range(repetitions):
+        _finish(device)
+        begin = time.perf_counter()
+        work()
+        _finish(device)
+        best = min(best, time.perf_counter() - begin)
+        if time.perf_counter() - started > _BUDGET_S:
+            break
+    return best
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except FileNotFoundError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def main() -> None:
+    """Print the devices as JSON (one line), or as a few readable lines."""
+    parser = argparse.ArgumentParser(description="Measure what this machine's devices can do.")
+    parser.add_argument("--memory-bytes", type=int, default=2**30)
+    parser.add_argument("--cpu-threads", type=int, default=1)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    try:
+        devices = probe(Lent(given.memory_bytes, given.cpu_threads, given.device))
+    except RuntimeError as failure:
+        sys.exit(str(failure))
+    if given.json:
+        sys.stdout.write(json.dumps([asdict(device) for device in devices]) + "\n")
+        return
+    for device in devices:
+        speeds = ", ".join(f"{name} {speed / 1e9:.1f} GFLOP/s" for name, speed in device.flops_per_s.items())
+        bandwidth = f"memory {device.memory_bytes_per_s / 1e9:.1f} GB/s"
+        overhead = f"{device.overhead_s * 1e6:.1f} us an operation"
+        sys.stdout.write(f"{device.kind} {device.name}: {speeds}, {bandwidth}, {overhead}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Folders of running processes under the temporary folder: short, private, swept when their owner died.
+
+Ray keeps sockets below them, and a socket's path is limited to 107 bytes on Linux. Whoever uses a folder holds a
+lock on a file in it, which the system lets go of when the process ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from share_compute.errors import Conflict, Unavailable
+from share_compute_actors.machine.processes import Roster
+
+_LONGEST_ROOT = 27
+"""What Ray puts behind it is up to 80 bytes: ``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
+_LOCK = "lock"
+_SWEEPING_S = 10.0
+"""How long a folder may be held by somebody who is not its owner: one who sweeps it."""
+_POLL_S = 0.05
+
+
+def root_folder() -> Path:
+    """Return the folder that holds all run folders of this user.
+
+    Raises:
+        Unavailable: somebody else owns it, or it cannot be made.
+    """
+    temporary = Path(tempfile.gettempdir())
+    name = f"sc-{os.getuid()}"
+    fits = len(os.fsencode(temporary / name)) <= _LONGEST_ROOT
+    root = (temporary if fits else Path("/tmp")) / name  # noqa: S108 - sockets need a short path
+    mend = "set TMPDIR to a folder of your own, with a short path"
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+    except OSError as failure:
+        raise Unavailable(f"{root} cannot be made: {failure.strerror}", mend=mend) from failure
+    if root.lstat().st_uid != os.getuid() or root.is_symlink():
+        raise Unavailable(f"{root} belongs to somebody else", mend=mend)
+    return root
+
+
+def run_folder(key: str) -> Path:
+    """Return where the run folder for ``key`` is, or would be."""
+    return root_folder() / hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def open_run_folder(key: str) -> Roster:
+    """Return the roster of the run folder for ``key``; ends what a killed run of the same key left there.
+
+    Raises:
+        Conflict: a process that still runs uses it.
+        Unavailable: it cannot be written.
+    """
+    folder = run_folder(key)
+    with _translated(folder):
+        lock = _take(folder)
+        roster = Roster(folder, lock)
+        roster.end_leftovers()
+        lock.write(str(os.getpid()))
+        lock.flush()
+    return roster
+
+
+def abandoned() -> Iterator[Roster]:
+    """Give the rosters of run folders whose owner died; each is held until the next one is asked for.
+
+    Raises:
+        Unavailable: they cannot be written.
+    """
+    for folder in sorted(root_folder().iterdir()):
+        with _translated(folder):
+            lock = _try_to_take(folder)
+        if lock is not None:
+            with lock:
+                yield Roster(folder, lock)
+
+
+def sweep() -> int:
+    """End what killed runs of this user left, and remove their folders; returns how many there were."""
+    count = 0
+    for roster in abandoned():
+        close_run_folder(roster)
+        count += 1
+    return count
+
+
+def close_run_folder(roster: Roster) -> None:
+    """End all that still runs there, remove the folder and let go of it."""
+    roster.stop_all()
+    roster.end_leftovers()
+    doomed = roster.folder
+    # Its next owner may come while this is going on: what is removed must not be found under the old name.
+    with suppress(OSError):
+        doomed = doomed.rename(doomed.with_suffix(f".{secrets.token_hex(4)}"))
+    shutil.rmtree(doomed, ignore_errors=True)
+    if roster.lock is not None:
+        roster.lock.close()
+
+
+def _take(folder: Path) -> TextIO:
+    deadline = time.monotonic() + _SWEEPING_S
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = _try_to_take(folder)
+        if lock is not None:
+            return lock
+        owner = _owner(folder)
+        if owner or time.monotonic() > deadline:
+            raise Conflict(
+                f"process {owner or 'unknown'} uses {folder} already",
+                mend=f"end process {owner}, or choose another name" if owner else "try again in a minute",
+            )
+        time.sleep(_POLL_S)
+
+
+def _try_to_take(folder: Path) -> TextIO | None:
+    """Lock the folder and return the open file, empty; None when somebody holds it or it is just removed."""
+    file = folder / _LOCK
+    try:
+        lock = file.open("a", encoding="ascii")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+            lock.truncate(0)  # the pid in it is that of a dead owner
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass  # held by somebody, or swept since it was opened
+    except BaseException:
+        lock.close()
+        raise
+    lock.close()
+    return None
+
+
+@contextmanager
+def _translated(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise Unavailable(
+            f"{folder} cannot be written: {failure.strerror}",
+            mend="free some disk space, or set TMPDIR to a folder of your own, with a short path",
+        ) from failure
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return (folder / _LOCK).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,1 @@
+"""A member: the actor that holds one shard on one contributor, and all that lives in its process."""

@@ -1,0 +1,320 @@
+"""The one seam through which tensors travel between members.
+
+Two bodies: persistent ZeroMQ sockets between members that reach each other (CURVE keys of the epoch: authenticated and
+encrypted), and Ray calls that carry bytes for those that do not. Both end in the same inbox, which drops messages of
+other epochs, duplicates, and what was damaged on its way.
+
+Nothing is sent a second time here. Sockets lose what is under way when a connection breaks, so they count what they
+send, and say in greetings how much it was: the receiver misses what did not come (`Channel.lacks`), and the next epoch
+makes it good. Ray calls arrive, or their receiver is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import zmq
+from torch import Tensor
+from zmq.auth.thread import ThreadAuthenticator
+
+from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed
+from share_compute.protocol.roster import Worker
+from share_compute_actors.member.arrivals import Arrivals
+from share_compute_actors.messages import Envelope, Label, Peer, Phase
+
+_log = logging.getLogger(__name__)
+
+_GLANCE_S = 1.0
+"""Longest wait before it is looked whether something was lost."""
+GREETING = Label("train", 0, "hello", -1, 0)
+"""Of a greeting that says how much was sent; nobody waits for it."""
+
+Deliver = Callable[[bytes, np.ndarray], None]
+"""Carries one envelope and its bytes by a Ray call."""
+
+
+class Letter(NamedTuple):
+    """A tensor that is ready to be sent."""
+
+    envelope: bytes
+    content: np.ndarray
+
+    def damaged(self) -> Letter:
+        """Return the same with a flipped bit, as bad memory or a bad network would make it."""
+        content = self.content.copy()
+        content[len(content) // 2] ^= 1
+        return Letter(self.envelope, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A CURVE key pair of one member for one epoch, in Z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def issue(cls) -> Keys:
+        """Make a new pair."""
+        return cls(*zmq.curve_keypair())
+
+
+class _Admission:
+    """Lets in exactly the members of this epoch."""
+
+    def __init__(self, allowed: Iterable[bytes]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
+        return key in self._allowed
+
+
+class Channel:
+    """One member's end of all its links.
+
+    All methods but `deliver`, `wake` and `interrupt` belong to the thread that made it.
+
+    Args:
+        worker: whose end it is.
+        job: messages of other jobs are dropped.
+        epoch: messages of other epochs are dropped.
+        address: IP address to listen at.
+        keys: this member's own.
+        admitted: public keys of all members.
+    """
+
+    def __init__(
+        self, worker: Worker, job: str, epoch: int, address: str, keys: Keys, admitted: Iterable[bytes]
+    ) -> None:
+        self._worker = worker
+        self._job = job
+        self.epoch = epoch
+        self._keys = keys
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=_Admission(admitted))
+        self._inbound = self._context.socket(zmq.PULL)
+        self._inbound.curve_secretkey = keys.secret
+        self._inbound.curve_publickey = keys.public
+        self._inbound.curve_server = True
+        self._inbound.set_hwm(
+            0
+        )  # the schedule bounds what is in flight; a full queue must not block a sender
+        self._inside = "inproc://deliver"
+        self._inbound.bind(self._inside)
+        host = f"[{address}]" if ":" in address else address
+        self._inbound.ipv6 = ":" in address
+        port = self._inbound.bind_to_random_port(f"tcp://{host}")
+        self.endpoint = f"tcp://{host}:{port}"
+        self._direct: dict[Worker, zmq.Socket[bytes]] = {}
+        self._by_call: dict[Worker, Deliver] = {}
+        self._arrived: dict[Label, Tensor] = {}
+        self._taken: set[Label] = set()
+        self._sent: Counter[Worker] = Counter()
+        self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
+        self.is_cut: Callable[[Worker], bool] = lambda _: False
+        """In tests: whether nothing gets through between this member and another."""
+        self.damaged = 0
+        """Tensors that came damaged, and were dropped."""
+        self._inside_lock = threading.Lock()
+        self._inside_socket: zmq.Socket[bytes] | None = None
+        self._is_closed = False
+        self._is_interrupted = False
+        self.waited_s = 0.0
+        """Time spent in `receive` and `take`, to be read and reset by the owner."""
+
+    def connect(self, peer: Peer) -> None:
+        """Open a direct link to ``peer``; it need not answer yet."""
+        socket = self._context.socket(zmq.PUSH)
+        socket.curve_secretkey = self._keys.secret
+        socket.curve_publickey = self._keys.public
+        socket.curve_serverkey = peer.public_key
+        socket.ipv6 = "[" in peer.endpoint
+        socket.set_hwm(0)
+        socket.linger = 0
+        socket.connect(peer.endpoint)
+        self._direct[peer.worker] = socket
+
+    def use_calls(self, worker: Worker, deliver: Deliver) -> None:
+        """Send to ``worker`` by Ray calls from now on."""
+        socket = self._direct.pop(worker, None)
+        if socket is not None:
+            socket.close()
+        self._by_call[worker] = deliver
+
+    def send(self, worker: Worker, label: Label, tensor: Tensor) -> None:
+        """Send a tensor and return at once; it must not be changed afterwards."""
+        self.post(worker, self.write(worker, label, tensor))
+
+    def write(self, worker: Worker, label: Label, tensor: Tensor) -> Letter:
+        """Make a tensor ready to be sent to ``worker``, who misses it from now on."""
+        ready = tensor.detach().to("cpu").contiguous()
+        if worker in self._direct and label.cargo != "hello":
+            self._sent[worker] += 1
+        content = ready.reshape(-1).view(torch.uint8).numpy()
+        envelope = Envelope(
+            job=self._job,
+            epoch=self.epoch,
+            label=label,
+            dtype=str(ready.dtype).removeprefix("torch."),
+            shape=tuple(ready.shape),
+            source=self._worker,
+            number=self._sent[worker],
+        )
+        return Letter(envelope.pack(content.data), content)
+
+    def post(self, worker: Worker, letter: Letter) -> None:
+        """Send what is ready, and return at once."""
+        if self.is_cut(worker):
+            return
+        if worker in self._by_call:
+            self._by_call[worker](letter.envelope, letter.content)
+        else:
+            self._direct[worker].send_multipart([letter.envelope, letter.content.data], copy=False)
+
+    def greet(self) -> None:
+        """Tell all who were sent something how much it was, so that they miss what they lack."""
+        for worker in self._direct.keys() & +self._sent:
+            self.send(worker, GREETING, torch.zeros(1))
+
+    def lacks(self) -> bool:
+        """Return whether something that was sent here in this epoch was lost or damaged on its way."""
+        now_s = time.monotonic()
+        return bool(self.damaged) or any(arrivals.lack(now_s) for arrivals in self._came.values())
+
+    def deliver(self, envelope: bytes, content: np.ndarray) -> None:
+        """Take in what came by a Ray call; may be called from any thread."""
+        self._put_inside([envelope, content.tobytes()])
+
+    def wake(self) -> None:
+        """Let `take` return at once; may be called from any thread."""
+        self._put_inside([b""])
+
+    def interrupt(self) -> None:
+        """Let `receive` end, now and from now on; may be called from any thread."""
+        self._is_interrupted = True
+        self.wake()
+
+    def _put_inside(self, frames: list[bytes]) -> None:
+        with self._inside_lock:
+            if self._is_closed:
+                return
+            if self._inside_socket is None:
+                self._inside_socket = self._context.socket(zmq.PUSH)
+                self._inside_socket.linger = 0
+                self._inside_socket.connect(self._inside)
+            self._inside_socket.send_multipart(frames)
+
+    def take(self, timeout_s: float) -> tuple[Label, Tensor] | None:
+        """Return the next tensor of a training step, whichever it is; others wait for `receive`.
+
+        None when none comes in time, when something else came, or when `wake` was called.
+        """
+        label = next((label for label in self._arrived if label.is_of_step), None)
+        if label is None:
+            start = time.perf_counter()
+            label = self._take_in(timeout_s)
+            self.waited_s += time.perf_counter() - start
+            if label is None or not label.is_of_step:
+                return None
+        self._taken.add(label)
+        return label, self._arrived.pop(label)
+
+    def receive(self, label: Label, source: str, timeout_s: float) -> Tensor:
+        """Wait for the tensor of that label.
+
+        Args:
+            label: as the sender gave it.
+            source: who is to send it, for the error.
+            timeout_s: longest wait.
+
+        Raises:
+            ContributorLost: it did not come in time.
+            StaleEpoch: `interrupt` was called, or something was lost on its way.
+        """
+        start = time.perf_counter()
+        while label not in self._arrived:
+            if self._is_interrupted:
+                raise StaleEpoch(f"epoch {self.epoch} is over", mend="nothing: the next epoch begins")
+            if self.lacks():
+                raise StaleEpoch(
+                    f"a tensor for {self._worker} was lost on its way", mend="nothing: the next epoch begins"
+                )
+            left_s = start + timeout_s - time.perf_counter()
+            if left_s <= 0:
+                raise ContributorLost(
+                    f"{source} sent no {label.cargo} of microbatch {label.microbatch} in time",
+                    machine=source,
+                    step=label.step,
+                    mend="check that machine and its network, then resume the job",
+                )
+            self._take_in(min(left_s, _GLANCE_S))
+        self.waited_s += time.perf_counter() - start
+        self._taken.add(label)
+        return self._arrived.pop(label)
+
+    def _take_in(self, timeout_s: float) -> Label | None:
+        """Wait for one message and keep its tensor, if it is of this epoch and new."""
+        if not self._inbound.poll(max(0, round(timeout_s * 1000))):
+            return None
+        frames = self._inbound.recv_multipart(copy=False)
+        if len(frames) == 1:  # somebody wakes us
+            return None
+        content = frames[1].buffer
+        message = self._open(frames[0].bytes, content)
+        if message is None:
+            return None
+        flat = torch.frombuffer(bytearray(content), dtype=getattr(torch, message.dtype))
+        self._arrived[message.label] = flat.reshape(message.shape)
+        return message.label
+
+    def _open(self, data: bytes, content: memoryview) -> Envelope | None:
+        """Return what came if it is whole, of this epoch and new."""
+        try:
+            message = Envelope.unpack(data, content)
+        except VerificationFailed as failure:
+            self.damaged += 1
+            _log.warning("%s: %s", self._worker, failure.message)
+            return None
+        if (message.job, message.epoch) != (self._job, self.epoch) or self.is_cut(message.source):
+            return None
+        if message.number:
+            self._count(message)
+        is_known = message.label in self._taken or message.label in self._arrived
+        return None if is_known or message.label == GREETING else message
+
+    def _count(self, message: Envelope) -> None:
+        came, now_s = self._came[message.source], time.monotonic()
+        if message.label.cargo == "hello":
+            came.expect(message.number, now_s)
+        else:
+            came.came(message.number, now_s)
+
+    def forget(self, before: int, phase: Phase = "train") -> None:
+        """Stop remembering which tensors were taken, but for those of steps from ``before`` on in this phase."""
+        self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
+
+    def forget_evaluations(self) -> None:
+        """Stop remembering which tensors of evaluations were taken."""
+        self._taken = {label for label in self._taken if label.phase == "train"}
+
+    def close(self) -> None:
+        """Close all links."""
+        with self._inside_lock:
+            self._is_closed = True
+            if self._inside_socket is not None:
+                self._inside_socket.close(linger=0)
+        for socket in self._direct.values():
+            socket.close()
+        self._inbound.close(linger=0)
+        self._authenticator.stop()
+        self._context.destroy(linger=0)

@@ -1,0 +1,172 @@
+"""The copies of other members' shards that one member keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+from torch import Tensor
+
+from share_compute.errors import (
+    ContributorLost,
+    NoCopy,
+    ShareComputeError,
+    StaleEpoch,
+    Unavailable,
+    as_ours,
+)
+from share_compute.protocol.roster import Worker
+from share_compute.specification import TrainingSpec
+from share_compute_actors.member.allocator import is_out_of_memory
+from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
+from share_compute_actors.member.copies.followers import Follower
+from share_compute_actors.member.copies.logs import HEAD, Head
+from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.pieces import Piece
+from share_compute_actors.messages import Followed, Label
+
+_GLANCE_S = 0.2
+
+
+class RemoteOwner:
+    """The member whose shard is copied, on another machine.
+
+    Args:
+        actor: the member.
+        stopping: ends waits for it.
+    """
+
+    def __init__(self, actor: Any, stopping: threading.Event) -> None:
+        self._actor = actor
+        self._stopping = stopping
+
+    def outline(self, shard: ShardRange) -> Outline:
+        """See `Copier.outline`."""
+        outline: Outline = self._ask("outline", shard)
+        return outline
+
+    def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+        """See `Copier.copy`."""
+        copied: Copied = self._ask("set_aside", shard, names)
+        return copied
+
+    def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+        """See `Copier.piece`."""
+        piece: Piece = self._ask("piece_aside", ticket, name, start, stop)
+        return piece
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        asked = getattr(self._actor, method).remote(*arguments)
+        while not ray.wait([asked], timeout=_GLANCE_S)[0]:
+            if self._stopping.is_set():
+                raise StaleEpoch("nobody wants this copy any more", mend="nothing: its owner trains on")
+        try:
+            return ray.get(asked)
+        except RayTaskError as failure:
+            if isinstance(failure.cause, ShareComputeError):
+                raise failure.cause from failure
+            raise
+        except RayActorError as failure:
+            raise ContributorLost(
+                "a machine was lost while its part of the model was copied",
+                mend="resume the job if it does not go on by itself",
+            ) from failure
+
+
+class Copies:
+    """All copies of other shards that one member keeps.
+
+    All methods but `of` and `are_whole` belong to the compute thread.
+
+    Args:
+        training: how the job trains.
+        device: where updates are computed.
+        tell: takes what goes wrong, from any thread.
+        room: for all of them.
+    """
+
+    def __init__(
+        self,
+        training: TrainingSpec,
+        device: torch.device,
+        tell: Callable[[ShareComputeError], None],
+        room: Room,
+    ) -> None:
+        self._training = training
+        self._device = device
+        self._tell = tell
+        self._room = room
+        self._followers: dict[ShardRange, Follower] = {}
+        self._followed: dict[int, Followed] = {}
+        """By pool."""
+        self._came: dict[tuple[int, int], set[int]] = {}
+        """Letters that came in this epoch, by pool and step."""
+        self._wanted: dict[tuple[int, int], int] = {}
+        """How many letters there are, as far as it is known."""
+
+    def keep(self, committed: int, followed: Mapping[int, Followed]) -> None:
+        """Keep these copies from now on, and no others.
+
+        Args:
+            committed: last committed step; a copy that cannot be brought there is begun anew.
+            followed: whose, by pool.
+        """
+        wanted = {one.shard for one in followed.values()}
+        kept = {
+            shard: follower
+            for shard, follower in self._followers.items()
+            if shard in wanted and follower.reaches(committed)
+        }
+        for shard in self._followers.keys() - kept.keys():
+            self._followers[shard].close()  # first, so that its room is there for those that begin
+        for shard in wanted - kept.keys():
+            kept[shard] = Follower(shard, self._training, self._device, self._fail, self._room)
+        self._followers, self._followed = kept, dict(followed)
+        self._came.clear()
+        self._wanted.clear()
+        for one in followed.values():
+            kept[one.shard].follow(one, partial(RemoteOwner, one.actor))
+
+    def of(self, shard: ShardRange) -> Follower | None:
+        """Return the copy of a shard, if one is kept."""
+        return self._followers.get(shard)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether nothing is left to be waited for of any."""
+        return all(follower.is_whole or follower.is_spoilt for follower in self._followers.values())
+
+    def take(self, label: Label, tensor: Tensor) -> Worker | None:
+        """Take in part of a gradient; return who waits for the answer when all of it is there."""
+        followed, key = self._followed[label.pool], (label.pool, label.step)
+        follower = self._followers[followed.shard]
+        try:
+            follower.take(label.step, label.microbatch, tensor)
+        except Unavailable as failure:  # training does not wait for a copy that cannot be kept
+            follower.spoil()
+            self._fail(failure)
+        came = self._came.setdefault(key, set())
+        came.add(label.microbatch)
+        if label.microbatch == HEAD:
+            self._wanted[key] = Head.unpack(tensor).buckets + 1
+        if len(came) != self._wanted.get(key):
+            return None
+        del self._came[key], self._wanted[key]
+        return followed.owner
+
+    def _fail(self, failure: Exception) -> None:
+        if isinstance(failure, (ContributorLost, Unavailable)) or is_out_of_memory(failure):
+            self._tell(
+                NoCopy(
+                    f"no copy of what another machine holds is kept here for now: {failure}",
+                    mend="make room in this machine's folder for temporary files, and in its memory",
+                    details={"lacks_room": not isinstance(failure, ContributorLost)},
+                )
+            )
+            return
+        self._tell(as_ours(failure))

@@ -1,0 +1,392 @@
+"""Copies of other members' shards, which can be brought to the last committed step when their owners are lost.
+
+A copy is a snapshot on disk, fetched from the owner parameter by parameter while that goes on training, and the
+reduced gradients of the steps since. Each parameter has the step whose update its snapshot has, and is brought forward
+alone: by the optimizer of the job, with the same numbers, so with the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed
+from share_compute.models.weights import batches
+from share_compute.specification import TrainingSpec
+from share_compute.training.loss_scale import SKIPPED, LossScale
+from share_compute.training.optimizers import (
+    build_optimizer,
+    learning_rates,
+    optimizer_tensors,
+    parameter_of,
+    restore_optimizer,
+)
+from share_compute_actors.member.copies.copying import Outline, Owner, Part, ShardRange
+from share_compute_actors.member.copies.logs import Log
+from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.copies.tensor_file import TensorFile
+from share_compute_actors.member.pieces import TRIES, whole
+
+_log = logging.getLogger(__name__)
+
+_BATCH_BYTES = 64 * 2**20
+"""Weights that the owner sets aside at a time, with what the optimizer knows of them."""
+_PIECE_BYTES = 2 * 2**20
+_MOST_STEPS = 16
+_MOST_SNAPSHOTS = 2
+"""The snapshot is brought forward when it is so many steps behind, or their gradients take so many times its room."""
+_AGAIN_S = 0.5
+"""Time before an owner whose shard is not there is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """Where a parameter's gradient lies."""
+
+    bucket: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+class Follower:
+    """A copy of one shard.
+
+    `take` and `reaches` belong to one thread; what takes long is done on a thread of the copy's own, of low priority.
+
+    Args:
+        shard: layers [start, stop).
+        training: how the job trains.
+        device: where updates are computed: they have the owner's bits where that has a device of the same kind.
+        fail: told what went wrong on the copy's own thread.
+        room: for the copy.
+    """
+
+    def __init__(
+        self,
+        shard: ShardRange,
+        training: TrainingSpec,
+        device: torch.device,
+        fail: Callable[[Exception], None],
+        room: Room,
+    ) -> None:
+        self.shard = shard
+        self._room = room
+        self._training = training
+        self._device = device
+        self._fail = fail
+        self._learning_rate = learning_rates(training)
+        self._outline: Outline | None = None
+        self._trained: dict[str, _Trained] = {}
+        self._snapshot = TensorFile(room)
+        self._have: dict[str, int] = {}
+        """The step whose update the snapshot of a tensor has; of one that is not trained: in which it was copied."""
+        self._logs: dict[int, Log] = {}
+        self._scales: dict[int, float] = {}
+        """Of committed steps, as far as the owner has told."""
+        self._loss_scales: dict[int, LossScale] = {}
+        """Where the loss scale stands after some steps."""
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        """Ends the fetch that is under way."""
+        self._owner: object = None
+        self._fetching: Future[None] | None = None
+        self._compacting: Future[None] | None = None
+        self._own = ThreadPoolExecutor(1, "copy", _be_modest)
+        self._is_fetched = False
+        self.is_spoilt = False
+        """Whether some of it is lost, or there is no room for it."""
+        self._is_forgotten = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the snapshot has everything."""
+        return self._is_fetched and not self.is_spoilt
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def follow(self, owner: object, reach: Callable[[threading.Event], Owner]) -> None:
+        """Fetch what is missing from this owner from now on; returns at once.
+
+        Args:
+            owner: who it is; nothing changes while what is missing comes from there already.
+            reach: returns what asks it, until the event is set.
+        """
+        is_under_way = self._fetching is not None and not self._fetching.done()
+        if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
+            return
+        self._stopping.set()
+        self._owner, self._stopping = owner, threading.Event()
+        asked, stopping = reach(self._stopping), self._stopping
+        self._fetching = self._submit(lambda: self._fetch(asked, stopping))
+
+    def take(self, step: int, place: int, tensor: Tensor) -> None:
+        """Take in one of the `letters` of a step's log; what is there already stays as it is.
+
+        Args:
+            step: its number.
+            place: of the letter.
+            tensor: the letter.
+
+        Raises:
+            Unavailable: there is no room for it.
+        """
+        if self.is_spoilt:
+            self._give_room_back()
+            return
+        if step <= self._floor:
+            return
+        log = self._logs.get(step)
+        if log is None:
+            log = Log(self._room)
+            with self._lock:
+                self._logs[step] = log
+        log.take(place, tensor)
+        if not log.is_complete:
+            return
+        if log.head.scale_before is not None:
+            self._scales[step - 1] = log.head.scale_before
+        is_busy = self._compacting is not None and not self._compacting.done()
+        if self.is_whole and not is_busy and self._is_long():
+            self._compacting = self._submit(self._compact)
+
+    def has(self, step: int) -> bool:
+        """Return whether the whole gradient of a step is there, or is not needed any more."""
+        log = self._logs.get(step)
+        return step <= self._floor or (log is not None and log.is_complete)
+
+    def reaches(self, step: int) -> bool:
+        """Return whether what is there of the snapshot can be brought to a step, when the scales are known."""
+        is_early = all(have <= step for have in list(self._have.values()))
+        return (
+            not self.is_spoilt
+            and is_early
+            and all(self.has(each) for each in range(self._floor + 1, step + 1))
+        )
+
+    def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
+        """Bring the copy to a committed step; return whether that was possible. Then `rows` are those of that step.
+
+        Args:
+            step: its number.
+            scales: what the gradient of each committed step was multiplied by.
+        """
+        self._stopping.set()
+        return self._own.submit(self._bring_to, step, scales).result()
+
+    def spoil(self) -> None:
+        """Give the copy up; the next epoch begins another. Its room is given back with the next gradient."""
+        self.is_spoilt = True
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Forget the copy, and give its room back."""
+        self._give_room_back()
+        self._own.shutdown(wait=False)
+
+    def _give_room_back(self) -> None:
+        """Forget all that is there; by the thread of `take`, so that nothing comes any more."""
+        if not self._is_forgotten:
+            self._is_forgotten = True
+            self._stopping.set()
+            self._own.submit(self._forget)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def inventory(self) -> list[str]:
+        """Return the stored names of all parameters and buffers."""
+        return [name for name in self._snapshot.names if parameter_of(name) == name]
+
+    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors, by name."""
+        return {
+            name: self._snapshot.shape(name) for name in self._snapshot.names if parameter_of(name) != name
+        }
+
+    def rows(self, name: str, start: int, stop: int | None) -> Tensor:
+        """Return rows [start, stop) of a parameter, a buffer, or a tensor of the optimizer's state."""
+        return self._snapshot.rows(name, start, stop)
+
+    def loss_scale(self) -> LossScale:
+        """Return where the loss scale stands after the last step that the copy was brought to."""
+        return self._loss_scales[max(self._loss_scales)]
+
+    # -- on its own thread -------------------------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as failure:  # noqa: BLE001 - it is told
+                self.spoil()
+                self._fail(failure)
+
+        return self._own.submit(guarded)
+
+    def _fetch(self, owner: Owner, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            try:
+                self._fetch_missing(owner, stopping)
+            except StaleEpoch:  # the owner is about to get its shard, or another copy of it was begun
+                stopping.wait(_AGAIN_S)
+            except Unavailable:
+                owner.copy(self.shard, ())  # so that it keeps nothing for us
+                raise
+            else:
+                return
+
+    def _fetch_missing(self, owner: Owner, stopping: threading.Event) -> None:
+        if self._outline is None:
+            outline = owner.outline(self.shard)
+            self._room.require(outline.copy_bytes(self._training.optimizer.name.state_tensors))
+            self._trained, self._outline = dict(_places(outline)), outline
+        missing = {name: size for name, size in self._outline.sizes.items() if name not in self._have}
+        for names in batches(missing, _BATCH_BYTES):
+            copied = owner.copy(self.shard, names)
+            for part in copied.parts:
+                self._snapshot.put(part.name, self._received(owner, stopping, copied.ticket, part))
+            self._loss_scales[copied.step] = copied.loss_scale
+            self._have.update(dict.fromkeys(names, copied.step))
+            if self._is_long():
+                self._compact()
+        owner.copy(self.shard, ())  # so that it keeps nothing for us
+        self._is_fetched = True
+
+    def _received(self, owner: Owner, stopping: threading.Event, ticket: int, part: Part) -> Tensor:
+        """Fetch one tensor, resting as long as each piece took: training goes over the same link."""
+        tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
+        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        damaged = ContributorLost(
+            f"a piece of {part.name} came damaged {TRIES} times",
+            mend="check the network between the machines, then resume the job",
+        )
+        for start in range(0, len(content), _PIECE_BYTES):
+            stop = min(start + _PIECE_BYTES, len(content))
+            began_s = time.perf_counter()
+            piece = whole(partial(owner.piece, ticket, part.name, start, stop), damaged)
+            content[start:stop] = piece.content
+            if stopping.wait(time.perf_counter() - began_s):
+                raise StaleEpoch("nobody wants this copy any more", mend="nothing")
+        return tensor
+
+    def _is_long(self) -> bool:
+        """Whether the gradients that are kept should be used up."""
+        with self._lock:
+            logs = list(self._logs.values())
+        return len(logs) > _MOST_STEPS or sum(log.nbytes for log in logs) > _MOST_SNAPSHOTS * max(
+            self._snapshot.nbytes, 1
+        )
+
+    def _compact(self) -> None:
+        """Bring what is there to the last step that is known to be committed."""
+        step = self._floor
+        while self.has(step + 1) and step + 1 in self._scales:
+            step += 1
+        if step > self._floor:
+            self._advance(step, dict(self._scales))
+
+    def _bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
+        if not self.is_whole or not self.reaches(step):
+            return False
+        replayed = range(self._floor + 1, step + 1)
+        if any(each not in scales for each in replayed) or not (
+            step in self._logs or step in self._loss_scales
+        ):
+            return False
+        self._advance(step, scales)
+        return not self.is_spoilt
+
+    @property
+    def _floor(self) -> int:
+        """Whose update all that is there of the snapshot has; -1 before anything is there."""
+        return min(
+            (have for name, have in list(self._have.items()) if name in self._trained or not self._trained),
+            default=-1,
+        )
+
+    def _advance(self, step: int, scales: Mapping[int, float]) -> None:
+        """Bring what is there to a step, one parameter after the other, and forget the gradients up to it.
+
+        Where the disk lost some of it, the copy is of no use any more: the next epoch begins another one.
+        """
+        try:
+            self._snapshot.verify()
+            for each in range(self._floor + 1, step + 1):
+                self._logs[each].verify()
+        except VerificationFailed as failure:
+            self.is_spoilt = True
+            _log.warning("the copy of layers %s cannot be used: %s", self.shard, failure.message)
+            return
+        for name, have in list(self._have.items()):
+            if name in self._trained and have < step:
+                self._replay(name, range(have + 1, step + 1), scales)
+            self._have[name] = max(have, step)
+        if step in self._logs:
+            self._loss_scales[step] = self._logs[step].head.loss_scale.after(scales[step], step)
+        self._loss_scales = {each: scale for each, scale in self._loss_scales.items() if each >= step}
+        for each in [each for each in list(self._scales) if each <= step]:
+            del self._scales[each]
+        with self._lock:
+            used = [self._logs.pop(each) for each in sorted(self._logs) if each <= step]
+        for log in used:
+            log.close()
+
+    def _replay(self, name: str, steps: Collection[int], scales: Mapping[int, float]) -> None:
+        """Update one parameter as its owner did.
+
+        The whole of it: kernels treat the last elements of a tensor in another way than those before them.
+        """
+        place, outline = self._trained[name], self._outline
+        assert outline is not None
+        parameter = nn.Parameter(self._snapshot.get(name).to(self._device))
+        optimizer = build_optimizer(
+            self._training.optimizer, [parameter], [parameter] if name in outline.undecayed else ()
+        )
+        slots = [slot for slot in self._snapshot.names if slot != name and parameter_of(slot) == name]
+        restore_optimizer(optimizer, {name: parameter}, {slot: self._snapshot.get(slot) for slot in slots})
+        for step in steps:
+            if scales[step] == SKIPPED:
+                continue
+            log = self._logs[step]
+            gradient = log.gradient(place.bucket, place.start, place.stop).to(self._device)
+            total = scales[step] / log.head.loss_scale.factor
+            if total != 1.0:
+                gradient.mul_(total)
+            parameter.grad = gradient.view(place.shape)
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate(step)
+            optimizer.step()
+        self._snapshot.put(name, parameter)
+        for slot, value in optimizer_tensors(optimizer, {name: parameter}).items():
+            self._snapshot.put(slot, value)
+
+    def _forget(self) -> None:
+        self._snapshot.close()
+        for log in self._logs.values():
+            log.close()
+
+
+def _places(outline: Outline) -> Iterator[tuple[str, _Trained]]:
+    for bucket, group in enumerate(outline.buckets):
+        start = 0
+        for name, shape in group:
+            stop = start + torch.Size(shape).numel()
+            yield name, _Trained(bucket, start, stop, shape)
+            start = stop
+
+
+def _be_modest() -> None:
+    """Let this thread take what training leaves."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

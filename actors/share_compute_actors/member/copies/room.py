@@ -1,0 +1,109 @@
+"""Room for copies of other members' shards: where they lie, and how much of it they may take.
+
+They lie on disk. A folder for temporary files may be memory all the same, as ``/tmp`` is on many systems; then what
+lies there counts as memory that this member takes of what the machine's owner lends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+
+from share_compute.errors import Unavailable
+from share_compute.planning.words import bytes_text
+from share_compute_actors.member.allocator import peak_resident_bytes
+
+_RESERVE_BYTES = 2**30
+_RESERVE_SHARE = 0.05
+"""The smaller of both is left free of a file system, for everybody else on it."""
+_LASTING = Path("/var/tmp")  # noqa: S108 - the system's other folder for temporary files, which outlives its memory
+_NAMED_BY = ("TMPDIR", "TEMP", "TMP")
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+
+class Room:
+    """Counts what all copies of one member take, and refuses what there is no room for. Safe from any thread.
+
+    Args:
+        lent_bytes: memory that the machine's owner lends; 0 where that is not known.
+        folder: where copies lie; `folder_of_copies` if it is None.
+    """
+
+    def __init__(self, lent_bytes: int = 0, folder: Path | None = None) -> None:
+        self.folder = folder or folder_of_copies()
+        self._lent_bytes = lent_bytes
+        self._is_memory = is_memory(self.folder)
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Count so many bytes more, which are about to be written.
+
+        Raises:
+            Unavailable: there is no room for them.
+        """
+        with self._lock:
+            self.require(size)
+            self._taken += size
+
+    def give_back(self, size: int) -> None:
+        """Count so many bytes less: they were taken and are gone."""
+        with self._lock:
+            self._taken -= size
+
+    def require(self, size: int) -> None:
+        """See that there is room for so many bytes more.
+
+        Raises:
+            Unavailable: there is not.
+        """
+        left = self._left()
+        if size <= left:
+            return
+        where, mend = str(self.folder), "free disk space there"
+        if self._is_memory:
+            where, mend = f"{where}, which is memory", "set TMPDIR there to a folder on a disk"
+        raise Unavailable(
+            f"it takes {bytes_text(size)} more in {where}, and {bytes_text(max(left, 0))} are left for that",
+            mend=f"{mend}, or set parallelism.buddies to false",
+        )
+
+    def _left(self) -> int:
+        disk = psutil.disk_usage(str(self.folder))
+        left = disk.free - reserve_bytes(disk.total)
+        if not self._is_memory:
+            return left
+        memory = psutil.virtual_memory().available
+        if self._lent_bytes:
+            # What training took at most it takes again in the next step.
+            memory = min(memory, self._lent_bytes - peak_resident_bytes() - self._taken)
+        return min(left, memory) if disk.total else memory  # some know no size of their own
+
+
+def reserve_bytes(total_bytes: int) -> int:
+    """Return how much of a file system of this size copies leave free."""
+    return min(_RESERVE_BYTES, int(_RESERVE_SHARE * total_bytes))
+
+
+def folder_of_copies() -> Path:
+    """Return the folder for temporary files, one on a disk if there is any and the owner named no other."""
+    usual = Path(tempfile.gettempdir())
+    if any(os.environ.get(name) for name in _NAMED_BY) or not is_memory(usual):
+        return usual
+    return _LASTING if os.access(_LASTING, os.W_OK | os.X_OK) and not is_memory(_LASTING) else usual
+
+
+def is_memory(folder: Path) -> bool:
+    """Whether what lies in a folder takes memory, not room on a disk. Only Linux has such folders."""
+    if sys.platform != "linux":
+        return False
+    place = folder.resolve()
+    over = [mount for mount in psutil.disk_partitions(all=True) if place.is_relative_to(mount.mountpoint)]
+    # Of mounts over the same folder, the last one counts.
+    _, _, kind = max((len(mount.mountpoint), order, mount.fstype) for order, mount in enumerate(over))
+    return kind in _IN_MEMORY

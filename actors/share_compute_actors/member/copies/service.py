@@ -1,0 +1,67 @@
+"""What a member does for copies of shards: it gives its own away, and keeps those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import ray
+
+from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
+from share_compute_actors.member.engine import Engine
+from share_compute_actors.member.pieces import Piece
+from share_compute_actors.messages import Followed
+
+
+class KeepsCopies:
+    """The part of a member that has to do with copies."""
+
+    _engine: Engine
+
+    # -- as owner ----------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="copies")
+    def outline(self, shard: ShardRange) -> Outline:
+        """Say what a shard consists of. See `Copier`."""
+        return self._engine.copier.outline(shard)
+
+    @ray.method(concurrency_group="copies")
+    def set_aside(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+        """Set some parameters aside, so that they can be fetched while training goes on. See `Copier`."""
+        return self._engine.copier.copy(shard, names)
+
+    @ray.method(concurrency_group="copies")
+    def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+        """Return bytes of what was set aside. See `Copier`."""
+        return self._engine.copier.piece(ticket, name, start, stop)
+
+    # -- as buddy ----------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="copies")
+    def keep_copies(self, committed: int, followed: Mapping[int, Followed]) -> None:
+        """Keep these copies from now on, and no others; before the epoch begins in which gradients come.
+
+        What is there already stays; what is missing is fetched while training goes on.
+
+        Args:
+            committed: last committed step.
+            followed: whose, by pool.
+        """
+        self._engine.order(partial(self._engine.copies.keep, committed, followed))
+
+    @ray.method(concurrency_group="copies")
+    def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
+        """Bring a copy to a committed step; return whether that was possible.
+
+        Args:
+            shard: whose copy.
+            step: its number.
+            scales: what the gradient of each committed step was multiplied by.
+        """
+        follower = self._engine.copies.of(shard)
+        return follower is not None and follower.bring_to(step, scales)
+
+    @ray.method(concurrency_group="copies")
+    def is_up_to_date(self) -> bool:
+        """Return whether all copies are whole, so that they can be brought to the last committed step."""
+        return self._engine.copies.are_whole

@@ -1,0 +1,398 @@
+"""A member's one compute thread: it carries out what the protocol's machine wants, and orders from outside, in turn.
+
+Everything that touches weights, gradients or the channel happens on this thread. Other threads only leave messages and
+orders here, and end waits that have become pointless.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import (
+    Apply,
+    Arrived,
+    Compute,
+    Computed,
+    Discard,
+    Effect,
+    Event,
+    Loaded,
+    Log,
+    Logged,
+    Missed,
+    Reduce,
+    Send,
+    Tell,
+    Tick,
+    Updated,
+)
+from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
+from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.roster import Roster
+from share_compute.protocol.tree import SummationTree
+from share_compute_actors.collective.backend import EpochGroup, abort_group, leave_group
+from share_compute_actors.member.allocator import as_told
+from share_compute_actors.member.channel import Channel
+from share_compute_actors.member.copies.copies import Copies
+from share_compute_actors.member.copies.copying import Copier
+from share_compute_actors.member.post import GLANCE_S, Post
+from share_compute_actors.member.reduction import held_by, reduce
+from share_compute_actors.member.rows import Rows
+from share_compute_actors.member.runner import Runner
+from share_compute_actors.member.samples import Samples
+from share_compute_actors.member.step_clock import StepClock
+from share_compute_actors.messages import Label, StepFigures
+from share_compute_actors.testing import Injector
+
+_TICK_S = 5.0
+"""Time without news after which the machine may say something again."""
+
+Result = TypeVar("Result")
+
+
+class Forming(NamedTuple):
+    """A group that is being formed."""
+
+    epoch: int
+    name: str
+
+
+TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
+
+
+class Engine:
+    """One member's compute thread.
+
+    Args:
+        machine: its side of the protocol.
+        tree: the order in which gradients are added.
+        tell: takes what the coordinator must hear, from the compute thread.
+        injector: lets things go wrong in tests.
+        copies: of other members' shards.
+    """
+
+    def __init__(
+        self,
+        machine: MemberMachine,
+        tree: SummationTree,
+        tell: TellCoordinator,
+        injector: Injector,
+        copies: Copies,
+    ) -> None:
+        self._machine = machine
+        self._tree = tree
+        self._tell = tell
+        self._injector = injector
+        self.mishaps = injector.mishaps
+        self.copies = copies
+        self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
+        self._post = Post(injector.mishaps, self._passes)
+        self.runner: Runner | None = None
+        self.channel: Channel | None = None
+        self.group: EpochGroup | None = None
+        self.forming: Forming | None = None
+        """The group that this member is about to join, if it is."""
+        self._group_epoch = 0
+        self._samples: Samples | None = None
+        self._arrived: dict[tuple[str, int, int], Tensor] = {}
+        """What came over boundaries, by cargo, step and microbatch; of a tied parameter by cargo, step and pool."""
+        self._events: deque[Event] = deque()
+        self._effects: deque[Effect] = deque()
+        self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._clock = StepClock()
+        self._looked_s = time.monotonic()
+        self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
+        self._thread.start()
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def hear(self, message: ToMember) -> None:
+        """Take in what the coordinator says; a halt also ends waits of the epoch that is over."""
+        if self.mishaps.is_cut(None):
+            return
+        with self._news:
+            self._events.append(message)
+            self._news.notify()
+            channel, group, forming = self.channel, self.group, self.forming
+        if channel is not None:
+            is_over = isinstance(message, Halt) and channel.epoch < message.epoch
+            channel.interrupt() if is_over else channel.wake()
+        if isinstance(message, Halt):
+            if group is not None and self._group_epoch < message.epoch:
+                group.abort()
+            if forming is not None and forming.epoch < message.epoch:
+                abort_group(forming.name)
+
+    def order(self, work: Callable[[], Result]) -> Result:
+        """Run something on the compute thread, and return what it returns."""
+        future: Future[Result] = Future()
+        with self._news:
+            self._orders.append((work, future))
+            self._news.notify()
+            channel = self.channel
+        if channel is not None:
+            channel.wake()
+        return future.result()
+
+    def use_library(self, library: Any) -> None:
+        """Ask another library for samples from now on; ends a wait for that."""
+        if self._samples is not None:
+            self._samples.use(library)
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def open(self, channel: Channel) -> None:
+        """Talk through this channel from now on; an order."""
+        with self._lock:
+            old, self.channel = self.channel, channel
+        channel.is_cut = self.mishaps.is_cut
+        self.mishaps.forget()
+        if old is not None:
+            old.close()
+        # What is still needed is sent again, but for the sum of a parameter that two pools share.
+        self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
+
+    def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
+        """Compute with this runner from now on; an order.
+
+        Args:
+            runner: has the weights.
+            inputs: samples of the first pool.
+            targets: those of the last.
+            loaded: says which step's update the weights have.
+        """
+        self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
+        self._arrived.clear()
+        self.copier.forget()
+        self._passes(Point.weights_loaded)
+        self._handle(loaded)
+
+    def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
+        """Sum gradients with this group from now on; an order."""
+        assert self.runner is not None
+        with self._lock:
+            old, self.group = self.group, group
+            self.forming, self._group_epoch = None, epoch
+        if old is not None:
+            leave_group(old)
+        self.runner.join(group, rank)
+
+    def arrived(self, step: int, microbatch: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return the activation and the gradient that came over the shard's boundaries in the open step; an order."""
+        come = self._arrived
+        return come.get(("activation", step, microbatch)), come.get(("gradient", step, microbatch))
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except Exception as failure:  # noqa: BLE001 - it is told, and ends the attempt
+                self._tell(as_told(failure), None)
+
+    def _turn(self) -> None:
+        """Do one thing: what was told goes before what is to be done, and that before orders and tensors."""
+        due_s = self.mishaps.flush()
+        with self._news:
+            is_idle = not self._events and not self._effects and not self._orders
+            if is_idle and self.channel is None:
+                self._news.wait(due_s)
+            event = self._events.popleft() if self._events else None
+            is_free = event is None and not self._effects
+            order = self._orders.popleft() if is_free and self._orders else None
+        if event is not None:
+            if isinstance(event, ToMember):
+                self._passes(HEARD[type(event)])
+            if isinstance(event, Halt):
+                self._clock.stop()
+            self._handle(event)
+        elif self._effects:
+            answer = self._carry_out(self._effects.popleft())
+            if answer is not None:
+                self._handle(answer)
+        elif order is not None:
+            _run(*order)
+        elif self.channel is not None:
+            self._take(GLANCE_S if due_s is None else min(due_s, GLANCE_S))
+
+    def _take(self, timeout_s: float) -> None:
+        assert self.channel is not None
+        taken = self.channel.take(timeout_s)
+        if self._post.misses(self.channel):
+            self._handle(Missed(self.channel.epoch))
+        if taken is None:
+            if time.monotonic() - self._looked_s > _TICK_S:
+                self._looked_s = time.monotonic()
+                self._handle(Tick())
+            return
+        label, tensor = taken
+        if label.cargo == "logged":
+            self._handle(Logged(self.channel.epoch, label.step))
+            return
+        if label.cargo == "log":
+            self._take_log(self.channel, label, tensor)
+            return
+        self._passes(Point.tensor_heard)
+        place = label.pool if label.cargo == "tied" else label.microbatch
+        self._arrived[label.cargo, label.step, place] = tensor
+        self._handle(Arrived(self.channel.epoch, label.of_protocol))
+
+    def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
+        """Take in part of another member's gradient; thank it for the whole."""
+        owner = self.copies.take(label, tensor)
+        if owner is not None:
+            self._injector.passes(Point.log_heard, label.step)
+            self._post.thank(channel, owner, label)
+
+    def _handle(self, event: Event) -> None:
+        """Let the machine take in an event; what follows is done turn by turn, so that a halt is heard in between."""
+        self._effects.extend(self._machine.handle(event))
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Compute():
+                self._passes(Point.cell_starting)
+                with self._clock.computing():
+                    self._compute(effect)
+                self._passes(Point.cell_done)
+                return Computed(effect.action)
+            case Send():
+                self._send(effect)
+            case Reduce():
+                self._passes(Point.reduce_starting)
+                if self.channel is not None and self.group is not None:
+                    # Who lacks something must not wait for it as long as this member waits for others.
+                    self.channel.greet()
+                return reduce(effect, self._machine, self._tree, self._runner, self.group, self._passes)
+            case Apply():
+                self._passes(Point.apply_starting)
+                self._apply(effect)
+                self._passes(Point.apply_done)
+                return Updated(effect.step)
+            case Discard():
+                self._runner.discard()
+            case Log():
+                self._give(effect)
+            case Tell():
+                self._report(effect.message)
+        return None
+
+    def _passes(self, point: Point) -> list[Failure]:
+        return self._injector.passes(point, self._machine.applied + 1)
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _runner(self) -> Runner:
+        assert self.runner is not None
+        return self.runner
+
+    @property
+    def _given(self) -> Samples:
+        assert self._samples is not None
+        return self._samples
+
+    def _compute(self, effect: Compute) -> None:
+        runner, step, microbatch = self._runner, effect.step, effect.action.microbatch
+        if not self._clock.is_running:
+            self._begin(step)
+        if effect.action.kind == "F":
+            entering = self._given.input(step, microbatch)
+            if entering is None:
+                entering = self._arrived["activation", step, microbatch]
+            runner.forward(step, microbatch, entering, keeps_graph=effect.has_backward)
+            return
+        roster, incoming = self._machine.roster, self._given.target(step, microbatch)
+        if incoming is None:
+            incoming = self._arrived["gradient", step, microbatch]
+        holders = None  # halted meanwhile, nobody would wait for a reduction that began inside
+        if effect.is_last and roster is not None:
+            holders = held_by(roster, self._machine.worker, step, self._tree)
+        runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
+
+    def _begin(self, step: int) -> None:
+        """At the first cell of a step: note the time, and ask for samples of this step and the next."""
+        self._clock.start()
+        roster = self._machine.roster
+        if roster is None:
+            return
+        self._given.expect(roster, self._machine.worker, step)
+        if step == roster.step + 1:
+            self._runner.start_timing(step)
+
+    def _send(self, effect: Send) -> None:
+        assert self.channel is not None
+        tensor = self._runner.kept(effect.label.cargo, effect.label.microbatch)
+        assert tensor is not None, f"{effect.label} is not kept"
+        self._post.send(self.channel, effect, tensor)
+
+    def _give(self, log: Log) -> None:
+        """Give the reduced gradient to the buddy."""
+        roster = self._machine.roster
+        if roster is None:
+            return  # halted meanwhile: the next epoch says to whom
+        assert self.channel is not None
+        self._tie(roster, log.step)
+        self.copier.require_still()
+        self._post.give(self.channel, log, roster.pool_of(self._machine.worker), self._runner)
+
+    def _apply(self, effect: Apply) -> None:
+        self._runner.apply(effect.step, effect.scale)
+        self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[1] > effect.step}
+        self._given.forget(effect.step)
+        if self.channel is not None:
+            self.channel.forget(effect.step)
+
+    def _tie(self, roster: Roster, step: int) -> None:
+        """Add the other pool's sum of a parameter that both share, if there is one; may be repeated."""
+        other = len(roster.pools) - 1 - roster.pool_of(self._machine.worker)
+        theirs = self._arrived.get(("tied", step, other))
+        if roster.is_tied and theirs is not None:
+            self._runner.tie(theirs)
+
+    def _report(self, message: ToCoordinator) -> None:
+        """Tell the coordinator; to `Prepared` add what only the runner knows."""
+        failures = self._passes(SENDING[type(message)])
+        if not isinstance(message, Prepared):
+            self.mishaps.send(None, lambda: self._tell(message, None), failures)
+            return
+        runner, roster = self._runner, self._machine.roster
+        if roster is None:
+            return  # halted meanwhile: nobody waits for it
+        self._tie(roster, message.step)
+        spent = self._clock.read()
+        figures = StepFigures(
+            targets=runner.targets_per_microbatch,
+            seconds=spent.seconds,
+            waited_s=spent.waited_s,
+            layer_timings=runner.layer_timings(message.step),
+        )
+        has_peers = self.group is not None
+        prepared = replace(
+            message,
+            squared_norms=runner.squared_norms(),
+            losses=runner.losses(),
+            digest=runner.gradients.digest() if has_peers else "",
+        )
+        self.mishaps.send(None, lambda: self._tell(prepared, figures), failures)
+
+
+def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as failure:  # noqa: BLE001 - who ordered it is told
+        future.set_exception(failure)

@@ -1,0 +1,40 @@
+"""Members greet each other over their direct links: where nothing arrives is then known before work begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from share_compute.errors import ContributorLost
+from share_compute.protocol.roster import Worker
+from share_compute_actors.member.channel import Channel
+from share_compute_actors.messages import Label, Peer
+
+_TIMEOUT_S = 5.0
+
+
+def greet_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
+    """Link to all other members, and return those whose greeting did not arrive.
+
+    Args:
+        channel: this member's end of the links.
+        worker: this member.
+        peers: all members, in the same order for each of them.
+    """
+    others = [peer for peer in peers if peer.worker != worker]
+    places = {peer.worker: place for place, peer in enumerate(peers)}
+    for peer in others:
+        channel.connect(peer)
+        channel.send(peer.worker, _hello(places[worker]), torch.zeros(1))
+    silent: list[Worker] = []
+    for peer in others:
+        try:
+            channel.receive(_hello(places[peer.worker]), peer.name, 0.0 if silent else _TIMEOUT_S)
+        except ContributorLost:
+            silent.append(peer.worker)
+    return silent
+
+
+def _hello(place: int) -> Label:
+    return Label("train", 0, "hello", place, 0)

@@ -1,0 +1,44 @@
+"""Ends a process that nobody asks for: members outlive their coordinator, but not for long if none follows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+_LIMIT_S = 600.0
+"""As long as nodes wait for a head that is being restarted."""
+_log = logging.getLogger(__name__)
+
+
+class Lifeline:
+    """Ends this process when `pull` is not called for too long.
+
+    Args:
+        limit_s: for how long.
+        end: ends the process.
+    """
+
+    def __init__(self, limit_s: float = _LIMIT_S, end: Callable[[], None] = lambda: os._exit(0)) -> None:
+        self._limit_s = limit_s
+        self._end = end
+        self._pulled_s = time.monotonic()
+        self._cut = threading.Event()
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def pull(self) -> None:
+        """Say that somebody is there."""
+        self._pulled_s = time.monotonic()
+
+    def cut(self) -> None:
+        """Watch no more."""
+        self._cut.set()
+
+    def _watch(self) -> None:
+        while not self._cut.wait(max(0.0, self._pulled_s + self._limit_s - time.monotonic())):
+            if time.monotonic() - self._pulled_s >= self._limit_s:
+                _log.warning("nobody asked for this process in %.0f s: it ends", self._limit_s)
+                self._end()
+                return

@@ -1,0 +1,166 @@
+"""Builds a shard and fills it from whoever has its weights."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.exceptions import RayActorError
+from torch import Tensor
+
+from share_compute.errors import PlanInfeasible, StaleEpoch
+from share_compute.models.blueprint import Stage, build_stage
+from share_compute.models.weights import copy_into, row_ranges
+from share_compute.planning.partitioning import Shard
+from share_compute.protocol.tree import SummationTree
+from share_compute.training.optimizers import parameter_of, restore_optimizer
+from share_compute_actors.member.allocator import is_out_of_memory, passing_through
+from share_compute_actors.member.rows import library_lost
+from share_compute_actors.member.runner import Runner
+from share_compute_actors.messages import MemberSetup, Source, Sources
+
+_REQUESTS_AHEAD = 2
+"""Pieces asked for at one time: the next one travels while this one is copied, and no more is in memory."""
+
+
+def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
+    """Return what computes a shard, its weights not yet filled; on the thread that will compute.
+
+    Args:
+        setup: of the member.
+        tree: the order in which gradients are added.
+        shard: layers of the model.
+
+    Raises:
+        PlanInfeasible: the shard does not fit into this machine's memory.
+    """
+    torch.set_num_threads(setup.threads)
+    with fits(shard, setup.name):
+        stage = build_stage(setup.blueprint, shard, torch.device(setup.device))
+        return Runner(stage, setup.training, tree, setup.tied)
+
+
+def fill_runner(runner: Runner, setup: MemberSetup, sources: Sources | None) -> None:
+    """Give a runner the weights and the optimizer's state that others have.
+
+    Args:
+        runner: newly built.
+        setup: of the member.
+        sources: who has each parameter and buffer, by stored name. None starts from the seed.
+
+    Raises:
+        PlanInfeasible: the shard does not fit into this machine's memory.
+        StaleEpoch: who had some of it died.
+        UserError: the weights do not belong to the configuration.
+    """
+    stage = runner.stage
+    with fits(stage.shard, setup.name), passing_through():
+        if sources is None:
+            stage.initialize(setup.training.seed)
+            return
+        fill(_stored(stage, sources, setup.training.seed), sources, "weight")
+        runner.loss_scale = _ask(sources, sources.all[0], "loss_scale")
+        if runner.optimizer is not None:
+            _restore(runner, sources)
+
+
+def _stored(stage: Stage, sources: Sources, seed: int) -> dict[str, Tensor]:
+    """Return what is filled from others; what a folder of the plain model lacks starts from the seed."""
+    tensors = stage.persistent()
+    if not stage.added:
+        return tensors
+    stage.initialize_added(seed)
+    known = {name for source in sources.all for name in _ask(sources, source, "inventory")}
+    return {name: tensor for name, tensor in tensors.items() if name in known or name not in stage.added}
+
+
+def _restore(runner: Runner, sources: Sources) -> None:
+    """Fill the optimizer from those who have its state."""
+    assert runner.optimizer is not None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for place, source in enumerate(sources.all):
+        for name, shape in _ask(sources, source, "optimizer_shapes").items():
+            parameter = parameter_of(name)
+            if parameter in runner.parameters and sources.places.get(parameter, 0) == place:
+                shapes[name] = shape
+    state = {name: torch.empty(shape) for name, shape in shapes.items()}
+    fill(state, sources, "optimizer_tensor")
+    restore_optimizer(runner.optimizer, runner.parameters, state)
+
+
+def fill(
+    tensors: Mapping[str, Tensor], sources: Sources, method: str, dtype: torch.dtype = torch.float32
+) -> None:
+    """Fill tensors from others, some rows at a time; the next ones travel while these are copied.
+
+    Args:
+        tensors: by stored name.
+        sources: who has each of them.
+        method: by which they give rows of it.
+        dtype: what they give.
+
+    Raises:
+        StaleEpoch: who had some of it died.
+        UserError: the weights do not belong to the configuration.
+    """
+    ranges = [
+        (name, start, stop)
+        for name, tensor in tensors.items()
+        for start, stop in row_ranges(tensor.shape, dtype.itemsize)
+    ]
+
+    def ask(name: str, start: int, stop: int | None) -> Any:
+        return sources.ask(sources.of(parameter_of(name)), method, name, start, stop)
+
+    asked = deque(ask(*rows) for rows in ranges[:_REQUESTS_AHEAD])
+    for place, (name, start, stop) in enumerate(ranges):
+        content: NDArray[np.uint8] = _given(asked.popleft(), sources.of(parameter_of(name)))
+        if place + _REQUESTS_AHEAD < len(ranges):
+            asked.append(ask(*ranges[place + _REQUESTS_AHEAD]))
+        copy_into(tensors[name], start, stop, content, dtype)
+
+
+def _ask(sources: Sources, source: Source, method: str) -> Any:
+    return _given(sources.ask(source, method), source)
+
+
+def _given(asked: Any, source: Source) -> Any:
+    """Return what a source answers.
+
+    Raises:
+        LibraryLost: it was the library, and died.
+        StaleEpoch: it was a member, and died.
+    """
+    try:
+        return ray.get(asked)
+    except RayActorError as failure:
+        if source.is_library:
+            raise library_lost() from failure
+        raise StaleEpoch(
+            "who had a part of the shard died while it was loaded", mend="nothing: the next epoch begins"
+        ) from failure
+
+
+@contextmanager
+def fits(shard: Shard, machine: str) -> Iterator[None]:
+    """Say which machine it was whose memory did not suffice.
+
+    Raises:
+        PlanInfeasible: it was too little for what is done inside.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as failure:
+        if not is_out_of_memory(failure):
+            raise
+        raise PlanInfeasible(
+            f"the shard of {len(shard)} layers does not fit into {machine}",
+            machine=machine,
+            mend="lend more memory there, use more pools, or smaller microbatches",
+        ) from failure

@@ -1,0 +1,326 @@
+"""A member: the actor that holds one shard on one contributor and computes its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import ray
+import torch
+from numpy.typing import NDArray
+
+from share_compute.errors import LibraryLost, ShareComputeError, StaleEpoch
+from share_compute.planning.partitioning import Shard
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import Loaded
+from share_compute.protocol.messages import ToCoordinator, ToMember
+from share_compute.protocol.roster import Worker
+from share_compute.protocol.tree import SummationTree
+from share_compute.training.finiteness import Finding, first_of
+from share_compute_actors.collective.backend import join_group
+from share_compute_actors.member.allocator import passing_through, peak_resident_bytes
+from share_compute_actors.member.channel import Channel, Keys
+from share_compute_actors.member.copies.copies import Copies
+from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.copies.service import KeepsCopies
+from share_compute_actors.member.engine import Engine, Forming
+from share_compute_actors.member.greeting import greet_all
+from share_compute_actors.member.lifeline import Lifeline
+from share_compute_actors.member.loading import build_runner, fill_runner
+from share_compute_actors.member.passing import Passing
+from share_compute_actors.member.pieces import Piece, Pieces
+from share_compute_actors.member.reading import GivesState
+from share_compute_actors.member.rows import Rows
+from share_compute_actors.member.runner import Runner
+from share_compute_actors.member.saving import copied, folder_tensors
+from share_compute_actors.messages import (
+    EvaluationResult,
+    FolderKind,
+    MemberSetup,
+    MemberStatus,
+    Peer,
+    Rendezvous,
+    Sources,
+    StepFigures,
+)
+from share_compute_actors.testing import Injector, freeze, kill
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
+class Member(GivesState, KeepsCopies):
+    """One machine's work for one job, over all its epochs.
+
+    Methods of the group ``orders`` run on the compute thread, one after the other; the others always answer.
+    """
+
+    def __init__(self, setup: MemberSetup, coordinator: Any) -> None:
+        self._setup = setup
+        self._coordinator = coordinator
+        self._machine = MemberMachine(setup.worker, setup.applied)
+        self._tree = SummationTree(setup.runs)
+        injector = Injector(setup.failures, setup.worker)
+        copies = Copies(
+            setup.training,
+            torch.device(setup.device),
+            lambda failure: self._tell(failure, None),
+            Room(setup.lent_bytes),
+        )
+        self._engine = Engine(self._machine, self._tree, self._tell, injector, copies)
+        self._runner: Runner | None = None
+        self._next: Runner | None = None
+        """Loaded for the next epoch, while others still read what is here."""
+        self._built: Runner | None = None
+        """To be loaded; its weights are not there yet."""
+        self._names: dict[Worker, str] = {}
+        self._library: Any = None
+        self._pieces: Pieces | None = None
+        self._lifeline = Lifeline()
+
+    def _tell(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
+        self._coordinator.hear.remote(self._setup.worker, message, figures)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    def load(self, library: Any, shard: Shard, sources: Sources | None) -> int:
+        """Build a shard for the next epoch and fill it; return the bytes of its weights.
+
+        What is here stays until `adopt`, since others may want to read it.
+
+        Args:
+            library: gives samples.
+            shard: layers of the model.
+            sources: who has each parameter and buffer, by stored name: the library, or members of the epoch before.
+                None starts from the seed.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+            UserError: the weights do not belong to the configuration.
+        """
+        return self._engine.order(partial(self._load, library, shard, sources))
+
+    def _load(self, library: Any, shard: Shard, sources: Sources | None) -> int:
+        self._library = library
+        runner, self._built = self._built, None
+        if runner is None or runner.stage.shard != shard:
+            self._next = None  # what was loaded for an epoch that never began makes room
+            runner = build_runner(self._setup, self._tree, shard)
+        fill_runner(runner, self._setup, sources)
+        self._next = runner
+        return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
+
+    @ray.method(concurrency_group="orders")
+    def build(self, shard: Shard) -> MemberStatus:
+        """Build a shard that will be loaded, since that takes longest: the first thing that is asked of a newcomer.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+        """
+        self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard))
+        status: MemberStatus = self.status()
+        return status
+
+    @ray.method(concurrency_group="orders")
+    def adopt(self, epoch: int, applied: int) -> None:
+        """Work with what was loaded.
+
+        Args:
+            epoch: that is about to begin.
+            applied: last step whose update the weights have.
+        """
+        self._engine.order(partial(self._adopt, Loaded(epoch, applied)))
+
+    def _adopt(self, loaded: Loaded) -> None:
+        assert self._next is not None
+        self._runner, self._next = self._next, None
+        inputs, targets = (
+            Rows(self._library, part, self._tell_library_lost) for part in ("inputs", "targets")
+        )
+        self._engine.equip(self._runner, inputs, targets, loaded)
+
+    def _tell_library_lost(self, lost: LibraryLost) -> None:
+        self._tell(lost, None)
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    def listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+        """Open this member's end of the epoch's channel and return where it is."""
+        return self._engine.order(partial(self._listen, epoch, keys, admitted))
+
+    def _listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+        setup = self._setup
+        channel = Channel(setup.worker, setup.job, epoch, setup.address, keys, admitted)
+        self._engine.open(channel)
+        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
+
+    @ray.method(concurrency_group="orders")
+    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
+        """Link to all other members, and return those whose greeting did not arrive by the direct link."""
+        return self._engine.order(partial(self._connect, peers))
+
+    def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
+        self._names = {peer.worker: peer.name for peer in peers}
+        return greet_all(self._open_channel(), self._setup.worker, peers)
+
+    @ray.method(concurrency_group="orders")
+    def use_calls(self, members: Mapping[Worker, Any]) -> None:
+        """Send to these members by Ray calls, not directly."""
+        for member, handle in members.items():
+            self._engine.order(partial(self._open_channel().use_calls, member, handle.deliver.remote))
+
+    @ray.method(concurrency_group="orders")
+    def form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
+        """Join the group of the pool, if it has other members.
+
+        Raises:
+            ContributorLost: not all came; a halt for a later epoch ends the wait.
+        """
+        self._engine.order(partial(self._form, epoch, meeting, rank, size))
+
+    def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
+        if epoch < self._machine.epoch:
+            raise StaleEpoch(f"epoch {epoch} is over", mend="nothing: the next epoch begins")
+        self._next = None  # loaded for a plan that was given up
+        group = None
+        if meeting is not None and size > 1:
+            self._engine.forming = Forming(epoch, meeting.group)
+            device = next(self._here().stage.module.parameters(), torch.empty(0)).device
+            group = join_group(meeting, rank, size, device)
+        self._engine.join(group, rank, epoch)
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    def evaluate(
+        self,
+        split: Literal["validation", "test"],
+        step: int,
+        microbatches: Sequence[int],
+        pool: int,
+        pools: Sequence[Sequence[Worker]],
+    ) -> EvaluationResult | None:
+        """Evaluate this member's part of some microbatches; only the last pool has an answer.
+
+        Raises:
+            StaleEpoch: somebody was lost meanwhile.
+        """
+        me = self._setup.worker
+        return self._engine.order(
+            lambda: self._passing().evaluate(me, split, step, microbatches, pool, pools)
+        )
+
+    @ray.method(concurrency_group="orders")
+    def next_logits(
+        self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
+    ) -> NDArray[np.float32] | None:
+        """Return what the model expects to follow a text, ``[vocabulary]``; only the last pool has an answer.
+
+        Raises:
+            StaleEpoch: somebody was lost meanwhile.
+        """
+        return self._engine.order(lambda: self._passing().next_logits(step, ids, pool, way))
+
+    def _passing(self) -> Passing:
+        return Passing(self._here(), self._open_channel(), self._names, self._library, self._setup.deadline_s)
+
+    @ray.method(concurrency_group="orders")
+    def find_nonfinite(self, step: int, pool: int, microbatches: Sequence[int]) -> Finding | None:
+        """Compute some microbatches of the open step again, and return where numbers stop being finite."""
+        return self._engine.order(partial(self._find_nonfinite, step, pool, microbatches))
+
+    def _find_nonfinite(self, step: int, pool: int, microbatches: Sequence[int]) -> Finding | None:
+        runner, shard = self._here(), self._here().stage.shard
+        inputs, targets = Rows(self._library, "inputs"), Rows(self._library, "targets")
+        findings: list[Finding | None] = []
+        for microbatch in microbatches:
+            entering, incoming = self._engine.arrived(step, microbatch)
+            if shard.is_first:
+                entering = inputs.take(step, microbatch)
+            if shard.is_last:
+                incoming = targets.take(step, microbatch)
+            if entering is not None and incoming is not None:
+                findings.append(runner.find_nonfinite(step, pool, microbatch, entering, incoming))
+        return first_of(findings)
+
+    @ray.method(concurrency_group="orders")
+    def snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
+        """Let the library fetch this shard, piece by piece; the first member of a pool speaks for all.
+
+        Args:
+            place: of the pool.
+            kind: of the folder.
+            copies: whether training is to go on meanwhile.
+
+        Returns:
+            Whether it may: what is fetched is a copy. False where the memory for one is not there.
+        """
+        return self._engine.order(partial(self._snapshot, place, kind, copies=copies))
+
+    def _snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
+        parts = folder_tensors(self._here(), self._setup.training.lora, kind)
+        with passing_through():
+            copy = copied(parts, self._setup.lent_bytes) if copies else None
+        self._pieces = Pieces(parts if copy is None else copy, place)
+        return copy is not None
+
+    # -- always answering --------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def follow(self, coordinator: Any, library: Any) -> None:
+        """Listen to another attempt's coordinator, and ask its library, from now on."""
+        self._library, self._pieces = library, None
+        self._engine.use_library(library)
+        self._coordinator = coordinator  # last: what was said of the library before is not for this one
+
+    @ray.method(concurrency_group="control")
+    def hear(self, message: ToMember) -> None:
+        """Take in what the coordinator says."""
+        self._engine.hear(message)
+
+    @ray.method(concurrency_group="mail")
+    def deliver(self, envelope: bytes, content: NDArray[np.uint8]) -> None:
+        """Take in a tensor that came by a Ray call."""
+        self._open_channel().deliver(envelope, content)
+
+    @ray.method(concurrency_group="pieces")
+    def piece(self, number: int) -> Piece | None:
+        """Give a piece of the snapshot: the next one, or the last one again; None after the last of all."""
+        assert self._pieces is not None
+        return self._pieces.give(number)
+
+    @ray.method(concurrency_group="pieces")
+    def let_go(self) -> None:
+        """Forget the snapshot: nobody fetches it any more."""
+        self._pieces = None
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> MemberStatus:
+        """Say that this member is alive, and how far it is."""
+        self._lifeline.pull()
+        machine, runner = self._machine, self._runner
+        # In this order: the compute thread may apply a step meanwhile.
+        reaches = machine.applied + machine.is_complete
+        shard = runner.stage.shard if runner is not None else None
+        self._engine.mishaps.wait_while_cut()
+        resident = psutil.Process().memory_info().rss
+        return MemberStatus(
+            worker=self._setup.worker,
+            step=machine.applied,
+            resident_bytes=resident,
+            peak_resident_bytes=peak_resident_bytes(),
+            reaches=max(reaches, machine.applied),
+            holds=None if shard is None else (shard.start, shard.stop),
+        )
+
+    @ray.method(concurrency_group="control")
+    def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
+        """End this process at once, or let it stand still for a while; for tests."""
+        kill() if kind == "kill" else freeze(duration_s)
+
+    def _open_channel(self) -> Channel:
+        assert self._engine.channel is not None
+        return self._engine.channel

@@ -1,0 +1,101 @@
+"""What a script of failures lets go wrong with messages on their way out of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from heapq import heappop, heappush
+from itertools import count
+
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.roster import Worker
+
+Send = Callable[[], None]
+_NOT_OVERTAKEN_S = 2.0
+"""After this time a message that was to be overtaken goes on anyway."""
+
+
+class Mishaps:
+    """Sends messages, some of them late, twice, overtaken or never.
+
+    All methods but `is_cut` and `wait_while_cut` belong to one thread, which comes by at `flush` now and then.
+    """
+
+    def __init__(self) -> None:
+        self._late: list[tuple[float, int, Send]] = []
+        self._held: dict[Worker | None, Send] = {}
+        self._numbers = count()
+        self._cuts: list[tuple[float, frozenset[Worker]]] = []
+
+    def send(
+        self,
+        target: Worker | None,
+        send: Send,
+        failures: Collection[Failure] = (),
+        send_damaged: Send | None = None,
+    ) -> None:
+        """Send a message as failures want it.
+
+        Args:
+            target: to whom; None: the coordinator.
+            send: sends it.
+            failures: what goes wrong with it.
+            send_damaged: sends it with a flipped bit.
+        """
+        by_kind = {failure.kind: failure for failure in failures}
+        if FailureKind.drop in by_kind or self.is_cut(target):
+            return
+        if FailureKind.corrupt in by_kind:
+            assert send_damaged is not None
+            send = send_damaged
+        if FailureKind.reorder in by_kind:
+            self._held[target] = send
+            self._after(_NOT_OVERTAKEN_S, lambda: self._release(target, send))
+            return
+        for _ in range(2 if FailureKind.duplicate in by_kind else 1):
+            if FailureKind.delay in by_kind:
+                self._after(by_kind[FailureKind.delay].duration_s, send)
+            else:
+                send()
+        if target in self._held:
+            self._held.pop(target)()
+
+    def flush(self) -> float | None:
+        """Send what is due; return the seconds until more is, None when nothing waits."""
+        while self._late:
+            left_s = self._late[0][0] - time.monotonic()
+            if left_s > 0:
+                return left_s
+            heappop(self._late)[2]()
+        return None
+
+    def forget(self) -> None:
+        """Send nothing of what waits: its epoch is over."""
+        self._late.clear()
+        self._held.clear()
+
+    def _after(self, delay_s: float, send: Send) -> None:
+        heappush(self._late, (time.monotonic() + delay_s, next(self._numbers), send))
+
+    def _release(self, target: Worker | None, send: Send) -> None:
+        if self._held.get(target) is send:
+            self._held.pop(target)()
+
+    # -- partitions --------------------------------------------------------------------------------------------------
+
+    def cut(self, partition: Failure) -> None:
+        """Let this process and the peers of a partition, or everybody, not reach each other for a while."""
+        self._cuts.append((time.monotonic() + partition.duration_s, partition.peers))
+
+    def is_cut(self, other: Worker | None) -> bool:
+        """Return whether nothing gets through between this process and another now; None: the coordinator."""
+        return self._cut_until_s(other) > time.monotonic()
+
+    def wait_while_cut(self) -> None:
+        """Return once the coordinator can be answered."""
+        while (left_s := self._cut_until_s(None) - time.monotonic()) > 0:
+            threading.Event().wait(left_s)
+
+    def _cut_until_s(self, other: Worker | None) -> float:
+        return max((until_s for until_s, peers in self._cuts if not peers or other in peers), default=0.0)

@@ -1,0 +1,78 @@
+"""The names that a job's members have in the cluster, by which a later attempt finds those of an earlier one.
+
+Members are detached actors: they outlive the coordinator that started them. Each job has a namespace of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.util import list_named_actors
+
+from share_compute.protocol.roster import Worker
+
+_PREFIX = "share-compute/"
+
+
+def member_options(job_id: str, worker: Worker, attempt: int) -> dict[str, Any]:
+    """Return the options of an actor that is to live until somebody ends it.
+
+    Args:
+        job_id: whose member it is.
+        worker: its contributor.
+        attempt: that starts it.
+    """
+    return {
+        # One that was ended a moment ago may still have its name.
+        "name": f"{worker}/{attempt}/{uuid4().hex[:8]}",
+        "namespace": f"{_PREFIX}{job_id}",
+        "lifetime": "detached",
+    }
+
+
+def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
+    """Return the members of a job that are not known to be dead, whichever attempt started them.
+
+    Args:
+        job_id: the job.
+        worker: only those on this contributor.
+    """
+    found = []
+    for namespace, name in _named():
+        if namespace == f"{_PREFIX}{job_id}" and (worker is None or name.startswith(f"{worker}/")):
+            try:
+                found.append(ray.get_actor(name, namespace))
+            except ValueError:  # it died meanwhile
+                continue
+    return found
+
+
+def jobs_with_members() -> frozenset[str]:
+    """Return the jobs of which some members are not known to be dead."""
+    return frozenset(
+        namespace.removeprefix(_PREFIX) for namespace, _ in _named() if namespace.startswith(_PREFIX)
+    )
+
+
+def machines_with_members() -> dict[Worker, frozenset[str]]:
+    """Return, by contributor, the jobs of which some member there is not known to be dead."""
+    found: dict[Worker, set[str]] = defaultdict(set)
+    for namespace, name in _named():
+        if namespace.startswith(_PREFIX):
+            found[name.partition("/")[0]].add(namespace.removeprefix(_PREFIX))
+    return {worker: frozenset(jobs) for worker, jobs in found.items()}
+
+
+def end_members(job_id: str) -> int:
+    """End all members of a job; return how many there were."""
+    members = members_of(job_id)
+    for member in members:
+        ray.kill(member)
+    return len(members)
+
+
+def _named() -> list[tuple[str, str]]:
+    return [(actor["namespace"], actor["name"]) for actor in list_named_actors(all_namespaces=True)]

@@ -1,0 +1,113 @@
+"""What a member does with its shard while no step is computed, together with one member of each other pool or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from share_compute.protocol.roster import Worker
+from share_compute_actors.member.channel import Channel
+from share_compute_actors.member.rows import Part
+from share_compute_actors.member.runner import Runner
+from share_compute_actors.messages import EvaluationResult, Label
+
+Held = Literal["validation", "test"]
+"""Split that is not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """Lets samples pass forward through the pools.
+
+    Args:
+        runner: has the shard.
+        channel: of the epoch.
+        names: of the members' machines.
+        library: has the samples.
+        deadline_s: longest wait for another member.
+    """
+
+    runner: Runner
+    channel: Channel
+    names: Mapping[Worker, str]
+    library: Any
+    deadline_s: float
+
+    def evaluate(
+        self,
+        me: Worker,
+        split: Held,
+        step: int,
+        microbatches: Sequence[int],
+        pool: int,
+        pools: Sequence[Sequence[Worker]],
+    ) -> EvaluationResult | None:
+        """Evaluate the part of ``me`` of some microbatches; only the last pool has an answer.
+
+        Raises:
+            ContributorLost: another member sent nothing in time.
+            StaleEpoch: somebody was lost meanwhile.
+        """
+
+        def owner(place: int, microbatch: int) -> Worker:
+            return pools[place][microbatch % len(pools[place])]
+
+        def label(place: int, microbatch: int) -> Label:
+            return Label(split, step, "activation", microbatch, place)
+
+        def arriving(microbatch: int) -> Tensor:
+            return self._receive(label(pool - 1, microbatch), owner(pool - 1, microbatch))
+
+        def leaving(microbatch: int, outputs: Tensor) -> None:
+            self.channel.send(owner(pool + 1, microbatch), label(pool, microbatch), outputs)
+
+        own = [microbatch for microbatch in microbatches if owner(pool, microbatch) == me]
+        inputs = self._samples(split, own, "inputs") if pool == 0 else {}
+        targets = self._samples(split, own, "targets") if pool == len(pools) - 1 else {}
+        result = self.runner.evaluate(own, inputs.__getitem__ if pool == 0 else arriving, leaving, targets)
+        self.channel.forget_evaluations()
+        return result
+
+    def next_logits(
+        self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
+    ) -> NDArray[np.float32] | None:
+        """Return what the model expects to follow a text, ``[vocabulary]``; only the last pool has an answer.
+
+        Args:
+            step: last one that was applied.
+            ids: of the text.
+            pool: place of this member's.
+            way: one member of each pool.
+
+        Raises:
+            ContributorLost: another member sent nothing in time.
+            StaleEpoch: somebody was lost meanwhile.
+        """
+
+        def label(place: int) -> Label:
+            return Label("sample", step, "activation", 0, place)
+
+        entering = torch.tensor([ids]) if pool == 0 else self._receive(label(pool - 1), way[pool - 1])
+        outputs = self.runner.predict(entering)
+        self.channel.forget_evaluations()
+        if pool < len(way) - 1:
+            self.channel.send(way[pool + 1], label(pool), outputs)
+            return None
+        logits: NDArray[np.float32] = outputs[0, -1].float().cpu().numpy()
+        return logits
+
+    def _receive(self, label: Label, source: Worker) -> Tensor:
+        return self.channel.receive(label, self.names[source], self.deadline_s)
+
+    def _samples(self, split: Held, microbatches: Sequence[int], part: Part) -> dict[int, Tensor]:
+        rows: Mapping[int, NDArray[Any]] = ray.get(
+            self.library.evaluation_rows.remote(split, microbatches, part)
+        )
+        return {microbatch: torch.tensor(values) for microbatch, values in rows.items()}

@@ -1,0 +1,115 @@
+"""What a shard saves, on its way to the library: sealed pieces that can be asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from share_compute.errors import ContributorLost
+from share_compute.models.weights import files, stream_file
+
+TRIES = 3
+"""So often a piece is asked for that arrives damaged."""
+
+
+class Piece(NamedTuple):
+    """Some bytes of one file."""
+
+    file: str
+    content: NDArray[np.uint8]
+    seal: int
+    """XXH3-64 of the two, from before they travelled."""
+
+    @classmethod
+    def sealed(cls, file: str, content: NDArray[np.uint8]) -> Piece:
+        """Return a piece with its seal."""
+        return cls(file, content, _seal(file, content))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is what was sealed."""
+        return self.seal == _seal(self.file, self.content)
+
+
+Answer = TypeVar("Answer", Piece, Piece | None)
+
+
+def _seal(file: str, content: NDArray[np.uint8]) -> int:
+    return xxhash.xxh3_64_intdigest(content.data, seed=xxhash.xxh3_64_intdigest(file.encode()))
+
+
+class Pieces:
+    """The pieces of one pool's part of a folder, cut when they are asked for.
+
+    Args:
+        parts: tensors by the first part of the names of their files.
+        place: of the pool.
+    """
+
+    def __init__(self, parts: Mapping[str, Mapping[str, Tensor]], place: int) -> None:
+        self._rest = _cut(parts, place)
+        self._given = -1
+        self._last: Piece | None = None
+
+    def give(self, number: int) -> Piece | None:
+        """Return a piece, or None after the last one.
+
+        Args:
+            number: counted from 0: that of the next piece, or once more that of the last one given.
+        """
+        if number != self._given:
+            assert number == self._given + 1, f"piece {number} was asked for after {self._given}"
+            self._last, self._given = next(self._rest, None), number
+        return self._last
+
+
+def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piece]:
+    for stem, tensors in parts.items():
+        for number, group in enumerate(files(tensors)):
+            name = f"{stem}-{place:04}-{number:04}.part"
+            for content in stream_file(group):
+                yield Piece.sealed(name, np.frombuffer(content, dtype=np.uint8))
+
+
+def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
+    """Ask for a piece until it arrives as it was sealed, and return it, or None when there is none.
+
+    Args:
+        ask: returns it.
+        damaged: raised when it arrives damaged `TRIES` times.
+    """
+    for _ in range(TRIES):
+        piece = ask()
+        if piece is None or piece.is_whole:
+            return piece
+    raise damaged
+
+
+def take_all(machine: str, ask: Callable[[int], Piece | None], write: Callable[[str, bytes], None]) -> None:
+    """Ask for all pieces, and write those that arrive as they were sealed; others are asked for again.
+
+    Args:
+        machine: name of the one that gives them.
+        ask: returns a piece by its number, None after the last one.
+        write: takes the name of a file and what to add to it.
+
+    Raises:
+        ContributorLost: a piece arrived damaged whenever it was asked for.
+    """
+    damaged = ContributorLost(
+        f"a piece of what {machine} saves arrived damaged {TRIES} times",
+        machine=machine,
+        mend="look into memory and network of that machine; the job goes on from its last checkpoint",
+    )
+    for number in count():
+        piece = whole(partial(ask, number), damaged)
+        if piece is None:
+            return
+        write(piece.file, piece.content.tobytes())

@@ -1,0 +1,91 @@
+"""What others load from a member: what it computes with, or the copy of another's shard that it keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from share_compute.training.loss_scale import LossScale
+from share_compute.training.optimizers import optimizer_tensors
+from share_compute_actors.member.copies.copying import ShardRange
+from share_compute_actors.member.copies.followers import Follower
+from share_compute_actors.member.engine import Engine
+from share_compute_actors.member.runner import Runner
+
+
+class GivesState:
+    """The part of a member that others load from; only while no step is computed.
+
+    Each method takes at last the layers of the copy to read from; None: what this member computes with.
+    """
+
+    _engine: Engine
+    _runner: Runner | None
+
+    @ray.method(concurrency_group="pieces")
+    def holding(self) -> ShardRange | None:
+        """Return the layers [start, stop) whose weights are here; None when there are none yet."""
+        shard = self._runner.stage.shard if self._runner is not None else None
+        return None if shard is None else (shard.start, shard.stop)
+
+    @ray.method(concurrency_group="pieces")
+    def inventory(self, shard: ShardRange | None = None) -> list[str]:
+        """Return the stored names of all parameters and buffers."""
+        if shard is not None:
+            return self._copy(shard).inventory()
+        return list(self._here().stage.persistent())
+
+    @ray.method(concurrency_group="pieces")
+    def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
+        """Return where the loss scale stands before the next step."""
+        return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
+
+    @ray.method(concurrency_group="pieces")
+    def weight(
+        self, name: str, start: int, stop: int | None, shard: ShardRange | None = None
+    ) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of a parameter or buffer, as float32 bytes."""
+        if shard is not None:
+            return _as_bytes(self._copy(shard).rows(name, start, stop))
+        return _rows_as_bytes(self._here().stage.persistent()[name], start, stop)
+
+    @ray.method(concurrency_group="pieces")
+    def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors, by name."""
+        if shard is not None:
+            return self._copy(shard).optimizer_shapes()
+        return {name: tuple(tensor.shape) for name, tensor in self._optimizer_tensors().items()}
+
+    @ray.method(concurrency_group="pieces")
+    def optimizer_tensor(
+        self, name: str, start: int, stop: int | None, shard: ShardRange | None = None
+    ) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor of the optimizer's state, as float32 bytes."""
+        if shard is not None:
+            return _as_bytes(self._copy(shard).rows(name, start, stop))
+        return _rows_as_bytes(self._optimizer_tensors()[name], start, stop)
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        runner = self._here()
+        return {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
+
+    def _copy(self, shard: ShardRange) -> Follower:
+        follower = self._engine.copies.of(shard)
+        assert follower is not None, f"no copy of layers {shard} is kept here"
+        return follower
+
+    def _here(self) -> Runner:
+        assert self._runner is not None
+        return self._runner
+
+
+def _rows_as_bytes(tensor: Tensor, start: int, stop: int | None) -> NDArray[np.uint8]:
+    return _as_bytes(tensor.detach()[start:stop] if tensor.dim() else tensor.detach())
+
+
+def _as_bytes(rows: Tensor) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = rows.float().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return content

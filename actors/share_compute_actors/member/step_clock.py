@@ -1,0 +1,51 @@
+"""How one member spends a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Spent(NamedTuple):
+    """Time of one step at one member."""
+
+    seconds: float
+    waited_s: float
+    """Of ``seconds``, how long it waited for others."""
+
+
+class StepClock:
+    """Runs from the first cell of a step on."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._computed_s = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a cell of the step was begun."""
+        return self._began_s is not None
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._began_s = time.perf_counter()
+
+    def stop(self) -> None:
+        """What follows is waiting for the next epoch, not work."""
+        self._began_s = None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count what is done inside as work."""
+        start_s = time.perf_counter()
+        yield
+        self._computed_s += time.perf_counter() - start_s
+
+    def read(self) -> Spent:
+        """End the step, and return how it was spent."""
+        computed_s = self._computed_s
+        seconds = time.perf_counter() - self._began_s if self._began_s is not None else computed_s
+        self._began_s, self._computed_s = None, 0.0
+        return Spent(seconds, max(0.0, seconds - computed_s))

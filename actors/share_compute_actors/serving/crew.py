@@ -1,0 +1,183 @@
+"""The members of one deployment, as its server holds them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import ShareComputeError, as_ours
+from share_compute.planning.partitioning import Shard
+from share_compute.protocol.roster import Worker
+from share_compute.serving.turns import Turn
+from share_compute_actors.coordinator.party import Party
+from share_compute_actors.serving.assignment import ServingAssignment
+from share_compute_actors.serving.member import ServingMember
+from share_compute_actors.serving.messages import Held, Row, ServingSetup
+from share_compute_actors.serving.weights import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """A member that starts while others serve."""
+
+    actor: Any
+    shard: Shard
+    loaded: Any
+    """The call that loads its shard."""
+
+
+class ServingCrew(Party):
+    """Members, and machines that are about to be.
+
+    Args:
+        assignment: what is served, and the machines that members may run on.
+        model: the same as its files have it.
+        weights: the actor that gives weights.
+        server: the actor that members talk to.
+        cancelled: set when all is to end.
+    """
+
+    def __init__(
+        self,
+        assignment: ServingAssignment,
+        model: ServedModel,
+        weights: Any,
+        server: Any,
+        cancelled: threading.Event,
+    ) -> None:
+        super().__init__(cancelled)
+        self._assignment = assignment
+        self._model = model
+        self._weights = weights
+        self._server = server
+        self.topology = assignment.topology
+        """The machines that members may run on, and those of members that are to go."""
+        self._lives: dict[Any, Worker] = {}
+        """A call to each member that is answered only by its death."""
+        self._newcomers: dict[Worker, _Newcomer] = {}
+        self.held: dict[Worker, Held] = {}
+        """What each member holds."""
+        self.pulse.is_patient = False
+
+    def name(self, worker: Worker) -> str:
+        """Return the name of a member's machine."""
+        return self.topology[worker].name
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    def _start(self, worker: Worker) -> Any:
+        machine = self.topology[worker]
+        setup = ServingSetup(
+            deployment=self._assignment.replica_id,
+            worker=worker,
+            name=machine.name,
+            address=machine.address,
+            blueprint=self._model.blueprint,
+            dtype=self._assignment.spec.dtype,
+            window_tokens=self._assignment.window_tokens,
+            threads=machine.cpu_threads,
+            device=machine.device.kind,
+            pooling=self._assignment.pooling,
+        )
+        here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
+        return ServingMember.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
+            setup, self._server
+        )
+
+    def invite(self, shards: Mapping[Worker, Shard]) -> None:
+        """Let machines start that are no members yet, and load what they are to hold; waits for nobody.
+
+        Those that were invited before, and are not among these or are to hold something else, are ended.
+        """
+        for worker, newcomer in list(self._newcomers.items()):
+            if shards.get(worker) != newcomer.shard:
+                ray.kill(self._newcomers.pop(worker).actor)
+        for worker in sorted(shards.keys() - self._newcomers.keys() - self._actors.keys()):
+            actor, shard = self._start(worker), shards[worker]
+            self._newcomers[worker] = _Newcomer(actor, shard, actor.load.remote(self._weights, shard))
+
+    @property
+    def expected(self) -> frozenset[Worker]:
+        """Machines that were invited, and are not members yet."""
+        return frozenset(self._newcomers)
+
+    def take_in(self) -> dict[Worker, ShareComputeError]:
+        """Make members of those who are ready; return those who will not be, and why."""
+        refused: dict[Worker, ShareComputeError] = {}
+        calls = {newcomer.loaded: worker for worker, newcomer in self._newcomers.items()}
+        for call in ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
+            worker = calls[call]
+            newcomer = self._newcomers.pop(worker)
+            try:
+                self.held[worker] = ray.get(call)
+            except RayError as failure:
+                ray.kill(newcomer.actor)
+                cause = failure.cause if isinstance(failure, RayTaskError) else failure
+                refused[worker] = as_ours(cause)
+            else:
+                self._actors[worker] = newcomer.actor
+                self._lives[newcomer.actor.live.remote()] = worker
+        return refused
+
+    def remove(self, workers: Collection[Worker]) -> None:
+        """Have nothing to do with these any more; what is left of them is ended."""
+        super().remove(workers)
+        self._lives = {call: worker for call, worker in self._lives.items() if worker not in workers}
+        for worker in workers:
+            self.held.pop(worker, None)
+
+    def dismiss(self) -> None:
+        """End all members."""
+        self.invite({})
+        self.remove(tuple(self._actors))
+
+    def feel_pulse(self) -> frozenset[Worker]:
+        """Return who is lost, and is removed: a process that ended tells at once, one that is silent after a while."""
+        ended = ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0] if self._lives else []
+        dead = frozenset(self._lives[call] for call in ended)
+        self.remove(dead)
+        return dead | super().feel_pulse()
+
+    # -- what they do ------------------------------------------------------------------------------------------------
+
+    def halt(self, epoch: int) -> None:
+        """Let all members give up what they do for earlier epochs."""
+        for actor in self._actors.values():
+            actor.halt.remote(epoch)
+
+    def load(self, shards: Mapping[Worker, Shard]) -> None:
+        """Let members hold these shards; what they have of them already they keep.
+
+        Raises:
+            MembersLost: members died meanwhile.
+            PlanInfeasible: a shard does not fit after all.
+        """
+        self.pulse.is_patient = True
+        try:
+            calls = {
+                worker: self._actors[worker].load.remote(self._weights, shard)
+                for worker, shard in shards.items()
+            }
+            self.held.update(self.gather(calls))
+        finally:
+            self.pulse.is_patient = False
+
+    def begin(self, row: Row) -> None:
+        """Let members take the turns of an epoch.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        self.ask(row.workers, "begin", row)
+
+    def send(self, turns: list[Turn], workers: Collection[Worker]) -> None:
+        """Send turns to members; nobody waits for an answer."""
+        for worker in workers:
+            if worker in self._actors:
+                self._actors[worker].take.remote(turns)

@@ -1,0 +1,173 @@
+"""One replica of a deployment: sends turns, hears what comes of them, and goes on with other pools when it must.
+
+One thread runs all of it. Sequences are taken in by other threads at the `Desk`, also while there are no pools.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from contextlib import closing
+from typing import TypeAlias
+
+from share_compute.errors import (
+    ContributorLost,
+    OutOfMemory,
+    ShareComputeError,
+    StaleEpoch,
+    UserError,
+    VerificationFailed,
+)
+from share_compute.protocol.roster import Worker
+from share_compute.serving.turns import Turn, TurnResult
+from share_compute.topology import Topology
+from share_compute_actors.serving.assembly import Assembly
+from share_compute_actors.serving.desk import Desk
+from share_compute_actors.serving.messages import ToServer, Trouble
+from share_compute_actors.serving.standing import Standing
+
+_GLANCE_S = 0.05
+"""Time between two looks at the members while nothing is heard of them."""
+_WATCH_S = 0.02
+"""Time between two looks at the members while much is heard of them."""
+_STANDSTILL_S = 10.0
+"""So long nothing may come of turns while no member computes."""
+_MOST_TROUBLES = 3
+"""So often in a row members fail without a token in between before what they were at is given up."""
+_log = logging.getLogger(__name__)
+
+Heard: TypeAlias = tuple[Worker, ToServer] | Topology | None
+"""What a member says; machines that may be used from now on; None where there may be turns to send."""
+
+
+class Deployment:
+    """Serves one replica.
+
+    Args:
+        assembly: puts pools together.
+        desk: where sequences are.
+        standing: what is told of the deployment.
+        inbox: what is heard.
+        stopped: set when all is to end.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        desk: Desk,
+        standing: Standing,
+        inbox: queue.SimpleQueue[Heard],
+        stopped: threading.Event,
+    ) -> None:
+        self._assembly = assembly
+        self._desk = desk
+        self._standing = standing
+        self._inbox = inbox
+        self._stopped = stopped
+        self._sent: dict[int, Turn] = {}
+        """Turns of this epoch whose results did not come yet."""
+        self._epoch = 0
+        """To which they were sent."""
+        self._watched_s = 0.0
+        """When it was looked after members."""
+        self._moved_s = 0.0
+        """When there was nothing to wait for, or something came."""
+        self._troubles = 0
+        """In a row, with no token in between."""
+
+    def run(self) -> None:
+        """Serve until it is stopped; members are ended then.
+
+        Raises:
+            Cancelled: it was stopped while pools were formed.
+            ShareComputeError: it can never be served.
+        """
+        with closing(self._assembly):
+            while not self._stopped.is_set():
+                self._hear()
+                self._send()
+                if time.monotonic() - self._watched_s > _WATCH_S or self._assembly.placement is None:
+                    self._watched_s = time.monotonic()
+                    self._assembly.watch()
+                    self._send()
+                    self._notice_standstill()
+
+    def _send(self) -> None:
+        assembly = self._assembly
+        if assembly.placement is None:
+            return
+        if assembly.epoch != self._epoch:
+            self._epoch, self._moved_s = assembly.epoch, time.monotonic()
+            self._sent.clear()
+        turns = self._desk.next_turns()
+        if turns:
+            self._sent.update((turn.id, turn) for turn in turns)
+            assembly.send(turns)
+
+    def _notice_standstill(self) -> None:
+        """Form the pools anew when nothing comes of what was sent though nobody computes: a link is silent."""
+        if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
+            self._moved_s = time.monotonic()
+        elif time.monotonic() - self._moved_s > _STANDSTILL_S:
+            _log.warning("nothing is computed of %d turns", len(self._sent))
+            self._assembly.break_up("nothing was computed of what was sent")
+
+    def _hear(self) -> None:
+        """Wait for news, and take in all that there are."""
+        try:
+            heard = self._inbox.get(timeout=_GLANCE_S)
+            while True:
+                self._take(heard)
+                heard = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _take(self, heard: Heard) -> None:
+        if isinstance(heard, Topology):
+            self._assembly.offer(heard)
+        elif heard is not None:
+            worker, message = heard
+            if message.epoch != self._assembly.epoch or self._assembly.placement is None:
+                return
+            if isinstance(message, TurnResult):
+                self._complete(message)
+            else:
+                self._trouble(worker, message)
+
+    def _complete(self, result: TurnResult) -> None:
+        try:
+            self._desk.completed(result)
+        except VerificationFailed as failure:
+            self._again(failure)
+            return
+        self._sent.pop(result.turn, None)
+        self._moved_s = time.monotonic()
+        if result.sampled:
+            self._troubles = 0
+            self._standing.went_on()
+
+    def _trouble(self, worker: Worker, trouble: Trouble) -> None:
+        """A member could not go on: find out whether that is for its machine, for a sequence, or for all."""
+        failure = trouble.failure
+        _log.warning("%s cannot go on: %s", self._assembly.name(worker), failure.message)
+        self._troubles += 1
+        if isinstance(failure, OutOfMemory):
+            self._assembly.shrink(worker)
+        elif isinstance(failure, (StaleEpoch, ContributorLost)):
+            self._assembly.worry()
+        elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:
+            self._give_up(trouble.turn, failure)
+        self._again(failure)
+
+    def _give_up(self, turn_id: int | None, failure: ShareComputeError) -> None:
+        """Give up the sequences that a turn began, or if it began none, all that are in it."""
+        turn = self._sent.get(-1 if turn_id is None else turn_id)
+        if turn is not None:
+            begun = [opening.sequence for opening in turn.opens]
+            self._desk.fail(begun or [chunk.sequence for chunk in turn.chunks], failure)
+            self._troubles = 0
+
+    def _again(self, failure: ShareComputeError) -> None:
+        self._assembly.break_up(failure.message)

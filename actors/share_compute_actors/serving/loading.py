@@ -1,0 +1,102 @@
+"""Builds a shard that serves and fills it; what the machine holds of it already is taken over as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import xxhash
+from platformdirs import user_cache_path
+from torch import Tensor
+
+from share_compute.planning.partitioning import Shard
+from share_compute.serving.encoder_stage import EncoderStage
+from share_compute.serving.stage import ServingStage
+from share_compute.serving.turn_stage import TurnStage
+from share_compute_actors.member.allocator import passing_through
+from share_compute_actors.member.loading import fill, fits
+from share_compute_actors.messages import Source, Sources
+from share_compute_actors.serving.messages import ServingSetup
+
+
+def build_shard(
+    setup: ServingSetup, weights: Any, shard: Shard, before: TurnStage | None
+) -> tuple[TurnStage, dict[str, Tensor]]:
+    """Return a stage, and by stored name what of it is still to be filled; on the thread that will compute.
+
+    Args:
+        setup: of the member.
+        weights: the actor that gives weights.
+        shard: layers of the model.
+        before: what this machine holds; of no use afterwards.
+
+    Raises:
+        PlanInfeasible: the shard does not fit into this machine's memory.
+        UserError: the model cannot be served.
+    """
+    torch.set_num_threads(setup.threads)
+    with fits(shard, setup.name):
+        stage = _stage(setup, weights, shard)
+        return stage, stage.tensors() if before is None else stage.take_over(before)
+
+
+def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
+    config, device = setup.blueprint.config or {}, torch.device(setup.device)
+    dtype: torch.dtype = getattr(torch, setup.dtype)
+    if setup.pooling is not None:
+        return EncoderStage(
+            config, shard, device, dtype, window_tokens=setup.window_tokens, pooling=setup.pooling
+        )
+    tokenizer = _tokenizer(weights) if shard.is_last else None
+    return ServingStage(config, shard, device, dtype, window_tokens=setup.window_tokens, tokenizer=tokenizer)
+
+
+def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
+    """Load what is to be filled, and make the stage ready to compute.
+
+    Args:
+        setup: of the member.
+        weights: the actor that gives weights.
+        stage: newly built.
+        missing: what is to be filled, by stored name; empty afterwards.
+
+    Raises:
+        LibraryLost: who gives the weights died.
+        PlanInfeasible: the shard does not fit into this machine's memory.
+        UserError: the weights do not belong to the configuration.
+    """
+    sources = Sources((Source(weights, is_library=True),))
+    exact = {name: tensor for name, tensor in missing.items() if tensor.dtype != stage.dtype}
+    narrow = {name: tensor for name, tensor in missing.items() if name not in exact}
+    missing.clear()
+    with fits(stage.shard, setup.name), torch.inference_mode():
+        with passing_through():
+            fill(exact, sources, "exact_weight")
+            fill(narrow, sources, "weight", stage.dtype)
+        del exact, narrow  # or what is packed would be there twice
+        stage.seal()
+
+
+def _tokenizer(weights: Any) -> Path | None:
+    """Return a folder on this machine with the tokenizer's files; None where the model has none.
+
+    It is named by what it holds, so that the members of all deployments share it.
+    """
+    files: dict[str, bytes] = ray.get(weights.tokenizer_files.remote())
+    if not files:
+        return None
+    digest = xxhash.xxh3_128()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}/{len(content)}/".encode())
+        digest.update(content)
+    folder = user_cache_path("share-compute") / "tokenizers" / digest.hexdigest()
+    for name, content in files.items():
+        place = folder / name
+        if not place.exists() or place.stat().st_size != len(content):
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(content)
+            partial.replace(place)
+    return folder

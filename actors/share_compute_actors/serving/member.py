@@ -1,0 +1,142 @@
+"""A member of a deployment: the actor that holds one shard and the caches of sequences on one contributor."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from numpy.typing import NDArray
+
+from share_compute.planning.partitioning import Shard
+from share_compute.protocol.roster import Worker
+from share_compute.serving.placement import Holding
+from share_compute.serving.turns import Turn
+from share_compute_actors.member.allocator import trim
+from share_compute_actors.member.channel import Channel, Keys
+from share_compute_actors.member.greeting import greet_all
+from share_compute_actors.messages import Peer
+from share_compute_actors.serving.loading import build_shard, fill_shard
+from share_compute_actors.serving.messages import Held, Row, ServingSetup, Sign, ToServer
+from share_compute_actors.serving.turns import TurnEngine
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
+class ServingMember:
+    """One machine's work for one deployment, over all its epochs.
+
+    Methods of the group ``orders`` run on the compute thread, one after the other; the others always answer.
+    """
+
+    def __init__(self, setup: ServingSetup, server: Any) -> None:
+        self._setup = setup
+        self._server = server
+        self._engine = TurnEngine(self._tell)
+
+    def _tell(self, message: ToServer) -> None:
+        self._server.hear.remote(self._setup.worker, message)
+
+    # -- between epochs ----------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    def load(self, weights: Any, shard: Shard) -> Held:
+        """Hold a shard; what is here of it already stays, all else goes.
+
+        Args:
+            weights: the actor that gives weights.
+            shard: layers of the model.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+            UserError: the model cannot be served, or its weights do not belong to its configuration.
+        """
+        return self._engine.order(partial(self._load, weights, shard))
+
+    def _load(self, weights: Any, shard: Shard) -> Held:
+        engine, loaded_bytes = self._engine, 0
+        if engine.stage is not None:
+            engine.stage.clear()
+        if engine.stage is None or engine.stage.shard != shard:
+            stage, missing = build_shard(self._setup, weights, shard, engine.stage)
+            engine.stage = None  # what is not taken over makes room
+            loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
+            fill_shard(self._setup, weights, stage, missing)
+            engine.stage = stage
+        trim()  # or the caches of the epoch before would count
+        is_elsewhere = self._setup.device != "cpu"
+        resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
+        return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
+
+    @ray.method(concurrency_group="orders")
+    def listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+        """Open this member's end of the epoch's channel and return where it is."""
+        return self._engine.order(partial(self._listen, epoch, keys, admitted))
+
+    def _listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+        setup = self._setup
+        channel = Channel(setup.worker, setup.deployment, epoch, setup.address, keys, admitted)
+        self._engine.open(channel)
+        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
+
+    @ray.method(concurrency_group="orders")
+    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
+        """Link to all other members, and return those whose greeting did not arrive by the direct link."""
+        return self._engine.order(lambda: greet_all(self._channel(), self._setup.worker, peers))
+
+    @ray.method(concurrency_group="orders")
+    def use_calls(self, members: Mapping[Worker, Any]) -> None:
+        """Send to these members by Ray calls, not directly."""
+        for member, handle in members.items():
+            self._engine.order(partial(self._channel().use_calls, member, handle.deliver.remote))
+
+    @ray.method(concurrency_group="orders")
+    def begin(self, row: Row) -> None:
+        """Take the turns of an epoch, with no caches."""
+        self._engine.order(partial(self._engine.begin, row, row.workers.index(self._setup.worker)))
+
+    # -- always answering --------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="turns")
+    def take(self, turns: list[Turn]) -> None:
+        """Take in turns that are to be executed, in the order of their ids."""
+        self._engine.put(turns)
+
+    @ray.method(concurrency_group="control")
+    def halt(self, epoch: int) -> None:
+        """Give up what belongs to earlier epochs, and end waits for it."""
+        self._engine.halt(epoch)
+
+    @ray.method(concurrency_group="mail")
+    def deliver(self, envelope: bytes, content: NDArray[np.uint8]) -> None:
+        """Take in a tensor that came by a Ray call."""
+        self._channel().deliver(envelope, content)
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> Sign:
+        """Say that this member is alive, and what it does."""
+        stage = self._engine.stage
+        return Sign(
+            worker=self._setup.worker,
+            epoch=self._engine.epoch,
+            process_id=os.getpid(),
+            is_computing=self._engine.is_computing,
+            computed_s=self._engine.computed_s,
+            at_s=time.monotonic(),
+            resident_bytes=psutil.Process().memory_info().rss,
+            cache_bytes=0 if stage is None else stage.held_tokens * stage.bytes_per_token,
+        )
+
+    @ray.method(concurrency_group="life")
+    def live(self) -> None:
+        """Answer never: who asks learns at once when this process ends."""
+        threading.Event().wait()
+
+    def _channel(self) -> Channel:
+        assert self._engine.channel is not None
+        return self._engine.channel

@@ -1,0 +1,88 @@
+"""What the members and the server of a deployment say to each other, beside turns: declared and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from share_compute.errors import ShareComputeError
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.encoders import Pooling
+from share_compute.protocol.roster import Worker
+from share_compute.serving.placement import Holding
+from share_compute.serving.turns import TurnResult
+from share_compute.specification import Precision
+from share_compute.topology import DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSetup:
+    """What a member is told when it is started."""
+
+    deployment: str
+    """Id of the deployment, and of the replica of it: tensors of others are dropped."""
+    worker: Worker
+    """Its own name: the contributor that it runs on."""
+    name: str
+    """Of its machine, for people."""
+    address: str
+    """IP address that the other members reach it at."""
+    blueprint: Blueprint
+    dtype: Precision
+    """What it loads weights as, and computes in."""
+    window_tokens: int
+    """Longest sequence."""
+    threads: int
+    device: DeviceKind
+    pooling: Pooling | None = None
+    """How vectors are made, where the model is an encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The members of an epoch, in pipeline order."""
+
+    epoch: int
+    workers: tuple[Worker, ...]
+    names: tuple[str, ...]
+    """Of their machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a member holds after it loaded a shard."""
+
+    loaded_bytes: int
+    """Weights that it did not have before."""
+    holding: Holding
+    """What the planner is to know of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign of life of a member."""
+
+    worker: Worker
+    epoch: int
+    process_id: int
+    """On its machine."""
+    is_computing: bool
+    """Whether it computes now, and does not wait for others."""
+    computed_s: float
+    """Time that it computed since it was started."""
+    at_s: float
+    """When this was said, by a clock of its own that only grows."""
+    resident_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A member cannot go on with the turns of an epoch."""
+
+    epoch: int
+    failure: ShareComputeError
+    turn: int | None = None
+    """The turn that it was at."""
+
+
+ToServer = TurnResult | Trouble

@@ -1,0 +1,116 @@
+"""The server of a deployment: one actor on the head that takes sequences in, and tells what comes of them.
+
+This module is what the control plane imports, so it is light; the work itself is in `deployment`, where torch is.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from pydantic import TypeAdapter
+
+from share_compute.errors import ShareComputeError, Unavailable, as_ours
+from share_compute.serving.events import SequenceEvent
+from share_compute.serving.options import Generation
+from share_compute.serving.placement import limits_before
+from share_compute.serving.states import DeploymentState
+from share_compute.topology import Topology
+from share_compute_actors.coordinator.coordinator import Cancelled
+from share_compute_actors.serving.assignment import ServingAssignment
+from share_compute_actors.serving.desk import Desk
+from share_compute_actors.serving.standing import Standing
+
+topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
+"""Reads and writes what a server is offered as JSON."""
+_log = logging.getLogger(__name__)
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "requests": 4, "pull": 2, "mail": 1})
+class DeploymentServer:
+    """Serves one replica of a deployment.
+
+    Sequences can be submitted from the beginning: they wait until there are pools.
+
+    Args:
+        assignment: a `ServingAssignment` as JSON.
+    """
+
+    def __init__(self, assignment: str) -> None:
+        self._assignment = ServingAssignment.model_validate_json(assignment)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        spec, window = self._assignment.spec, self._assignment.window_tokens
+        embeds = self._assignment.pooling is not None
+        limits = limits_before(spec, window, embeds=embeds)
+        self._desk = Desk(limits, lambda: self._inbox.put(None))
+        self._standing = Standing(self._desk, window, embeds=embeds)
+
+    @ray.method(concurrency_group="run")
+    def run(self) -> None:
+        """Serve until `stop` is called; the status says how it ended."""
+        failure: ShareComputeError | None = None
+        try:
+            from share_compute_actors.serving.beginning import begin  # noqa: PLC0415 - loads torch
+
+            begin(self._assignment, self._desk, self._standing, self._inbox, self._stopped).run()
+        except Cancelled:
+            pass  # it was stopped
+        except Exception as ended:  # noqa: BLE001 - whoever asks learns how it ended
+            _log.exception("deployment %s ended", self._assignment.spec.name)
+            failure = as_ours(ended)
+        if failure is None:
+            failure = Unavailable(f"{self._assignment.spec.name} was taken down", mend="choose another model")
+            self._standing.move(DeploymentState.stopped, "taken down")
+        else:
+            self._standing.move(DeploymentState.failed, failure.message, failure)
+        self._desk.close(failure)
+
+    @ray.method(concurrency_group="requests")
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Take sequences in, all or none of them; `pull` gives what comes of them.
+
+        Raises:
+            TooLong: a prompt leaves no room for a token.
+            Busy: too many wait already.
+            UserError: they cannot be served as they are.
+            Unavailable: nobody can serve them.
+        """
+        self._desk.submit(generations)
+
+    @ray.method(concurrency_group="requests")
+    def cancel(self, sequences: Sequence[int]) -> None:
+        """End sequences that nobody wants any more."""
+        self._desk.cancel(sequences)
+
+    @ray.method(concurrency_group="pull")
+    def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+        """Return what was told of all sequences after the first ``after`` events; waits if there is nothing more.
+
+        ``after`` never goes back: it says how many events the one caller has received.
+        """
+        return self._desk.pull(after, timeout_s)
+
+    @ray.method(concurrency_group="mail")
+    def hear(self, worker: str, message: Any) -> None:
+        """Take in what a member says; `Deployment` knows what it means."""
+        self._inbox.put((worker, message))
+
+    @ray.method(concurrency_group="control")
+    def offer(self, topology: str) -> None:
+        """Say which machines may be used from now on, as JSON, in place of those that were told before."""
+        self._inbox.put(topologies.validate_json(topology))
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> str:
+        """Return a `ServingStatus` as JSON."""
+        return self._standing.tell().model_dump_json()
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """End all members; then `run` returns."""
+        self._stopped.set()

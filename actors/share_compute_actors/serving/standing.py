@@ -1,0 +1,159 @@
+"""How a deployment stands: what its server tells the control plane of itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.roster import Worker
+from share_compute.serving.figures import Latency
+from share_compute.serving.placement import Placement
+from share_compute.serving.states import DeploymentState
+from share_compute.serving.status import LatencyStatus, PoolStatus, QueueStatus, ServingStatus
+from share_compute_actors.serving.desk import Desk
+
+if TYPE_CHECKING:
+    from share_compute_actors.serving.messages import Sign  # where torch is
+
+_LOOKS = 20
+"""Signs of life over which it is seen how busy a member is."""
+
+
+class Standing:
+    """Kept by the server's own thread; any thread may ask for it.
+
+    Args:
+        desk: where sequences are.
+        window_tokens: longest sequence.
+        embeds: whether the model is an encoder: of tokens one after the other nothing is predicted then.
+    """
+
+    def __init__(self, desk: Desk, window_tokens: int, *, embeds: bool = False) -> None:
+        self._desk = desk
+        self._embeds = embeds
+        self._window_tokens = window_tokens
+        self._lock = threading.Lock()
+        self._state = DeploymentState.pending
+        self._reason = "its model is looked at"
+        self._is_looking = True
+        self._error: dict[str, Any] | None = None
+        self._epoch = 0
+        self._placement: Placement | None = None
+        self._signs: dict[Worker, deque[Sign]] = {}
+        self._alive: frozenset[Worker] = frozenset()
+        self._expected: frozenset[Worker] = frozenset()
+        self._recoveries = 0
+        self._lost_s: float | None = None
+        """When a loss was noticed after which nothing was computed yet."""
+        self._last_gap_s: float | None = None
+
+    def move(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
+        """Say where it is in its life, and why."""
+        with self._lock:
+            self._state, self._reason, self._is_looking = state, reason, False
+            self._error = None if error is None else {"code": error.code, **error.facts()}
+
+    def formed(self, epoch: int, placement: Placement) -> None:
+        """Pools were put together."""
+        with self._lock:
+            self._epoch, self._placement = epoch, placement
+            self._signs = {worker: deque(maxlen=_LOOKS) for worker in placement.workers}
+
+    def lost(self) -> None:
+        """A member of these pools was lost."""
+        with self._lock:
+            self._recoveries += 1
+            self._lost_s = self._lost_s or time.monotonic()
+
+    def went_on(self) -> None:
+        """A token was drawn."""
+        if self._lost_s is not None:
+            with self._lock:
+                self._last_gap_s, self._lost_s = time.monotonic() - self._lost_s, None
+
+    def look(
+        self, alive: frozenset[Worker], expected: frozenset[Worker], signs: Mapping[Worker, Any]
+    ) -> None:
+        """Take note of who is alive and who is about to come, and of the last signs of life."""
+        with self._lock:
+            self._alive, self._expected = alive, expected
+            for worker, seen in self._signs.items():
+                sign = signs.get(worker)
+                if sign is not None and (not seen or seen[-1].at_s != sign.at_s):
+                    seen.append(sign)
+
+    def tell(self) -> ServingStatus:
+        """Return it all."""
+        stats, measured = self._desk.stats(), self._desk.measured()
+        with self._lock:
+            placement = self._placement
+            prediction = None if placement is None else placement.prediction
+            of_tokens = None if self._embeds else prediction
+            return ServingStatus(
+                state=self._state,
+                reason=self._reason,
+                is_looking=self._is_looking,
+                epoch=self._epoch,
+                window_tokens=self._window_tokens,
+                prediction=prediction,
+                pools=() if placement is None else tuple(self._pools(placement)),
+                queue=QueueStatus(
+                    queued=stats.queued,
+                    running=stats.running,
+                    batch_size=measured.batch_size,
+                    turns_in_flight=stats.turns_in_flight,
+                    kv_tokens=stats.kv_tokens,
+                    kv_tokens_used=stats.kv_tokens_used,
+                    kv_tokens_cached=stats.kv_tokens_cached,
+                    prefix_hits=stats.totals.prefix_hits,
+                    emitted_tokens=stats.totals.emitted_tokens,
+                    wasted_tokens=stats.totals.wasted_tokens,
+                ),
+                tokens_per_s=measured.tokens_per_s,
+                predicted_tokens_per_s=None if of_tokens is None else of_tokens.tokens_per_s,
+                first_token=_beside(
+                    measured.first_token, None if prediction is None else prediction.first_token_s
+                ),
+                next_token=_beside(
+                    measured.next_token, None if of_tokens is None else of_tokens.next_token_s
+                ),
+                recoveries=self._recoveries,
+                last_gap_s=self._last_gap_s,
+                holds=tuple(sorted(self._alive | self._expected)),
+                error=self._error,
+            )
+
+    def _pools(self, placement: Placement) -> list[PoolStatus]:
+        found = []
+        for pool in placement.plan.pools:
+            member = pool.members[0]
+            seen = self._signs.get(member.contributor_id)
+            last = seen[-1] if seen else None
+            found.append(
+                PoolStatus(
+                    contributor_id=member.contributor_id,
+                    name=member.name,
+                    start=pool.start,
+                    stop=pool.stop,
+                    is_alive=member.contributor_id in self._alive,
+                    busy_fraction=_busy(seen) if seen else None,
+                    predicted_busy_fraction=member.busy_fraction,
+                    process_id=last.process_id if last else None,
+                    resident_bytes=last.resident_bytes if last else 0,
+                    cache_bytes=last.cache_bytes if last else 0,
+                )
+            )
+        return found
+
+
+def _busy(seen: deque[Sign]) -> float | None:
+    passed_s = seen[-1].at_s - seen[0].at_s
+    return (seen[-1].computed_s - seen[0].computed_s) / passed_s if passed_s > 0 else None
+
+
+def _beside(measured: Latency, predicted_s: float | None) -> LatencyStatus:
+    return LatencyStatus(p50_s=measured.p50_s, p95_s=measured.p95_s, predicted_s=predicted_s)

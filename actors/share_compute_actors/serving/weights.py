@@ -1,0 +1,121 @@
+"""Gives the members of a deployment their weights: an actor on the head, since they may not see the server's disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from share_compute.errors import UserError
+from share_compute.models.blueprint import Blueprint, dissect
+from share_compute.models.configuration import declared_config
+from share_compute.models.weights import WeightFolder
+from share_compute.planning.profile import ModelProfile
+from share_compute.specification import ModelSpec, Precision
+
+if TYPE_CHECKING:
+    from share_compute.models.conversion import PretrainedWeights
+
+_LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
+"""Files of weights."""
+_MOST_FILE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a deployment's server learns of its model before it plans."""
+
+    blueprint: Blueprint
+    profile: ModelProfile
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"weights": 1})
+class ServedWeights:
+    """Reads a model's folder, some rows at a time.
+
+    Args:
+        folder: holds config.json and safetensors.
+        dtype: what members load weights as.
+        embeds: whether it is an encoder.
+    """
+
+    def __init__(self, folder: Path, dtype: Precision, *, embeds: bool = False) -> None:
+        self._folder = folder
+        self._embeds = embeds
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._opened: PretrainedWeights | None = None
+
+    @ray.method(concurrency_group="weights")
+    def prepare(self) -> ServedModel:
+        """Read the configuration, open the weights, and count what the model costs.
+
+        Raises:
+            UserError: there is no model in the folder, or none that can be served.
+        """
+        config = self._config()
+        blueprint = Blueprint(config=config)
+        self._weights()
+        if self._embeds:
+            from share_compute.models.huggingface_encoder import profile_encoder  # noqa: PLC0415 - slow to import
+
+            return ServedModel(blueprint, profile_encoder(config))
+        return ServedModel(blueprint, dissect(blueprint))
+
+    def _config(self) -> dict[str, Any]:
+        config = declared_config(ModelSpec(path=self._folder))
+        if not isinstance(config.get("model_type"), str):
+            raise UserError(
+                f"{self._folder / 'config.json'} names no model_type",
+                mend="give a folder that save_pretrained wrote",
+            )
+        return config
+
+    def _weights(self) -> PretrainedWeights:
+        """Return the opened folder; this process may have been started again since `prepare`."""
+        if self._opened is None:
+            from share_compute.models.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+
+            config, model = self._config(), None
+            if self._embeds:
+                from share_compute.models.huggingface_encoder import encoder_sketch  # noqa: PLC0415
+
+                model = encoder_sketch(config)
+            self._opened = PretrainedWeights(WeightFolder(self._folder), config, model)
+        return self._opened
+
+    @ray.method(concurrency_group="weights")
+    def weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor, as bytes of the deployment's dtype."""
+        return _as_bytes(self._read(name, start, stop).to(self._dtype))
+
+    @ray.method(concurrency_group="weights")
+    def exact_weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
+        """Return rows [start, stop) of one tensor as float32 bytes, whatever the deployment's dtype is."""
+        return _as_bytes(self._read(name, start, stop).float())
+
+    @ray.method(concurrency_group="weights")
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Return the small files of the folder by name; none where there is no tokenizer among them."""
+        files = [file for file in self._folder.iterdir() if _is_small(file)]
+        if not any(file.name.startswith("tokenizer") for file in files):
+            return {}
+        return {file.name: file.read_bytes() for file in files}
+
+    def _read(self, name: str, start: int, stop: int | None) -> Tensor:
+        return self._weights().read(name, start, stop)
+
+
+def _is_small(file: Path) -> bool:
+    is_shown = file.is_file() and not file.name.startswith(".")
+    return is_shown and file.suffix not in _LARGE and file.stat().st_size <= _MOST_FILE_BYTES
+
+
+def _as_bytes(rows: Tensor) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = rows.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return content

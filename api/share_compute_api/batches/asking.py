@@ -1,0 +1,121 @@
+"""One row of a batch becomes a request, and its answer the columns that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
+
+from share_compute.batches.inputs import InputRow
+from share_compute.errors import UserError
+from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob, field_errors
+from share_compute_api.serving.completing import Completing
+from share_compute_api.serving.engine import Engine, TextEngine, VectorEngine
+from share_compute_api.serving.requests import ChatRequest, CompletionRequest, TextRequest
+from share_compute_api.serving.sequences import Sequences, sequences
+
+if TYPE_CHECKING:
+    from share_compute_api.serving.tokenizer import ServedTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one row."""
+
+    columns: dict[str, Any]
+    """Its answer, or an ``error``."""
+    tokens: int = field(default=0, compare=False)
+    """Generated, or read where vectors are made."""
+
+
+async def ask(
+    spec: BatchJob, row: InputRow, engine: Engine, tokenizer: ServedTokenizer, owner: str
+) -> Answer:
+    """Return the answer to one row.
+
+    Args:
+        spec: of the batch.
+        row: one without a problem.
+        engine: of the model, of the batch's kind.
+        tokenizer: of the model.
+        owner: whose request it is.
+
+    Raises:
+        Busy: too many wait already.
+        UserError: what the row asks for cannot be done.
+        Unavailable: nobody answers.
+    """
+    if isinstance(spec, GenerateJob):
+        return await _generated(spec, row, cast("TextEngine", engine), tokenizer, owner)
+    text = _text(row.value)
+    prompt = await asyncio.to_thread(tokenizer.encode, text, engine.facts.window_tokens)
+    (vector,) = await cast("VectorEngine", engine).embed(owner, [prompt])
+    return Answer({"embedding": vector, "usage": _usage(len(prompt))}, len(prompt))
+
+
+async def _generated(
+    spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: ServedTokenizer, owner: str
+) -> Answer:
+    asked = await asyncio.to_thread(_sequences, spec, row, engine, tokenizer, owner)
+    completing = await Completing.begin(engine, asked.generations, asked.writers)
+    try:
+        (told,) = await completing.collected()
+    finally:
+        await completing.close()
+    new_tokens = asked.completion_tokens
+    usage = _usage(asked.prompt_tokens, new_tokens) | {"completion_tokens": new_tokens}
+    return Answer({"output": told.text, "finish_reason": told.finish, "usage": usage}, new_tokens)
+
+
+def _sequences(
+    spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: ServedTokenizer, owner: str
+) -> Sequences:
+    facts = engine.facts
+    request = text_request(spec, row.value, seed=row_seed(spec.sampling.seed, row.number))
+    if isinstance(request, ChatRequest):
+        text = tokenizer.chat([message.for_template() for message in request.messages])
+        prompt = tokenizer.encode(text, facts.window_tokens, is_chat=True)
+    else:
+        prompt = tokenizer.encode(_text(row.value), facts.window_tokens)
+    return sequences(request, [prompt], facts, tokenizer, owner)
+
+
+def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
+    """Return the request of one row, as a client of the OpenAI API would send it.
+
+    Raises:
+        UserError: it is none.
+    """
+    name = spec.deployment or "model"
+    options = {**sampling_options(spec.sampling), "seed": seed}
+    try:
+        if spec.data.messages is None:
+            return CompletionRequest.model_validate({"model": name, "prompt": _text(value), **options})
+        return ChatRequest.model_validate({"model": name, "messages": value, **options})
+    except ValidationError as failure:
+        problems = field_errors(failure)
+        text = "; ".join(": ".join(filter(None, (item["field"], item["problem"]))) for item in problems)
+        raise UserError(text, mend="mend the row", details={"fields": problems}) from failure
+
+
+def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:
+    """Return options of all rows as requests have them."""
+    return {**sampling.model_dump(exclude_none=True), "stop": list(sampling.stop)}
+
+
+def row_seed(seed: int, number: int) -> int:
+    """Return the seed of a row: whenever, and however often, it is asked for."""
+    return int.from_bytes(hashlib.sha256(f"{seed} row {number}".encode()).digest()[:8], "little") >> 1
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"the row holds {type(value).__name__}, not text", mend="write it as text")
+    return value
+
+
+def _usage(prompt_tokens: int, completion_tokens: int = 0) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + completion_tokens}

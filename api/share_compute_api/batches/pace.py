@@ -1,0 +1,34 @@
+"""How fast rows are answered."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_SPAN_S = 30.0
+_LEAST_S = 0.5
+
+
+class Pace:
+    """Rows and tokens a second over the last while.
+
+    Args:
+        now_s: the time.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque([(now_s, 0, 0)])
+        """When so many rows and tokens were answered in all."""
+
+    def see(self, now_s: float, tokens: int) -> None:
+        """Take in one row that was answered."""
+        _, rows, before = self._seen[-1]
+        self._seen.append((now_s, rows + 1, before + tokens))
+        while len(self._seen) > 2 and now_s - self._seen[1][0] > _SPAN_S:
+            self._seen.popleft()
+
+    def rates(self, now_s: float) -> tuple[float, float] | None:
+        """Return rows and tokens a second; None before there is enough to tell."""
+        (first_s, first_rows, first_tokens), (_, rows, tokens) = self._seen[0], self._seen[-1]
+        if rows == first_rows or now_s - first_s < _LEAST_S:
+            return None
+        return (rows - first_rows) / (now_s - first_s), (tokens - first_tokens) / (now_s - first_s)

@@ -1,0 +1,85 @@
+"""Cheap checks of a batch before it is queued: its files, their first rows, and the model that is to answer."""
+
+from __future__ import annotations
+
+from share_compute.batches.inputs import Inputs
+from share_compute.batches.output import check_columns
+from share_compute.batches.parts import COLUMNS
+from share_compute.errors import UserError
+from share_compute.specification import BatchJob, GenerateJob, ServedModelSpec, ServeJob
+from share_compute.store import JobRecord, Store
+from share_compute.strict import nearest
+from share_compute_api.batches.asking import text_request
+from share_compute_api.model_folders import looking, refused, require_path
+from share_compute_api.serving.engine import Engines
+from share_compute_api.serving.submission import check_deployment
+
+_NAME_OF_ITS_OWN = "batch"
+_MESSAGE = {"role": "user", "content": "?"}
+
+
+def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
+    """Return the deployment that a batch has for itself; its name is the job's id."""
+    return ServeJob(name=job.id, model=model)
+
+
+def check_batch(spec: BatchJob, store: Store, engines: Engines) -> None:
+    """Raise UserError, naming the field, when the batch cannot be done whatever machines there are."""
+    _check_data(spec)
+    if isinstance(spec, GenerateJob):
+        _check_sampling(spec)
+    if spec.model is not None:
+        check_deployment(ServeJob(name=_NAME_OF_ITS_OWN, model=spec.model), store)
+        return
+    assert spec.deployment is not None
+    if store.deployments.by_name(spec.deployment) is None:
+        up = [record.name for record in store.deployments.list()]
+        guess = nearest(spec.deployment, up)
+        raise refused(
+            "deployment",
+            f"there is no deployment {spec.deployment}" + (f"; did you mean {guess!r}?" if guess else ""),
+            "share-compute deployments lists those that are up; share-compute serve MODEL makes one",
+        )
+    engine = engines.find(spec.deployment)
+    if engine is not None:
+        require_kind(spec, engine.facts.kind)
+
+
+def require_kind(spec: BatchJob, found: str) -> None:
+    """Raise UserError unless a model does what a batch is for."""
+    if found == spec.kind:
+        return
+    what = "turns text into vectors" if found == "embed" else "writes text"
+    raise refused(
+        "deployment" if spec.model is None else "model",
+        f"it {what}, which is not what kind: {spec.kind} asks for",
+        f"make it kind: {found}, or name another model",
+    )
+
+
+def _check_data(spec: BatchJob) -> None:
+    for file in spec.data.files:
+        with looking("data.files"):
+            require_path(file, "data.files")
+            if not file.is_file():
+                raise refused("data.files", f"{file} is not a file", "name each file")
+    is_chat = isinstance(spec, GenerateJob) and spec.data.messages is not None
+    inputs = Inputs(spec.data.files, spec.data.column)
+    try:
+        inputs.check(list if is_chat else str, COLUMNS[spec.kind])
+        if inputs.is_parquet and spec.output.format != "jsonl":
+            check_columns(spec.data.files)
+    except UserError as failure:
+        raise refused("data", failure.message, failure.mend or "mend the files") from failure
+
+
+def _check_sampling(spec: GenerateJob) -> None:
+    try:
+        request = text_request(spec, "?" if spec.data.messages is None else [_MESSAGE], seed=0)
+        grammar = None if request.response_format is None else request.response_format.grammar
+        if grammar is not None:
+            from share_compute.serving.constraints import check_schema
+
+            check_schema(grammar)
+    except UserError as failure:
+        raise refused("sampling", failure.message, "mend these options") from failure

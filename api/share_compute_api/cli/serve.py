@@ -1,0 +1,262 @@
+"""Commands for served models: serve, deployments, scale, undeploy, chat."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.cli.completion import complete_deployment
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import console, print_failure, print_json, print_table, since, state_text
+
+if TYPE_CHECKING:
+    from share_compute.store.records import DeploymentRecord
+    from share_compute_api.client import Client
+
+_JOB = re.compile(r"^(job-[a-z2-7]{8})(?:/(.+))?$")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said.[/dim]"
+
+
+class Dtype(StrEnum):
+    """What weights are loaded as."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Aim(StrEnum):
+    """What machines are chosen for."""
+
+    latency = "latency"
+    throughput = "throughput"
+
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of the deployment.", autocompletion=complete_deployment),
+]
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Folder of a Hugging Face model, or a training job: JOB or JOB/ARTIFACT.")
+    ],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="What clients send as model; default: the folder's or the job's.")
+    ] = None,
+    replicas: Annotated[
+        str,
+        typer.Option(metavar="N|MIN..MAX", help="Copies of the whole model; 0..4 follows what is asked."),
+    ] = "1",
+    max_seq: Annotated[
+        int | None, typer.Option(min=16, help="Most tokens of a prompt and its answer together.")
+    ] = None,
+    max_concurrent: Annotated[
+        int, typer.Option(min=1, help="Most sequences at one time, for each replica.")
+    ] = 16,
+    dtype: Annotated[Dtype, typer.Option(help="What weights are loaded as.")] = Dtype.float32,
+    objective: Annotated[Aim, typer.Option(help="Shortest answer, or most tokens a second.")] = Aim.latency,
+    pools: Annotated[int | None, typer.Option(min=1, help="Machines in a row that share the layers.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to OpenAI clients. A job file of kind serve says more: share-compute submit FILE."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        source, default = _source(client, model)
+        wanted = {
+            "name": name or default,
+            "model": source,
+            "replicas": replicas,
+            "max_seq": max_seq,
+            "max_concurrent": max_concurrent,
+            "dtype": dtype.value,
+            "objective": objective.value,
+            "parallelism": {"pools": pools},
+        }
+        report_deployment(client.deploy(wanted), client.url, as_json=as_json)
+
+
+def _source(client: Client, model: str) -> tuple[dict[str, str], str]:
+    """Return the model part of a deployment, and a name for it."""
+    job = _JOB.match(model)
+    if job is not None and not Path(model).exists():
+        artifact = {"artifact": job[2]} if job[2] else {}
+        return {"job": job[1], **artifact}, _as_name(client.job(job[1]).name)
+    folder = Path(model).expanduser().resolve()
+    return {"path": str(folder)}, _as_name(folder.name)
+
+
+def _as_name(text: str) -> str:
+    return _NOT_IN_NAMES.sub("-", text).strip("-._")[:80] or "model"
+
+
+def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> None:
+    """Print a deployment that was just made, and how to use it."""
+    if as_json:
+        print_json(record)
+        return
+    console.print(f"{record.id}  {state_text(record.state)}  {escape(record.reason)}")
+    console.print(
+        f"[dim]OpenAI clients: base_url {escape(url)}/v1, model {escape(record.name)}; "
+        f"here: share-compute chat {escape(record.name)}[/dim]",
+        soft_wrap=True,
+    )
+
+
+def deployments(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Show this one, with all it measures.", autocompletion=complete_deployment
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Most deployments to show.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List the models that are served, newest first; or show how one does, measured beside predicted."""
+    from share_compute.serving.states import DeploymentState
+    from share_compute_api.cli.deployment import print_card, replicas_text
+    from share_compute_api.client import Client
+
+    if name is not None:
+        with Client() as client:
+            view, status = client.deployment(name), client.deployment_status(name)
+        if as_json:
+            print_json({"deployment": view, "status": status})
+        else:
+            print_card(view, status)
+        return
+    with Client() as client:
+        page = client.deployments(state=tuple(DeploymentState) if everything else (), limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    rows = (
+        (
+            escape(one.name),
+            state_text(one.state),
+            escape(one.spec.model.label),
+            replicas_text(one),
+            one.spec.max_seq,
+            since(one.created_at),
+            escape(one.reason),
+        )
+        for one in page.deployments
+    )
+    columns = ("name", "state", "model", "replicas", "window", "deployed", "reason")
+    print_table(columns, rows, empty="Nothing is served. Serve a model: share-compute serve FOLDER")
+    if page.next_cursor:
+        console.print("[dim]There are more; raise --limit to see them.[/dim]")
+
+
+def scale(
+    name: Name,
+    replicas: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="E.g. 3, or 0..4.")],
+    as_json: Json = False,
+) -> None:
+    """Ask for another number of replicas, or for a range in which it follows what is asked; while it is up."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        view = client.scale(name, replicas)
+    if as_json:
+        print_json(view)
+    else:
+        console.print(f"{view.id}  {state_text(view.state)}  replicas {view.spec.replicas}")
+
+
+def undeploy(name: Name, as_json: Json = False) -> None:
+    """Take a deployment down; its requests end."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        record = client.undeploy(name)
+    if as_json:
+        print_json(record)
+    else:
+        console.print(f"{record.id}  {state_text(record.state)}  {escape(record.reason)}")
+
+
+def chat(
+    name: Name,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 takes the most probable token.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+) -> None:
+    """Talk to a served model. Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said."""
+    from share_compute_api.client import Client
+
+    given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    options = {key: value for key, value in given.items() if value is not None}
+    first = [] if system is None else [{"role": "system", "content": system}]
+    with Client() as client:
+        client.require_model(name)
+        if sys.stdin.isatty():
+            console.print(_HELP)
+        _converse(client, name, first, options)
+
+
+def _converse(client: Client, name: str, first: list[dict[str, str]], options: dict[str, Any]) -> None:
+    from share_compute.errors import ShareComputeError
+
+    said = list(first)
+    for line in _lines():
+        if line == "/reset":
+            said = list(first)
+            console.print("[dim]forgotten[/dim]")
+            continue
+        question = {"role": "user", "content": line}
+        try:
+            answer = _answer(client.chat(name, [*said, question], **options))
+        except ShareComputeError as failure:
+            if not sys.stdin.isatty():
+                raise
+            print_failure(failure, as_json=False)
+            continue
+        said += [question, {"role": "assistant", "content": answer}]
+
+
+def _lines() -> Iterator[str]:
+    """Give what is typed, until the end of the input."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - makes lines editable
+    while True:
+        try:
+            line = console.input("[bold]>[/bold] ") if sys.stdin.isatty() else input()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            console.print()
+            continue
+        if line.strip():
+            yield line.strip()
+
+
+def _answer(pieces: Iterator[str]) -> str:
+    """Print an answer as it comes; returns as much of it as there was before Ctrl-C."""
+    answer = ""
+    with closing(pieces):  # type: ignore[type-var]
+        try:
+            for piece in pieces:
+                console.print(piece, end="", markup=False, soft_wrap=True)
+                answer += piece
+        except KeyboardInterrupt:
+            console.print(" [dim](stopped)[/dim]", end="")
+    console.print()
+    return answer

@@ -1,0 +1,49 @@
+"""Asks processes of their own for exports: adapters are merged with torch, which the control plane is free of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute_api.exporting import ExportRequest
+from share_compute_api.module_process import run_module
+from share_compute_api.transport import error_of
+
+_SHOWN_CHARACTERS = 4000
+_log = logging.getLogger(__name__)
+
+
+class ExportProcesses:
+    """Makes checkpoints into folders for others, one after the other."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        """Whoever holds it may export."""
+
+    async def export(self, request: ExportRequest) -> int:
+        """Make a folder of a checkpoint, and return its bytes; only for who holds `turn`.
+
+        Raises:
+            ShareComputeError: what `export_checkpoint` raised.
+            Unavailable: its process was ended.
+        """
+        status, answer, complaints = await run_module(
+            "share_compute_api.exporting", request=request.model_dump_json().encode()
+        )
+        if status != 0:
+            _log.error("an export failed with status %d: %s", status, complaints[-_SHOWN_CHARACTERS:])
+            if status < 0:
+                raise Unavailable(
+                    f"the export was ended by signal {-status}; the server may have run out of memory",
+                    mend="try again when the server has more memory to spare",
+                )
+            raise ShareComputeError(
+                "the export made a mistake", mend="look into the server's log, and report it"
+            )
+        document = json.loads(answer)
+        if (problem := document.get("problem")) is not None:
+            raise error_of(problem["code"], problem["detail"], problem)
+        size_bytes: int = document["size_bytes"]
+        return size_bytes

@@ -1,0 +1,45 @@
+"""Makes one checkpoint into a folder for others, in this process: it loads torch.
+
+``python -m share_compute_api.exporting`` reads an `ExportRequest` as JSON from standard input and writes
+``{"size_bytes": ...}`` or ``{"problem": ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from share_compute.errors import ShareComputeError
+from share_compute.specification import TrainJob
+from share_compute.strict import StrictModel
+
+
+class ExportRequest(StrictModel):
+    """What is to be exported."""
+
+    checkpoint: Path
+    spec: TrainJob
+    """Of the job."""
+    target: Path
+    """The folder to make."""
+
+
+def main() -> None:
+    """Answer one request."""
+    from share_compute.models.export import export_checkpoint
+
+    # Libraries print what they like; the answer must stay alone on its pipe.
+    answer, sys.stdout = sys.stdout, sys.stderr
+    request = ExportRequest.model_validate_json(sys.stdin.read())
+    try:
+        size_bytes = export_checkpoint(request.checkpoint, request.spec, request.target)
+    except ShareComputeError as failure:
+        problem = {"code": failure.code, "detail": failure.message, **failure.facts()}
+        json.dump({"problem": problem}, answer, default=str)
+    else:
+        json.dump({"size_bytes": size_bytes}, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What can be seen of a model's folder without loading it; every error names the field of the job that is meant."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from share_compute.errors import UserError
+from share_compute.models.encoders import encoder_window, is_encoder, trained_window
+
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configurations of Hugging Face call the number of layers."""
+WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""What they call the longest sequence."""
+_INDEX = "model.safetensors.index.json"
+_NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
+_MOST_NAMED = 5
+
+
+@contextmanager
+def looking(field: str) -> Iterator[None]:
+    """Turn what goes wrong with files inside the block into an error about ``field``."""
+    try:
+        yield
+    except (OSError, ValueError) as failure:
+        raise refused(
+            field, f"it cannot be looked at: {failure}", "mend its rights, or the path"
+        ) from failure
+
+
+def refused(field: str, problem: str, mend: str) -> UserError:
+    """Return the error of a field."""
+    return UserError(
+        f"{field}: {problem}", mend=mend, details={"fields": [{"field": field, "problem": problem}]}
+    )
+
+
+def require_path(path: Path, field: str) -> None:
+    """Raise UserError unless a path is absolute and leads somewhere."""
+    if not path.is_absolute():
+        raise refused(field, f"{path} is a relative path", "write paths on the server in full")
+    if not path.exists():
+        raise refused(
+            field, f"{path} does not exist on the server", "copy it to the server, or mend the path"
+        )
+
+
+def check_model_folder(folder: Path, field: str) -> None:
+    """Raise UserError unless a folder has a configuration, and weights that run no code when they are read."""
+    require_path(folder, field)
+    suffixes = {file.suffix for file in folder.iterdir()}
+    if not (folder / "config.json").is_file():
+        raise refused(field, f"{folder} has no config.json", "name the folder of a Hugging Face model")
+    if ".safetensors" in suffixes:
+        return
+    if ".bin" in suffixes:
+        raise refused(
+            field,
+            f"{folder} has .bin weights only, which could run code when they are read",
+            "convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)",
+        )
+    raise refused(field, f"{folder} has no *.safetensors", "copy the weights into the folder")
+
+
+def check_weights(folder: Path, field: str) -> None:
+    """Raise UserError unless all files of a model's weights are there, each as long as it says."""
+    from safetensors import SafetensorError, safe_open
+
+    for name in _weight_files(folder, field):
+        file = folder / name
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as failure:
+            raise refused(field, f"{file} is damaged: {failure}", "copy or download it again") from failure
+
+
+def _weight_files(folder: Path, field: str) -> list[str]:
+    """Return the names of the files that weights are read from; all of them are there."""
+    there = sorted(file.name for file in folder.glob("model*.safetensors"))
+    wanted = set(there)
+    if (folder / _INDEX).is_file():
+        places = read_json(folder / _INDEX, field).get("weight_map")
+        wanted = {str(name) for name in places.values()} if isinstance(places, dict) else set()
+        if not wanted or any(Path(name).name != name for name in wanted):
+            raise refused(field, f"{folder / _INDEX} does not list the weights", "save the model again")
+    counts = {int(found[1]) for name in there if (found := _NUMBERED.match(name))}
+    if counts:
+        last = max(counts)
+        wanted |= {f"model-{number:05}-of-{last:05}.safetensors" for number in range(1, last + 1)}
+    missing = sorted(wanted.difference(there))
+    if missing or not wanted:
+        named = ", ".join(missing[:_MOST_NAMED]) or "model.safetensors"
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        raise refused(field, f"{folder} lacks {named}{more}", "copy all files of the model into the folder")
+    return sorted(wanted)
+
+
+def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
+    """Return what a configuration says under the first of these keys that it has."""
+    text: Any = config.get("text_config")
+    parts = [config, text] if isinstance(text, dict) else [config]
+    for part in parts:
+        for key in keys:
+            if isinstance(part.get(key), int):
+                return int(part[key])
+    return None
+
+
+def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
+    """Return the longest sequence of a model, in tokens; None where its folder does not say.
+
+    Args:
+        folder: of the model.
+        config: what its config.json says.
+        is_stretched: whether an encoder's texts may be longer than those that its vectors were made for.
+    """
+    if not is_encoder(config):
+        return whole_number(config, *WINDOW_KEYS)
+    known = [encoder_window(config), None if is_stretched else trained_window(folder)]
+    return min((window for window in known if window is not None), default=None)
+
+
+def largest_token_id(folder: Path, field: str) -> int | None:
+    """Return the largest id of a folder's tokenizer; None where it has no tokenizer.json."""
+    with looking(field):
+        if not (folder / "tokenizer.json").is_file():
+            return None
+    from tokenizers import Tokenizer
+
+    try:
+        vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    except Exception as failure:  # the library raises bare Exception for every file that it cannot read
+        raise refused(
+            field, f"tokenizer.json cannot be read: {failure}", "save the tokenizer again"
+        ) from failure
+    return max(vocabulary.values(), default=None)
+
+
+def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
+    """Raise UserError when a tokenizer has ids that its model has no embeddings for."""
+    if largest is not None and vocab_size is not None and largest >= vocab_size:
+        raise refused(
+            field,
+            f"the tokenizer has {largest + 1} ids, the model only {vocab_size}",
+            "use the tokenizer that belongs to the model",
+        )
+
+
+def check_pools(pools: int | None, layers: int | None) -> None:
+    """Raise UserError when more pools were asked for than the model has layers."""
+    if pools is not None and layers is not None and pools > layers:
+        raise refused(
+            "parallelism.pools",
+            f"{pools} pools cannot share {layers} layers: each needs at least one",
+            f"ask for at most {layers} pools",
+        )
+
+
+def read_json(path: Path, field: str) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: it cannot be read, or is none.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        raise refused(
+            field, f"{path.name} cannot be read: {failure}", "mend or replace the file"
+        ) from failure
+    if not isinstance(data, dict):
+        raise refused(field, f"{path.name} is not a JSON object", "mend or replace the file")
+    return data

@@ -1,0 +1,41 @@
+"""Runs a module of ours in a process of its own, for work that needs what the control plane is free of: torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import suppress
+
+from share_compute_actors.machine.processes import tied
+
+
+async def run_module(
+    module: str, *arguments: str, request: bytes, **environment: str
+) -> tuple[int, bytes, str]:
+    """Return a module's exit status, its answer and what it complained about.
+
+    It ends with whoever waits for it, and with this process.
+
+    Args:
+        module: what ``python -m`` runs.
+        arguments: of its command line.
+        request: for its standard input.
+        environment: further variables.
+    """
+    # Nothing is looked up in the network: what a job names lies on this machine.
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    command = tied([sys.executable, "-m", module, *arguments])
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables
+    )
+    try:
+        answer, complaints = await process.communicate(request)
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, answer, complaints.decode(errors="replace").strip()

@@ -1,0 +1,59 @@
+"""Bodies that are job files: JSON or YAML, whichever the caller likes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+
+from share_compute.errors import UserError
+
+_YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+Spec = TypeVar("Spec")
+
+
+def spec_body(schema: str, example: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of a body that `read_spec` reads.
+
+    Args:
+        schema: name of its schema in the document.
+        example: one that is right.
+    """
+    content = {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}
+    return {
+        "required": True,
+        "content": dict.fromkeys(("application/json", "application/yaml"), content),
+    }
+
+
+def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, Any]], Spec]) -> Spec:
+    """Return what a body asks for.
+
+    Args:
+        content_type: header of the request.
+        body: of the request.
+        parse: makes the specification of YAML text or of what JSON says.
+
+    Raises:
+        HTTPException: it is neither JSON nor YAML.
+        UserError: it cannot be read, or is not what it should be.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in ("application/json", *_YAML_TYPES):
+        raise HTTPException(415, "send the job as application/json or application/yaml")
+    try:
+        text = body.decode()
+        return parse(text if kind in _YAML_TYPES else json.loads(text))
+    except UnicodeDecodeError as failure:
+        raise UserError("the job is not UTF-8 text", mend="save it as UTF-8") from failure
+    except json.JSONDecodeError as failure:
+        raise UserError(
+            f"the job is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
+            mend="mend the JSON, or send YAML as application/yaml",
+        ) from failure
+    except RecursionError as failure:
+        raise UserError("the job is nested too deeply", mend="flatten it") from failure
+    except ValueError as failure:  # a number of thousands of digits
+        raise UserError(f"the job is not valid JSON: {failure}", mend="mend the number") from failure

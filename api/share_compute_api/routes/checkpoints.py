@@ -1,0 +1,86 @@
+"""Checkpoints: what a job can continue from, and what others can have of it before the job ends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter
+from fastapi import Path as InPath
+from fastapi.concurrency import run_in_threadpool
+
+from share_compute.errors import NotFound
+from share_compute.jobs.events import ArtifactSaved
+from share_compute.store import ArtifactRecord
+from share_compute_api.context import Context, InContext
+from share_compute_api.exporting import ExportRequest
+from share_compute_api.problems import documented
+from share_compute_api.schemas import CheckpointEntry, CheckpointList
+
+router = APIRouter(prefix="/jobs/{job_id}/checkpoints", tags=["artifacts"])
+
+_STEP = "step-"
+Step = Annotated[int, InPath(ge=0, le=2**31 - 1)]
+
+
+@router.get("", operation_id="listCheckpoints", responses=documented(404))
+def list_checkpoints(job_id: str, context: InContext) -> CheckpointList:
+    """List the checkpoints of a job that are on the server's disk, oldest first."""
+    context.store.jobs.get(job_id)
+    entries = (_entry(step, folder) for step, folder in _found(job_id, context).items())
+    return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])
+
+
+@router.post(
+    "/{step}/export", status_code=201, operation_id="exportCheckpoint", responses=documented(404, 503)
+)
+async def export_checkpoint(job_id: str, step: Step, context: InContext) -> ArtifactRecord:
+    """Make a checkpoint into an artifact: a Hugging Face folder, or adapters, as the job's own result will be.
+
+    Its name is ``step-`` and the step in eight digits. One that was made before is returned as it is.
+    """
+    job = await run_in_threadpool(context.store.jobs.get, job_id)
+    name = f"{_STEP}{step:08}"
+    async with context.exports.turn:
+        made = await run_in_threadpool(_made, job_id, name, context)
+        if made is not None:
+            return made
+        checkpoint = (await run_in_threadpool(_found, job_id, context)).get(step)
+        if checkpoint is None:
+            raise NotFound(
+                f"job {job_id} has no checkpoint of step {step}",
+                mend="list its checkpoints; older ones make room for newer ones, see training.checkpoints_kept",
+                job=job_id,
+            )
+        target = _folder(job_id, context) / "exports" / name / "model"
+        request = ExportRequest(checkpoint=checkpoint, spec=job.training, target=target)
+        size_bytes = await context.exports.export(request)
+        saved = ArtifactSaved(name=name, path=target, size_bytes=size_bytes)
+        return await run_in_threadpool(context.store.progress.add_artifact, job_id, saved)
+
+
+def _folder(job_id: str, context: Context) -> Path:
+    return context.settings.data_folder / "jobs" / job_id
+
+
+def _made(job_id: str, name: str, context: Context) -> ArtifactRecord | None:
+    """Return the artifact of an earlier export, if its folder is still there."""
+    artifacts = context.store.progress.artifacts(job_id)
+    return next((found for found in artifacts if found.name == name and found.path.is_dir()), None)
+
+
+def _found(job_id: str, context: Context) -> dict[int, Path]:
+    """Return the finished checkpoints of a job by step, in order."""
+    folders = (_folder(job_id, context) / "checkpoints").glob(f"{_STEP}*")
+    return {int(folder.name.removeprefix(_STEP)): folder for folder in sorted(folders) if folder.is_dir()}
+
+
+def _entry(step: int, folder: Path) -> CheckpointEntry | None:
+    """Describe a checkpoint; None when it made room for a newer one meanwhile."""
+    try:
+        size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        saved_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    except FileNotFoundError:
+        return None
+    return CheckpointEntry(step=step, size_bytes=size_bytes, saved_at=saved_at)

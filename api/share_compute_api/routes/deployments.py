@@ -1,0 +1,92 @@
+"""Deployments: models that are served; deploy, list, show, scale, take down."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+
+from share_compute.serving.states import LIVE, DeploymentState
+from share_compute.specification import parse_deployment
+from share_compute.store import DeploymentRecord
+from share_compute_api.context import Context, InContext
+from share_compute_api.problems import documented
+from share_compute_api.routes.bodies import read_spec, spec_body
+from share_compute_api.schemas import DeploymentPage, DeploymentStatus, DeploymentView, ReplicasRequest
+from share_compute_api.serving.submission import check_deployment
+
+router = APIRouter(prefix="/deployments", tags=["deployments"])
+
+_FIRST_REASON = "submitted; nothing has placed it on machines yet"
+_BODY = spec_body(
+    "DeploymentRequest", {"name": "tiny-llama", "model": {"path": "/srv/models/tiny-llama"}, "max_seq": 2048}
+)
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="createDeployment",
+    openapi_extra={"requestBody": _BODY},
+    responses=documented(400, 409, 413, 415),
+)
+async def create_deployment(request: Request, context: InContext) -> DeploymentView:
+    """Serve a model, given as JSON or YAML. Paths in it are paths on the server."""
+    content_type = request.headers.get("content-type", "")
+    return _view(await run_in_threadpool(_create, context, content_type, await request.body()), context)
+
+
+def _create(context: Context, content_type: str, body: bytes) -> DeploymentRecord:
+    spec = read_spec(content_type, body, parse_deployment)
+    check_deployment(spec, context.store)
+    return context.store.deployments.create(spec, reason=_FIRST_REASON)
+
+
+@router.get("", operation_id="listDeployments")
+async def list_deployments(
+    context: InContext,
+    state: Annotated[list[DeploymentState] | None, Query(description="May be given several times.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> DeploymentPage:
+    """List deployments, newest first, in pages. Without ``state`` those that are up."""
+    found, next_cursor = await run_in_threadpool(
+        context.store.deployments.page, states=state or LIVE, limit=limit, cursor=cursor
+    )
+    return DeploymentPage(deployments=[_view(one, context) for one in found], next_cursor=next_cursor)
+
+
+@router.get("/{deployment}", operation_id="getDeployment", responses=documented(404))
+async def get_deployment(deployment: str, context: InContext) -> DeploymentView:
+    """Return one deployment, by its id or its name; of several that had a name, the one that is up, or the last."""
+    return _view(await run_in_threadpool(context.store.deployments.get, deployment), context)
+
+
+@router.get("/{deployment}/status", operation_id="getDeploymentStatus", responses=documented(404))
+async def get_deployment_status(deployment: str, context: InContext) -> DeploymentStatus:
+    """Say how each replica of a deployment does now: its pools, its queue and its speed, measured beside predicted."""
+    record = await run_in_threadpool(context.store.deployments.get, deployment)
+    supervisor = context.deployments
+    replicas = [] if supervisor is None else supervisor.statuses(record.id)
+    return DeploymentStatus(replicas=tuple(replicas))
+
+
+@router.patch("/{deployment}", operation_id="changeDeployment", responses=documented(404, 409))
+async def change_deployment(deployment: str, request: ReplicasRequest, context: InContext) -> DeploymentView:
+    """Ask for another number or range of replicas, by the deployment's id or its name, while it is up."""
+    change = context.store.deployments.set_replicas
+    return _view(await run_in_threadpool(change, deployment, request.replicas), context)
+
+
+@router.delete("/{deployment}", operation_id="stopDeployment", responses=documented(404))
+async def stop_deployment(deployment: str, context: InContext) -> DeploymentView:
+    """Take a deployment down, by its id or its name; twice changes nothing."""
+    return _view(await run_in_threadpool(context.store.deployments.stop, deployment), context)
+
+
+def _view(record: DeploymentRecord, context: Context) -> DeploymentView:
+    """Return a deployment with its replicas; call it in the event loop, to which these belong."""
+    supervisor = context.deployments
+    replicas = None if supervisor is None or record.state.is_final else supervisor.replicas(record.id)
+    return DeploymentView(**dict(record), replicas=replicas)

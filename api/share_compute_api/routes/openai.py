@@ -1,0 +1,212 @@
+"""The OpenAI API: models, chats, completions and embeddings, for any client of it that is pointed at ``/v1``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from share_compute.errors import NotFound, Unavailable, UserError
+from share_compute.store import ApiKeyRecord
+from share_compute_api.auth import require_api_key
+from share_compute_api.context import Context, InContext
+from share_compute_api.departures import while_wanted
+from share_compute_api.serving import sse
+from share_compute_api.serving.answers import (
+    ChatCompletion,
+    ChatShape,
+    EmbeddingList,
+    Model,
+    ModelList,
+    Shape,
+    TextCompletion,
+    TextShape,
+    Usage,
+    vector,
+)
+from share_compute_api.serving.completing import Completing
+from share_compute_api.serving.engine import Engine, ModelFacts, TextEngine, VectorEngine
+from share_compute_api.serving.inputs import Prompt
+from share_compute_api.serving.problems import PREFIX, documented
+from share_compute_api.serving.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    TextRequest,
+)
+from share_compute_api.serving.sequences import Sequences, sequences
+from share_compute_api.serving.tokenizer import ServedTokenizer
+
+router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401))
+Caller = Annotated[ApiKeyRecord, Depends(require_api_key)]
+_ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
+_STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
+
+
+@router.get("/models", operation_id="listModels")
+async def list_models(context: InContext, caller: Caller) -> ModelList:
+    """List the models that answer."""
+    del caller
+    return ModelList(data=[Model.of(facts) for facts in context.engines.models()])
+
+
+@router.get("/models/{model}", operation_id="getModel", responses=documented(404, 503))
+async def get_model(model: str, context: InContext, caller: Caller) -> Model:
+    """Return one model."""
+    del caller
+    return Model.of((await _engine(context, model)).facts)
+
+
+@router.post(
+    "/chat/completions",
+    operation_id="createChatCompletion",
+    responses={**_ENGINE_ERRORS, 200: {"model": ChatCompletion, "content": _STREAM}},
+)
+async def create_chat_completion(
+    wanted: ChatRequest, request: Request, context: InContext, caller: Caller
+) -> Response:
+    """Go on with a conversation. What would change answers and is not done here is refused, never ignored."""
+    engine = await _text_engine(context, wanted.model)
+    tokenizer = await context.engines.tokenizer(engine)
+
+    def prepare() -> Sequences:
+        text = tokenizer.chat([message.for_template() for message in wanted.messages])
+        prompt = tokenizer.encode(text, engine.facts.window_tokens, is_chat=True)
+        return sequences(wanted, [prompt], engine.facts, tokenizer, caller.id)
+
+    shape = ChatShape(
+        wanted.model,
+        tokenizer,
+        tells_tokens=wanted.top_tokens is not None,
+        tells_usage=_tells_usage(wanted),
+    )
+    return await _answer(wanted, request, context, engine, shape, await run_in_threadpool(prepare))
+
+
+@router.post(
+    "/completions",
+    operation_id="createCompletion",
+    responses={**_ENGINE_ERRORS, 200: {"model": TextCompletion, "content": _STREAM}},
+)
+async def create_completion(
+    wanted: CompletionRequest, request: Request, context: InContext, caller: Caller
+) -> Response:
+    """Go on with one text or several."""
+    engine = await _text_engine(context, wanted.model)
+    tokenizer = await context.engines.tokenizer(engine)
+
+    def prepare() -> Sequences:
+        prompts = _encoded(wanted.prompt, tokenizer, engine.facts)
+        return sequences(wanted, prompts, engine.facts, tokenizer, caller.id)
+
+    shape = TextShape(
+        wanted.model,
+        tokenizer,
+        tells_tokens=wanted.logprobs is not None,
+        tells_top=bool(wanted.logprobs),
+        tells_usage=_tells_usage(wanted),
+    )
+    return await _answer(wanted, request, context, engine, shape, await run_in_threadpool(prepare))
+
+
+@router.post("/embeddings", operation_id="createEmbedding", responses=_ENGINE_ERRORS)
+async def create_embedding(
+    wanted: EmbeddingRequest, request: Request, context: InContext, caller: Caller
+) -> EmbeddingList:
+    """Turn texts into vectors."""
+    found = await _engine(context, wanted.model)
+    if found.facts.kind != "embed":
+        raise UserError(
+            f"model {wanted.model} writes text; it gives no vectors",
+            mend="use /v1/chat/completions or /v1/completions, or name an encoder",
+            details={"param": "model"},
+        )
+    engine = cast("VectorEngine", found)
+    tokenizer = await context.engines.tokenizer(engine)
+    prompts = await run_in_threadpool(_encoded, wanted.input, tokenizer, engine.facts)
+    work = engine.embed(caller.id, prompts)
+    vectors = await while_wanted(work, request.receive, context.bell)
+    if wanted.dimensions not in (None, len(vectors[0])):
+        raise UserError(
+            f"dimensions: model {wanted.model} gives {len(vectors[0])}, not {wanted.dimensions}",
+            mend="leave it out",
+            details={"param": "dimensions"},
+        )
+    as_base64 = wanted.encoding_format == "base64"
+    return EmbeddingList(
+        data=[vector(index, numbers, as_base64=as_base64) for index, numbers in enumerate(vectors)],
+        model=wanted.model,
+        usage=Usage.of(sum(map(len, prompts))),
+    )
+
+
+async def _engine(context: Context, name: str) -> Engine:
+    engine = context.engines.find(name)
+    if engine is not None:
+        return engine
+    deployment = await run_in_threadpool(context.store.deployments.by_name, name)
+    details = {"param": "model", "code": "model_not_found"}
+    if deployment is None:
+        raise NotFound(
+            f"there is no model {name}", mend="GET /v1/models lists what is served", details=details
+        )
+    raise Unavailable(
+        f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
+        mend="try again in a while",
+        details={"param": "model", "code": "model_not_ready"},
+    )
+
+
+async def _text_engine(context: Context, name: str) -> TextEngine:
+    engine = await _engine(context, name)
+    if engine.facts.kind != "generate":
+        raise UserError(
+            f"model {name} turns text into vectors; it writes none",
+            mend="use /v1/embeddings, or name a model that writes",
+            details={"param": "model"},
+        )
+    return cast("TextEngine", engine)
+
+
+def _encoded(
+    prompts: Sequence[Prompt], tokenizer: ServedTokenizer, facts: ModelFacts
+) -> list[tuple[int, ...]]:
+    most = facts.window_tokens
+    return [
+        tokenizer.encode(prompt, most) if isinstance(prompt, str) else tokenizer.check(prompt, most)
+        for prompt in prompts
+    ]
+
+
+def _tells_usage(wanted: TextRequest) -> bool:
+    return wanted.stream_options is not None and bool(wanted.stream_options.include_usage)
+
+
+async def _answer(
+    wanted: TextRequest,
+    request: Request,
+    context: Context,
+    engine: TextEngine,
+    shape: Shape,
+    asked: Sequences,
+) -> Response:
+    """Have the sequences generated, and answer with a stream or, when all have ended, at once."""
+
+    def usage() -> Usage:
+        return Usage.of(asked.prompt_tokens, asked.completion_tokens, asked.cached_tokens)
+
+    begun = Completing.begin(engine, asked.generations, asked.writers)
+    completing = await while_wanted(begun, request.receive, context.bell)
+    if wanted.stream:
+        tell = usage if _tells_usage(wanted) else None
+        events = sse.told(completing, shape, len(asked.writers), tell)
+        return sse.EventStream(events, context.bell, completing.close)
+    try:
+        answers = await while_wanted(completing.collected(), request.receive, context.bell)
+    finally:
+        await completing.close()
+    return JSONResponse(shape.whole(answers, usage()).model_dump())

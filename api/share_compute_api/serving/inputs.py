@@ -1,0 +1,130 @@
+"""Parts of OpenAI requests that come in several shapes, each read into one, with errors that name what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from share_compute.strict import StrictModel
+
+MOST_STOPS = 16
+Prompt: TypeAlias = str | tuple[int, ...]
+"""Text, or token ids."""
+
+
+def _unicode(text: str) -> str:
+    """Return text that has UTF-8; JSON can say half a surrogate pair, which has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as failure:
+        raise ValueError(f"not valid Unicode: {failure.reason} at character {failure.start}") from failure
+    return text
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    if isinstance(value, str):
+        return (_unicode(value),)
+    if not isinstance(value, list) or not value:
+        raise ValueError("give text, a list of texts, a list of token ids, or a list of such lists")
+    if all(isinstance(item, str) for item in value):
+        return tuple(map(_unicode, value))
+    if _is_ids(value):
+        return (tuple(value),)
+    if all(map(_is_ids, value)):
+        return tuple(map(tuple, value))
+    raise ValueError("a list must be of texts alone, of token ids alone, or of lists of token ids alone")
+
+
+def _stops(value: Any) -> Sequence[str]:
+    stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("give text, or a list of texts")
+    if "" in stops:
+        raise ValueError("a stop string is empty")
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"at most {MOST_STOPS} stop strings are looked for, these are {len(stops)}")
+    return tuple(map(_unicode, stops))
+
+
+def _text_of_parts(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _unicode(value)
+    if not isinstance(value, list):
+        raise ValueError("give text, or a list of parts of type text")  # noqa: TRY004 - pydantic's own way
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(text, str):
+            raise ValueError(f"part {number} is {kind}; this server reads parts of type text only")
+        texts.append(_unicode(text))
+    return "".join(texts)
+
+
+Prompts = Annotated[
+    tuple[Prompt, ...],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+Stops = Annotated[tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)]
+
+
+class TextPart(StrictModel):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[str, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[TextPart] | None)]
+
+
+class StreamOptions(StrictModel):
+    """What a stream tells beside text."""
+
+    include_usage: bool | None = None
+    """End with a chunk that says how many tokens the request took."""
+    include_obfuscation: bool | None = None
+    """Means nothing here."""
+
+
+class JsonSchema(StrictModel):
+    """A JSON schema that the answer follows."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """The answer follows the schema in any case."""
+
+
+class ResponseFormat(StrictModel):
+    """What sort of text the answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is for type json_schema, which needs it")
+        return self
+
+    @property
+    def grammar(self) -> str | None:
+        """The schema as engines read it: "" stands for any JSON object."""
+        if self.type == "text":
+            return None
+        return json.dumps(self.json_schema.schema_) if self.json_schema is not None else ""

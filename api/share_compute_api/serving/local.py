@@ -1,0 +1,192 @@
+"""An engine in this process: the scheduler and a whole model in one thread. For small models, and to try things out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+import torch
+
+from share_compute.errors import ShareComputeError, Unavailable, UserError, as_ours
+from share_compute.models.configuration import declared_config
+from share_compute.models.encoders import Pooling, pooling_of
+from share_compute.planning.partitioning import Shard
+from share_compute.serving.encoder_stage import EncoderStage
+from share_compute.serving.events import Failed, SequenceEvent, Stats
+from share_compute.serving.limits import Limits
+from share_compute.serving.options import Generation
+from share_compute.serving.scheduler import Scheduler
+from share_compute.serving.stage import ServingStage, input_ids
+from share_compute.serving.turn_stage import TurnStage
+from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.specification import ModelSpec
+from share_compute_api.model_folders import LAYER_KEYS, model_window, whole_number
+from share_compute_api.serving.embedding import embedded
+from share_compute_api.serving.engine import ModelFacts, Stream
+from share_compute_api.serving.mailboxes import Mailbox, Mailboxes
+
+_DEFAULT_WINDOW_TOKENS = 2048
+_TURN_TOKENS = 256
+_MOST_QUEUED = 256
+_log = logging.getLogger(__name__)
+
+
+class LocalEngine:
+    """Serves a model from this process; `close` it in the end.
+
+    Args:
+        name: of the model.
+        folder: its weights, configuration and tokenizer.
+        window_tokens: most tokens of a prompt and its answer together; default: what the model was made for.
+        max_sequences: most sequences at one time.
+        max_queued: most sequences that wait.
+
+    Raises:
+        UserError: the model cannot be loaded or served.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        window_tokens: int | None = None,
+        max_sequences: int = 16,
+        max_queued: int = _MOST_QUEUED,
+    ) -> None:
+        config = declared_config(ModelSpec(path=folder))
+        layers = whole_number(config, *LAYER_KEYS)
+        if layers is None:
+            raise UserError(f"{folder} does not say how many layers it has", mend="mend its config.json")
+        window = window_tokens or model_window(folder, config) or _DEFAULT_WINDOW_TOKENS
+        pooling = pooling_of(folder, config)
+        self.facts = ModelFacts(name, "embed" if pooling else "generate", int(time()), window, folder)
+        self._stage = _stage(config, Shard(name, 0, layers, layers), window, folder, pooling)
+        self._stage.load(folder)
+        self._limits = Limits(
+            window_tokens=window,
+            kv_tokens=window * max_sequences,
+            max_sequences=max_sequences,
+            turn_tokens=max(window, _TURN_TOKENS) if pooling else _TURN_TOKENS,
+            pools=1,
+            max_queued=max_queued,
+            run_ahead=0,
+            embeds=pooling is not None,
+        )
+        self._scheduler = Scheduler(self._limits)
+        self._fed_back: dict[int, int] = {}
+        self._mail = Mailboxes(self._cancel)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = threading.Condition()
+        """Guards the scheduler; told of sequences that come and go, and of the end."""
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name=f"serves-{name}", daemon=True)
+        self._thread.start()
+
+    async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
+        """Take sequences in; see `TextEngine.generate`."""
+        return await self._begin(generations)
+
+    async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Turn texts into vectors; see `VectorEngine.embed`."""
+        return await embedded(self._begin, owner, prompts)
+
+    async def _begin(self, generations: Sequence[Generation]) -> list[Mailbox]:
+        self._loop = asyncio.get_running_loop()
+        numbers = [generation.sequence for generation in generations]
+        streams = self._mail.open(numbers)
+        try:
+            with self._news:
+                if self._has_ended:
+                    raise Unavailable(
+                        f"model {self.facts.name} is not served any more", mend="deploy it again"
+                    )
+                ended = self._scheduler.submit(*generations)
+                self._news.notify()
+        except ShareComputeError:
+            self._mail.discard(numbers)
+            raise
+        self._mail.deliver(ended)
+        return streams
+
+    def stats(self) -> Stats:
+        """Return what it is doing."""
+        with self._news:
+            return self._scheduler.stats()
+
+    def close(self) -> None:
+        """Take no more sequences in, and give up those that are there."""
+        with self._news:
+            self._has_ended = True
+            self._news.notify()
+        self._thread.join()
+        if self._loop is not None:
+            over = Unavailable(f"model {self.facts.name} was taken down", mend="name another one")
+            with suppress(RuntimeError):  # a loop that closed meanwhile has nobody to tell
+                self._loop.call_soon_threadsafe(self._mail.fail, over)
+
+    def _cancel(self, sequence: int) -> None:
+        with self._news:
+            self._scheduler.cancel(sequence)
+            self._news.notify()
+
+    def _run(self) -> None:
+        while (turns := self._next_turns()) is not None:
+            for turn in turns:
+                try:
+                    self._tell(self._complete(turn))
+                except Exception as failure:  # noqa: BLE001 - told to whoever waits for its sequences
+                    _log.exception("a turn failed")
+                    self._tell(self._begin_anew(turn, as_ours(failure)))
+                    break
+
+    def _next_turns(self) -> list[Turn] | None:
+        """Wait for something to do; None when it is over."""
+        with self._news:
+            while not self._has_ended:
+                turns = self._scheduler.next_turns()
+                if turns:
+                    return turns
+                self._news.wait()
+        return None
+
+    def _complete(self, turn: Turn) -> list[SequenceEvent]:
+        begun_s = monotonic()
+        sampled = self._stage.compute(turn, input_ids(turn, self._fed_back))
+        assert isinstance(sampled, tuple)
+        for closed in turn.closes:
+            self._fed_back.pop(closed, None)
+        self._fed_back |= {one.sequence: one.token for one in sampled if isinstance(one, Sampled)}
+        result = TurnResult(turn.id, turn.epoch, sampled, (monotonic() - begun_s,))
+        with self._news:
+            return self._scheduler.completed(result)
+
+    def _begin_anew(self, turn: Turn, failure: ShareComputeError) -> list[SequenceEvent]:
+        """Give up the sequences of a turn that failed, and compute those of all others again."""
+        given_up = {chunk.sequence for chunk in turn.chunks} | {opening.sequence for opening in turn.opens}
+        self._stage.clear()
+        self._fed_back.clear()
+        with self._news:
+            for sequence in given_up:
+                self._scheduler.cancel(sequence)
+            events = self._scheduler.reform(self._scheduler.epoch + 1, self._limits)
+        return [*(Failed(sequence, failure) for sequence in sorted(given_up)), *events]
+
+    def _tell(self, events: list[SequenceEvent]) -> None:
+        if events and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._mail.deliver, events)
+
+
+def _stage(
+    config: Mapping[str, Any], shard: Shard, window_tokens: int, folder: Path, pooling: Pooling | None
+) -> TurnStage:
+    device = torch.device("cpu")
+    if pooling is not None:
+        return EncoderStage(config, shard, device, window_tokens=window_tokens, pooling=pooling)
+    return ServingStage(config, shard, device, window_tokens=window_tokens, tokenizer=folder)

@@ -1,0 +1,384 @@
+"""The engine of a deployment: its requests go to the replica with the least to do, and survive the loss of any.
+
+What a sequence was asked for, and what was emitted of it, is kept here until it ends. When the process that serves a
+replica dies, its sequences are given to another one, or to the next that is started: they go on after what was emitted.
+While no replica answers, since none was wanted or none is ready yet, sequences wait here, so many and so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from share_compute.errors import Busy, Conflict, ContributorLost, ShareComputeError, TooLong, Unavailable
+from share_compute.serving.autoscaler import Demand
+from share_compute.serving.events import Emitted, SequenceEvent
+from share_compute.serving.options import Generation
+from share_compute.serving.sharing import Backlog, in_turn
+from share_compute_api.serving.embedding import embedded
+from share_compute_api.serving.engine import ModelFacts, Stream
+from share_compute_api.serving.mailboxes import Mailbox, Mailboxes
+from share_compute_api.serving.metering import Meter
+from share_compute_api.serving.replica import Replica
+
+_PULL_S = 10.0
+"""Longest wait for the next events."""
+_RETRY_S = 0.5
+"""Pause before something is tried again that did not work."""
+_PATIENCE_S = 120.0
+"""So long sequences wait for a replica, unless it is said otherwise."""
+_MOST_WAITING = 512
+"""Sequences that may wait for a replica."""
+_RETRY_AFTER_S = 10
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sequence that has not ended."""
+
+    generation: Generation
+    came_s: float
+    emitted: list[int] = field(default_factory=list)
+    told_s: float = 0.0
+    """When its last token was told."""
+    replica: Replica | None = None
+    """Who computes it; None while it waits for one."""
+    waits_s: float = 0.0
+    """Since when it waits for one."""
+
+    def rest(self) -> Generation:
+        """Return what is still to be generated."""
+        return self.generation.model_copy(update={"emitted": tuple(self.emitted)})
+
+
+@dataclass(slots=True)
+class _Server:
+    """What is known of a replica."""
+
+    listening: asyncio.Task[None]
+    is_ready: bool = False
+    is_leaving: bool = False
+    """It is to end what it has, and gets nothing new."""
+    tokens_per_s: float | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it gets requests."""
+        return self.is_ready and not self.is_leaving
+
+
+class RayEngine:
+    """Answers for one deployment; all calls come from the event loop's thread.
+
+    Args:
+        facts: what model it is.
+        meter: told how soon tokens come.
+    """
+
+    def __init__(self, facts: ModelFacts, meter: Meter) -> None:
+        self.facts = facts
+        self.patience_s = _PATIENCE_S
+        """So long sequences wait for a replica."""
+        self.reason = "its server starts"
+        """Why none answers, while none does."""
+        self._meter = meter
+        self._live: dict[int, _Live] = {}
+        self._mail = Mailboxes(self._cancel)
+        self._servers: dict[Replica, _Server] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed: ShareComputeError | None = None
+        self._idle_since_s = self._now_s()
+        self._placing: asyncio.Task[None] | None = None
+        """Gives away what waits."""
+        self._alarm: asyncio.TimerHandle | None = None
+        """Gives up those that wait for too long."""
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
+        """Take the sequences of one request in; see `TextEngine.generate`."""
+        return await self._begin(generations)
+
+    async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Turn texts into vectors; see `VectorEngine.embed`."""
+        return await embedded(self._begin, owner, prompts)
+
+    async def _begin(self, generations: Sequence[Generation]) -> list[Mailbox]:
+        if self._closed is not None:
+            raise self._closed
+        self._refuse_too_many(len(generations))
+        numbers = [generation.sequence for generation in generations]
+        streams = self._mail.open(numbers)
+        now_s = self._now_s()
+        lives = [_Live(generation, now_s, waits_s=now_s) for generation in generations]
+        self._live.update(zip(numbers, lives, strict=True))
+        try:
+            await self._place(lives)
+        except BaseException:  # also when the client went away meanwhile
+            self._mail.discard(numbers)
+            for number in numbers:
+                self._end(number)
+            raise
+        self._watch_waiting()
+        self._meter.came(sum(len(generation.prompt) for generation in generations))
+        return streams
+
+    def _refuse_too_many(self, number: int) -> None:
+        waiting = self.demand.waiting
+        if not self._takers and waiting + number > _MOST_WAITING:
+            raise Busy(
+                f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
+                mend=f"try again in {_RETRY_AFTER_S} s",
+                details={"retry_after_s": _RETRY_AFTER_S},
+            )
+
+    def _cancel(self, sequence: int) -> None:
+        live = self._end(sequence)
+        if live is not None:
+            self._meter.ended("abort", self._now_s() - live.came_s)
+
+    def _end(self, sequence: int) -> _Live | None:
+        live = self._forget(sequence)
+        if live is not None and live.replica is not None:
+            self._spawn(self._tell_cancelled(live.replica, sequence))
+        return live
+
+    async def _tell_cancelled(self, replica: Replica, sequence: int) -> None:
+        try:
+            await replica.cancel([sequence])
+        except ShareComputeError as failure:
+            _log.info("%s: %s", self.facts.name, failure.message)
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def add(self, replica: Replica) -> None:
+        """Listen to a replica from now on; it gets requests when it is seen to be ready."""
+        self._servers[replica] = _Server(asyncio.create_task(self._listen(replica)))
+
+    def see(self, replica: Replica, tokens_per_s: float | None, *, is_ready: bool) -> None:
+        """Take note of how a replica is.
+
+        Args:
+            replica: it.
+            tokens_per_s: what was predicted of it with all sequences in flight.
+            is_ready: whether it answers.
+        """
+        server = self._servers.get(replica)
+        if server is not None:
+            if is_ready and not server.is_ready:
+                self._idle_since_s = self._now_s()  # it was started for somebody: it waits for them
+            server.is_ready, server.tokens_per_s = is_ready, tokens_per_s
+            self._spawn_placing()
+
+    def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
+        """Give a replica nothing new, while it ends what it has; or let it take requests again."""
+        server = self._servers.get(replica)
+        if server is not None:
+            server.is_leaving = is_leaving
+            self._spawn_placing()
+
+    def remove(self, replica: Replica) -> None:
+        """Use a replica no more; its sequences go on elsewhere."""
+        server = self._servers.pop(replica, None)
+        if server is None:
+            return
+        if server.listening is not asyncio.current_task():
+            server.listening.cancel()
+        now_s = self._now_s()
+        for live in self._live.values():
+            if live.replica is replica:
+                live.replica, live.waits_s = None, now_s
+        self._watch_waiting()
+        self._spawn_placing()
+
+    def ongoing(self, replica: Replica) -> int:
+        """Return the sequences that a replica has, running and queued."""
+        return sum(live.replica is replica for live in self._live.values())
+
+    @property
+    def demand(self) -> Demand:
+        """What is asked."""
+        counts = dict.fromkeys(self._servers, 0)
+        waiting = 0
+        for live in self._live.values():
+            if live.replica is None:
+                waiting += 1
+            else:
+                counts[live.replica] = counts.get(live.replica, 0) + 1
+        is_idle = not self._live and any(server.is_ready for server in self._servers.values())
+        idle_s = self._now_s() - self._idle_since_s if is_idle else None
+        return Demand(tuple(counts.values()), waiting, idle_s)
+
+    async def close(self, error: ShareComputeError) -> None:
+        """Answer no more; who waits gets this error."""
+        self._closed = error
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._live.clear()
+        self._mail.fail(error)
+        tasks = [*(server.listening for server in self._servers.values()), *self._tasks]
+        self._servers.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- who waits ---------------------------------------------------------------------------------------------------
+
+    def _watch_waiting(self) -> None:
+        """Let those that wait be given up in time."""
+        waits_s = [live.waits_s for live in self._live.values() if live.replica is None]
+        if waits_s and self._alarm is None and self._closed is None:
+            self._alarm = asyncio.get_running_loop().call_at(min(waits_s) + self.patience_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._alarm = None
+        now_s = self._now_s()
+        for number, live in list(self._live.items()):
+            if live.replica is not None or now_s - live.waits_s < self.patience_s:
+                continue
+            if self._takers:  # they are full, and it is the next one's turn
+                live.waits_s = now_s
+                continue
+            self._fail(number, self._not_ready(live))
+        self._watch_waiting()
+
+    def _fail(self, sequence: int, error: ShareComputeError) -> None:
+        live = self._forget(sequence)
+        if live is not None:
+            self._meter.ended("error", self._now_s() - live.came_s)
+            self._mail.fail(error, [sequence])
+
+    def _not_ready(self, live: _Live) -> Unavailable:
+        details: dict[str, Any] = {"retry_after_s": _RETRY_AFTER_S, "waited_s": self.patience_s}
+        if not live.emitted:
+            details |= {"param": "model", "code": "model_not_ready"}
+        return Unavailable(
+            f"{self.facts.name} did not answer for {self.patience_s:g} s: {self.reason}",
+            mend=f"try again in {_RETRY_AFTER_S} s",
+            details=details,
+        )
+
+    def _forget(self, sequence: int) -> _Live | None:
+        live = self._live.pop(sequence, None)
+        if live is not None and not self._live:
+            self._idle_since_s = self._now_s()
+        return live
+
+    # -- placing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _takers(self) -> list[Replica]:
+        return [replica for replica, server in self._servers.items() if server.takes]
+
+    def _in_turn(self, new: int) -> list[Replica]:
+        takers = self._takers
+        backlogs = [Backlog(self.ongoing(one), self._servers[one].tokens_per_s) for one in takers]
+        return [takers[index] for index in in_turn(backlogs, new)]
+
+    async def _place(self, lives: Sequence[_Live]) -> None:
+        """Give sequences to a replica, all to one; where there is none, they wait.
+
+        Raises:
+            ShareComputeError: the replicas refused them.
+        """
+        refusal: ShareComputeError | None = None
+        for replica in self._in_turn(len(lives)):
+            for live in lives:
+                live.replica = replica
+            try:
+                await replica.submit([live.rest() for live in lives])
+            except Conflict:
+                return  # they came through when it was tried before
+            except ContributorLost:
+                self.remove(replica)  # which gives them to others
+                return
+            except (Busy, TooLong) as failure:  # another one may have more room
+                refusal = failure if not isinstance(refusal, Busy) else refusal
+                if any(live.replica is not replica for live in lives):
+                    return  # it was removed meanwhile, and others have them
+            else:
+                return
+        for live in lives:
+            live.replica = None
+        if refusal is not None:
+            raise refusal
+
+    def _spawn_placing(self) -> None:
+        is_placing = self._placing is not None and not self._placing.done()
+        if self._takers and not is_placing:
+            self._placing = self._spawn(self._place_waiting())
+
+    async def _place_waiting(self) -> None:
+        """Give away what waits, in the order it came; again and again where there is no room yet."""
+        while self._takers:
+            waiting = [(number, live) for number, live in self._live.items() if live.replica is None]
+            if not waiting:
+                return
+            for number, live in waiting:
+                if self._live.get(number) is not live or live.replica is not None:
+                    continue
+                try:
+                    await self._place([live])
+                except Busy:
+                    await asyncio.sleep(_RETRY_S)
+                    break
+                except ShareComputeError as failure:
+                    self._fail(number, failure)
+
+    # -- what replicas tell ------------------------------------------------------------------------------------------
+
+    async def _listen(self, replica: Replica) -> None:
+        """Take in what a replica tells, until it is lost."""
+        received = 0
+        while True:
+            try:
+                events = await replica.pull(received, _PULL_S)
+            except ContributorLost as failure:
+                _log.warning("%s: %s", self.facts.name, failure.message)
+                self.remove(replica)
+                return
+            except ShareComputeError as failure:
+                _log.warning("%s: %s", self.facts.name, failure.message)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                received += len(events)
+                self._take(replica, events)
+
+    def _take(self, replica: Replica, events: Sequence[SequenceEvent]) -> None:
+        told = []
+        now_s = self._now_s()
+        for event in events:
+            live = self._live.get(event.sequence)
+            if live is None or live.replica is not replica:
+                continue
+            if isinstance(event, Emitted):
+                if event.index != len(live.emitted):
+                    continue
+                self._note_token(live, now_s)
+                live.emitted.append(event.token)
+            else:
+                self._forget(event.sequence)
+                self._meter.finished(event, now_s - live.came_s)
+            told.append(event)
+        self._mail.deliver(told)
+
+    def _note_token(self, live: _Live, now_s: float) -> None:
+        if live.emitted:
+            self._meter.next_token(now_s - live.told_s)
+        else:
+            self._meter.first_token(now_s - live.came_s)
+        live.told_s = now_s
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

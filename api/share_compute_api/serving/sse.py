@@ -1,0 +1,115 @@
+"""Answers that come piece by piece, as server-sent events, until they end or nobody wants them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute_api.bell import Bell
+from share_compute_api.departures import departure
+from share_compute_api.serving.answers import Shape, Usage
+from share_compute_api.serving.completing import Completing
+from share_compute_api.serving.problems import problem_of
+
+MEDIA_TYPE = "text/event-stream"
+_DONE = b"data: [DONE]\n\n"
+_SIGN_OF_LIFE = b": still here\n\n"
+_QUIET_S = 10.0
+"""Proxies take a connection for dead that is silent for long."""
+_UNREAD_S = 60.0
+"""A client that reads nothing for so long is taken for gone."""
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_log = logging.getLogger(__name__)
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """Return one event."""
+    return f"data: {_ENCODE(data)}\n\n".encode()
+
+
+def failed(failure: Exception) -> bytes:
+    """Return the events that a stream ends with when it cannot go on."""
+    return event(problem_of(failure).body()) + _DONE
+
+
+async def told(
+    completing: Completing, shape: Shape, choices: int, usage: Callable[[], Usage] | None
+) -> AsyncGenerator[bytes, None]:
+    """Give the events of a stream.
+
+    Args:
+        completing: its sequences.
+        shape: how their pieces look.
+        choices: how many sequences there are.
+        usage: what to tell at its end, if the client wants it.
+    """
+    yield b"".join(event(chunk) for index in range(choices) for chunk in shape.first(index))
+    try:
+        async for batch in completing.pieces(quiet_s=_QUIET_S):
+            yield b"".join(event(shape.chunk(index, piece)) for index, piece in batch) or _SIGN_OF_LIFE
+    except ShareComputeError as failure:
+        yield failed(failure)
+        return
+    yield (event(shape.last(usage())) if usage is not None else b"") + _DONE
+
+
+class EventStream(Response):
+    """Sends events as they come. Whatever happens, ``close`` is called in the end.
+
+    Args:
+        events: one or several events at a time.
+        bell: tells that the server ends.
+        close: gives up what makes the events.
+    """
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], bell: Bell, close: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._bell = bell
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events, or as many as somebody wants."""
+        del scope
+        work = asyncio.ensure_future(self._send_all(send))
+        watch = asyncio.ensure_future(departure(receive, self._bell))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+            elif await watch == "ending":
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                ending = Unavailable("the server ends", mend="ask again in a while")
+                await _body(send, failed(ending), more=False)
+        except TimeoutError:
+            _log.info("a client read nothing for %g s: its request is given up", _UNREAD_S)
+        finally:
+            work.cancel()
+            watch.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+            await self._events.aclose()
+            await self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for content in self._events:
+            async with asyncio.timeout(_UNREAD_S):
+                await _body(send, content, more=True)
+        await _body(send, b"", more=False)
+
+
+async def _body(send: Send, content: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": more})

@@ -1,0 +1,72 @@
+"""Cheap checks of a deployment before it is written down: what can be seen on disk without loading a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from share_compute.data.tokenization import has_tokenizer
+from share_compute.errors import NotFound, UserError
+from share_compute.models.encoders import pooling_of
+from share_compute.specification import ServedModelSpec, ServeJob
+from share_compute.store import Store
+from share_compute_api.model_folders import (
+    LAYER_KEYS,
+    check_model_folder,
+    check_pools,
+    check_token_ids,
+    check_weights,
+    largest_token_id,
+    looking,
+    model_window,
+    read_json,
+    refused,
+    whole_number,
+)
+
+
+def model_folder(model: ServedModelSpec, store: Store) -> Path:
+    """Return the folder of a model that is to be served.
+
+    Raises:
+        UserError: the job has no such result.
+    """
+    if model.path is not None:
+        return model.path
+    assert model.job is not None
+    try:
+        return store.progress.artifact(model.job, model.artifact).path
+    except NotFound as failure:
+        raise refused("model.job", failure.message, failure.mend or "name another job") from failure
+
+
+def check_deployment(spec: ServeJob, store: Store) -> None:
+    """Raise UserError, naming the field, when the model cannot be served whatever machines there are."""
+    field = "model.path" if spec.model.path is not None else "model.job"
+    folder = model_folder(spec.model, store)
+    with looking(field):
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise refused(
+                field,
+                f"{folder} holds adapters, not a whole model",
+                "train with training.lora.merge, or merge them into their model with peft",
+            )
+        check_model_folder(folder, field)
+        check_weights(folder, field)
+        if not has_tokenizer(folder):
+            raise refused(
+                field, f"{folder} has no tokenizer", "copy tokenizer.json and tokenizer_config.json into it"
+            )
+    config = read_json(folder / "config.json", field)
+    check_token_ids(largest_token_id(folder, field), whole_number(config, "vocab_size"), field)
+    check_pools(spec.parallelism.pools, whole_number(config, *LAYER_KEYS))
+    try:
+        pooling_of(folder, config)
+    except UserError as failure:
+        raise refused(field, failure.message, failure.mend or "name another model") from failure
+    window = model_window(folder, config, is_stretched=True)
+    if window is not None and spec.max_seq is not None and spec.max_seq > window:
+        raise refused(
+            "max_seq",
+            f"{spec.max_seq} tokens are more than the {window} that the model was made for",
+            f"ask for at most {window}, or leave it out",
+        )

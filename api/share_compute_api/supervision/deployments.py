@@ -1,0 +1,125 @@
+"""Serves what is to be served: for each deployment in the store replicas in the cluster, and an engine for requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from share_compute.errors import ShareComputeError
+from share_compute.serving.status import ServingStatus
+from share_compute.store import DeploymentRecord, Store
+from share_compute_api.bell import Bell
+from share_compute_api.metrics import Snapshot
+from share_compute_api.schemas import ReplicaCounts
+from share_compute_api.serving.engine import Engines
+from share_compute_api.serving.metering import ServingMetrics
+from share_compute_api.serving.replica import LaunchReplica
+from share_compute_api.supervision.members import machines_with_members
+from share_compute_api.supervision.serving import Members, Serving
+
+_LOOK_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class DeploymentSupervisor:
+    """Keeps what is served in step with the store. Rows first, effects after.
+
+    Args:
+        store: where deployments are.
+        engines: where requests find them.
+        launch: starts a replica.
+        bell: rings when the store changed.
+        metrics: told what clients see.
+        members: tells, by contributor, the jobs whose members keep memory there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engines: Engines,
+        launch: LaunchReplica,
+        bell: Bell,
+        metrics: ServingMetrics,
+        members: Members = machines_with_members,
+    ) -> None:
+        self._members = members
+        self._metrics = metrics
+        self._store = store
+        self._engines = engines
+        self._launch = launch
+        self._bell = bell
+        self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
+        self._failed: set[str] = set()
+        """Those of which the store may have been asked before it was written down."""
+        self._has_looked = False
+
+    async def run(self) -> None:
+        """Serve until cancelled; what is served then goes on with the next server."""
+        try:
+            while True:
+                ticket = self._bell.ticket
+                try:
+                    await self._look()
+                except ShareComputeError as failure:
+                    _log.warning("deployments could not be looked at: %s", failure.message)
+                await self._bell.wait(ticket, _LOOK_S)
+        finally:
+            tasks = [_end(*each) for each in self._serving.values()]
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
+        if not self._has_looked:
+            await asyncio.to_thread(
+                self._store.leases.release_all
+            )  # an earlier server's: nothing runs on them
+            self._has_looked = True
+        for deployment_id, each in self._serving.items():
+            if deployment_id not in living:
+                _end(*each)
+        for record in living.values():
+            if record.id in self._serving:
+                self._serving[record.id][0].revise(record)
+            elif record.id not in self._failed:
+                self._start(record)
+        self._failed &= living.keys()
+
+    def statuses(self, deployment_id: str) -> list[ServingStatus]:
+        """Return how each replica of a deployment is, as far as that is known."""
+        serving = self._serving.get(deployment_id)
+        return [] if serving is None else serving[0].statuses
+
+    def replicas(self, deployment_id: str) -> ReplicaCounts | None:
+        """Return how many replicas a deployment has; None where it is not served here."""
+        serving = self._serving.get(deployment_id)
+        return None if serving is None else serving[0].replicas
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return how all deployments do that are served here."""
+        return [
+            Snapshot(serving.name, serving.replicas, serving.numbered)
+            for serving, _ in self._serving.values()
+        ]
+
+    def _start(self, record: DeploymentRecord) -> None:
+        serving = Serving(self._store, self._engines, self._launch, self._members, self._metrics, record)
+        task = asyncio.create_task(serving.run())
+        self._serving[record.id] = serving, task
+        task.add_done_callback(lambda ended: self._ended(record, ended))
+
+    def _ended(self, record: DeploymentRecord, task: asyncio.Task[None]) -> None:
+        self._serving.pop(record.id, None)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            _log.error("deployment %s: it is begun again", record.name, exc_info=failure)
+        elif not task.cancelled():
+            self._failed.add(record.id)
+        self._bell.ring()
+
+
+def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
+    """Let one end, unless it does so already: what it started must be ended before."""
+    if not serving.is_ending:
+        serving.is_ending = True
+        task.cancel()
+    return task

@@ -1,0 +1,272 @@
+"""A job through which machines die and come back for many minutes: what is lost, what stands still, what piles up.
+
+The machines are raylets of this machine. Every 20 seconds on average a member dies, at random; its machine stays, so it
+is taken in again when that pays. The same job without deaths says how the loss should fall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from _attempts import Attempt, Machines, digest
+from _harness import job, print_figure, start_cluster
+
+from share_compute.data import prepare
+from share_compute.jobs.events import Assignment, Reformed, StepCommitted
+from share_compute.specification import TrainJob
+
+MACHINES = 3
+MEAN_S = 20.0
+"""Between two deaths."""
+WARM_S = 60.0
+"""Memory is compared from then on."""
+SAMPLE_S = 5.0
+GROWTH_GOAL = 0.03
+_ROLES = ("ray::Member", "ray::Coordinator", "ray::Library")
+
+
+@dataclass
+class Soaked:
+    """What came of a job."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    """By step."""
+    steps: list[int] = field(default_factory=list)
+    """Committed, in order."""
+    step_s: list[float] = field(default_factory=list)
+    deaths: int = 0
+    recoveries_s: list[float] = field(default_factory=list)
+    """How long nothing was computed after a death."""
+    rejoins_s: list[float] = field(default_factory=list)
+    """From a death until its machine had its first step as a member again."""
+    stalls_s: list[float] = field(default_factory=list)
+    """How long nothing was computed while a machine was taken in."""
+    digest: str = ""
+
+
+class Killer(threading.Thread):
+    """Kills a member now and then, until it is told to stop.
+
+    Args:
+        machines: whose.
+        pools: tells who is a member.
+        seed: draws moments and victims.
+    """
+
+    def __init__(self, machines: Machines, pools: list[set[str]], seed: int) -> None:
+        super().__init__(daemon=True)
+        self._machines = machines
+        self._pools = pools
+        self._chance = random.Random(seed)
+        self._over = threading.Event()
+        self.killed_s: dict[str, float] = {}
+        """When each machine's member was killed last."""
+        self.deaths = 0
+
+    def run(self) -> None:
+        """Kill; never the last one that holds something when it has no buddy."""
+        while not self._over.wait(self._chance.expovariate(1 / MEAN_S)):
+            members = sorted(worker for pool in list(self._pools) for worker in pool)
+            if len(members) < 2:
+                continue
+            victim = self._chance.choice(members)
+            try:
+                kill = self._machines.killing(victim, "member")
+            except RuntimeError:  # it is dead already
+                continue
+            self.killed_s[victim] = time.monotonic()
+            self.deaths += 1
+            kill()
+
+    def stop(self) -> None:
+        """Kill nobody any more."""
+        self._over.set()
+        self.join()
+
+
+class Scale(threading.Thread):
+    """Weighs all processes of a job now and then."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._over = threading.Event()
+        self.largest_bytes: list[int] = []
+        """Of the largest member at each look; and all that live as long as the job, summed."""
+        self.lasting_bytes: list[int] = []
+
+    def run(self) -> None:
+        """Look at memory."""
+        while not self._over.wait(SAMPLE_S):
+            members, lasting = [], 0
+            for process in psutil.process_iter(["cmdline", "memory_info"]):
+                title = " ".join(process.info["cmdline"] or ())
+                if title.startswith(_ROLES) and process.info["memory_info"] is not None:
+                    size = process.info["memory_info"].rss
+                    if title.startswith("ray::Member"):
+                        members.append(size)
+                    else:
+                        lasting += size
+            if members:
+                self.largest_bytes.append(max(members))
+                self.lasting_bytes.append(lasting)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self.join()
+
+
+def train(assignment: Assignment, machines: Machines | None, until_s: float) -> Soaked:
+    """Train; with ``machines``, kill members until then."""
+    found = Soaked()
+    pools: list[set[str]] = []
+    killer = Killer(machines, pools, seed=0) if machines is not None else None
+    joined: set[str] = set()
+    is_stopped = False
+    for event, now_s in Attempt(assignment).events():
+        plan = getattr(event, "plan", None)
+        if plan is not None and event.type in ("planned", "reformed"):
+            pools[:] = [{member.contributor_id for member in pool.members} for pool in plan.pools]
+        if event.type == "started" and killer is not None:
+            killer.start()
+        elif isinstance(event, Reformed):
+            joined |= set(event.joined)
+            (found.stalls_s if event.joined else found.recoveries_s).append(event.seconds)
+        elif isinstance(event, StepCommitted):
+            found.steps.append(event.step)
+            found.losses[event.step] = event.loss
+            found.step_s.append(event.seconds)
+            for worker in joined & killer.killed_s.keys() if killer is not None else ():
+                found.rejoins_s.append(now_s - killer.killed_s[worker])
+            joined.clear()
+            if killer is not None and not is_stopped and now_s > until_s:
+                killer.stop()
+                is_stopped = True
+    if killer is not None and not is_stopped:
+        killer.stop()
+    found.deaths = killer.deaths if killer is not None else 0
+    found.digest = digest(assignment.folder)
+    shutil.rmtree(assignment.folder)
+    return found
+
+
+def growth(sizes: Sequence[int]) -> float:
+    """Return by how much the last quarter is above the first one after the warm-up, as a share."""
+    warm = list(sizes[int(WARM_S / SAMPLE_S) :]) or list(sizes)
+    quarter = max(1, len(warm) // 4)
+    return statistics.median(warm[-quarter:]) / statistics.median(warm[:quarter]) - 1
+
+
+def assignment(folder: Path, number: int, machines: Machines, spec: TrainJob) -> Assignment:
+    """Return the job, in a folder of its own."""
+    own = folder / f"job-{number}"
+    shutil.copytree(folder / "data", own / "data")
+    return Assignment(
+        job_id=f"soak-{number}",
+        attempt=1,
+        spec=spec,
+        topology=machines.topology(MACHINES),
+        folder=own,
+        drift=1e6,  # the machines are alike, and share two cores: what was predicted of them says nothing
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="of deaths")
+    parser.add_argument("--steps", type=int, default=1500, help="of the job; should take about as long")
+    parser.add_argument("--checkpoint-every", type=int, default=50)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
+        folder = Path(name)
+        spec = job(folder, options.steps, pools=1)
+        training = spec.training.model_copy(update={"checkpoint_every": options.checkpoint_every})
+        spec = spec.model_copy(update={"training": training})
+        prepare(spec, folder / "data")
+        machines = Machines(cluster)
+        calm = train(assignment(folder, 1, machines, spec), None, 0.0)
+        scale = Scale()
+        scale.start()
+        until_s = time.monotonic() + options.minutes * 60
+        soaked = train(assignment(folder, 2, machines, spec), machines, until_s)
+        scale.stop()
+    report(calm, soaked, scale, options.steps)
+
+
+def report(calm: Soaked, soaked: Soaked, scale: Scale, steps: int) -> None:
+    """Print the figures."""
+    step_s = statistics.median(calm.step_s)
+    lost = steps - len(set(soaked.steps)) + len(soaked.steps) - len(set(soaked.steps))
+    print_figure(
+        "soak_commits_lost",
+        ours=lost,
+        peer=0,
+        peer_name="goal",
+        ratio=float(lost == 0),
+        unit="steps",
+        deaths=soaked.deaths,
+        rejoins=len(soaked.rejoins_s),
+        steps=steps,
+        recovery_median_s=round(statistics.median(soaked.recoveries_s or [0.0]), 3),
+        recovery_worst_s=round(max(soaked.recoveries_s or [0.0]), 3),
+    )
+    is_equal = soaked.losses == calm.losses and soaked.digest == calm.digest
+    print_figure(
+        "soak_equal",
+        ours=float(is_equal),
+        peer=1.0,
+        peer_name="the undisturbed job",
+        ratio=float(is_equal),
+        unit="losses and weights, bit for bit",
+        different=sum(soaked.losses.get(step) != loss for step, loss in calm.losses.items()),
+    )
+    for what, sizes in (
+        ("largest member", scale.largest_bytes),
+        ("coordinator and library", scale.lasting_bytes),
+    ):
+        grown = growth(sizes)
+        print_figure(
+            "soak_memory_growth",
+            ours=grown,
+            peer=GROWTH_GOAL,
+            peer_name="goal",
+            ratio=float(grown <= GROWTH_GOAL),
+            unit="share of resident memory, last against first quarter",
+            what=what,
+            samples=len(sizes),
+        )
+    if soaked.rejoins_s:
+        print_figure(
+            "rejoin_to_first_commit",
+            ours=statistics.median(soaked.rejoins_s),
+            peer=step_s,
+            peer_name="one undisturbed step",
+            ratio=step_s / statistics.median(soaked.rejoins_s),
+            unit="s",
+            statistic="median, from the death",
+        )
+        print_figure(
+            "rejoin_stall",
+            ours=max(soaked.stalls_s),
+            peer=step_s,
+            peer_name="one undisturbed step (goal)",
+            ratio=step_s / max(soaked.stalls_s),
+            unit="s",
+            statistic="worst",
+            all_s=[round(each, 3) for each in sorted(soaked.stalls_s)],
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The rows that a batch answers, read piece by piece: never a whole file in memory.
+
+Every failure to read a file becomes a `UserError` here. A single line that cannot be read does not: it is a row with a
+problem, which the output tells.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from pyarrow import parquet
+
+from share_compute.errors import UserError
+from share_compute.strict import nearest
+
+_BOM = b"\xef\xbb\xbf"
+_FIRST_ROWS = 100
+"""Looked at when a job is submitted."""
+_BATCH_ROWS = 1_000
+_PIECE_BYTES = 1 << 20
+_MOST_LINE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row, as it is asked for."""
+
+    number: int
+    """Counted from 0 over all files in their order; the same in every attempt."""
+    value: Any
+    """What the column holds; None where there is a problem."""
+    problem: str | None = None
+    """Why it cannot be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that must stay the same while a batch goes on."""
+
+    rows: tuple[int, ...]
+    """In each file."""
+    digests: tuple[str, ...]
+    """XXH3 of each file's content, as hexadecimal."""
+
+    @property
+    def total(self) -> int:
+        """Rows in all files."""
+        return sum(self.rows)
+
+
+class Inputs:
+    """The rows of some files.
+
+    Args:
+        files: .jsonl or .parquet, all of one kind.
+        column: is asked for.
+    """
+
+    def __init__(self, files: Sequence[Path], column: str) -> None:
+        self.files = tuple(files)
+        self.column = column
+        self.is_parquet = self.files[0].suffix == ".parquet"
+
+    def check(self, kind: type[str] | type[list[Any]], ours: Collection[str]) -> None:
+        """Look at the first rows of each file.
+
+        Args:
+            kind: what the column must hold.
+            ours: columns that answers are written into.
+
+        Raises:
+            UserError: a file cannot be read, holds no row, lacks the column or holds something else in it, or has a
+                column that answers are written into.
+        """
+        for file in self.files:
+            rows = list(islice(self._objects(file), _FIRST_ROWS))
+            columns = self._columns(file, rows)
+            if self.column not in columns:
+                guess = nearest(self.column, columns)
+                raise UserError(
+                    f"{file} has no column {self.column!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+                    mend=f"name one of its columns: {', '.join(columns)}",
+                )
+            taken = [name for name in columns if name in ours]
+            if taken:
+                raise UserError(
+                    f"{file} has a column {taken[0]!r}, into which answers are written",
+                    mend="rename that column",
+                )
+            values = [row[self.column] for row in rows if row.get(self.column) is not None]
+            if not any(isinstance(value, kind) for value in values):
+                found = type(values[0]).__name__ if values else "nothing"
+                wanted = "text" if kind is str else "lists of messages"
+                raise UserError(
+                    f"column {self.column!r} of {file} holds {found}, not {wanted}, in its first rows",
+                    mend="name another column",
+                )
+
+    def _columns(self, file: Path, rows: Sequence[dict[str, Any]]) -> list[str]:
+        if not rows:
+            raise UserError(f"{file} holds no rows", mend="leave it out, or fill it")
+        return list(dict.fromkeys(name for row in rows for name in row))
+
+    def survey(self) -> Survey:
+        """Read all files once, to know what they hold.
+
+        Raises:
+            UserError: one cannot be read, or all are empty.
+        """
+        found = [self._survey(file) for file in self.files]
+        survey = Survey(tuple(rows for rows, _ in found), tuple(digest for _, digest in found))
+        if not survey.total:
+            raise UserError("the files hold no rows", mend="fill them, and submit the job again")
+        return survey
+
+    def _survey(self, file: Path) -> tuple[int, str]:
+        digest, rows = xxhash.xxh3_128(), 0
+        with _reading(file):
+            if not self.is_parquet:
+                for line in _lines(file):
+                    digest.update(line)
+                    rows += _is_row(line)
+                return rows, digest.hexdigest()
+            with file.open("rb") as opened:
+                while piece := opened.read(_PIECE_BYTES):
+                    digest.update(piece)
+
+            return int(parquet.read_metadata(file).num_rows), digest.hexdigest()
+
+    def parts(self, size: int, done: Collection[int]) -> Iterator[tuple[int, list[InputRow]]]:
+        """Yield the rows of each part that is not done, with its number.
+
+        Args:
+            size: rows of a part; the last one may have fewer.
+            done: numbers of parts that are left out.
+        """
+        rows = self._raw()
+        for number in count():
+            taken = list(islice(rows, size))
+            if not taken:
+                return
+            if number not in done:
+                yield number, [self._row(number * size + index, raw) for index, raw in enumerate(taken)]
+
+    def _raw(self) -> Iterator[Any]:
+        """Yield rows that are not looked into yet: lines, or values of the column."""
+        for file in self.files:
+            with _reading(file):
+                if self.is_parquet:
+                    for batch in batches(file, [self.column]):
+                        yield from batch.column(0)
+                else:
+                    yield from filter(_is_row, _lines(file))
+
+    def _row(self, number: int, raw: Any) -> InputRow:
+        if self.is_parquet:
+            value = raw.as_py()
+        else:
+            row = parsed(raw)
+            if isinstance(row, str):
+                return InputRow(number, None, row)
+            value = row.get(self.column)
+        if value is None:
+            return InputRow(number, None, f"column {self.column!r} is missing or null")
+        return InputRow(number, value)
+
+    def _objects(self, file: Path) -> Iterator[dict[str, Any]]:
+        """Yield whole rows of one file.
+
+        Raises:
+            UserError: one is not an object.
+        """
+        with _reading(file):
+            if self.is_parquet:
+                for batch in batches(file):
+                    yield from batch.to_pylist()
+                return
+            for number, line in enumerate(_lines(file), start=1):
+                if not _is_row(line):
+                    continue
+                row = parsed(line)
+                if isinstance(row, str):
+                    raise UserError(
+                        f"line {number} of {file}: {row}",
+                        mend='put one JSON object on each line: {"text": "..."}',
+                    )
+                yield row
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Yield all rows of .jsonl files in order; an empty one for each that cannot be read."""
+        for file in self.files:
+            with _reading(file):
+                for line in filter(_is_row, _lines(file)):
+                    row = parsed(line)
+                    yield {} if isinstance(row, str) else row
+
+
+def batches(file: Path, columns: list[str] | None = None) -> Iterator[Any]:
+    """Yield the record batches of a .parquet file; of these columns, or of all."""
+    with parquet.ParquetFile(file) as opened:
+        yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+
+
+def parsed(line: bytes) -> dict[str, Any] | str:
+    """Return the object on a line, or what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as failure:
+        return f"the row is not JSON: {failure}"
+    return row if isinstance(row, dict) else "the row is not a JSON object"
+
+
+def _is_row(line: bytes) -> bool:
+    return not line.isspace() and bool(line)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while line := opened.readline(_MOST_LINE_BYTES):
+            if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
+                raise UserError(
+                    f"{file} has a line of more than {_MOST_LINE_BYTES >> 20} MiB",
+                    mend="put one JSON object on each line",
+                )
+            yield line.removeprefix(_BOM)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as failure:  # pyarrow's errors are of both kinds
+        reason = getattr(failure, "strerror", None) or (str(failure).splitlines() or [""])[0]
+        raise UserError(
+            f"{file} cannot be read: {reason}",
+            mend="check its rights, and that its content is what its suffix says",
+        ) from failure

@@ -1,0 +1,109 @@
+"""Checkpoints, made into folders that others can use: what the job's result would be, had it ended there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from share_compute.errors import NotFound, UserError
+from share_compute.models.adapter_names import is_adapter
+from share_compute.models.checksums import CHECKSUMS, damage
+from share_compute.models.weights import FolderWriter, WeightFolder, stream_file
+from share_compute.specification import LoraSpec, TrainJob
+
+_CONFIG = "config.json"
+_OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
+
+
+def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
+    """Write a checkpoint as a plain folder, without the optimizer's state; return its bytes.
+
+    A whole model's files are linked where the file system can: they take no room of their own while the checkpoint is
+    kept. Adapters are written alone, or added to the weights, as the job says.
+
+    Args:
+        checkpoint: a finished folder.
+        spec: of the job.
+        target: the folder to write; replaced if it exists.
+
+    Raises:
+        NotFound: there is no such checkpoint any more.
+        UserError: it is damaged.
+        Unavailable: the disk is full.
+    """
+    if not checkpoint.is_dir():
+        raise NotFound(
+            f"there is no checkpoint {checkpoint}", mend="list the job's checkpoints, and choose another"
+        )
+    wrong = damage(checkpoint, _is_for_others)
+    if wrong is not None:
+        raise UserError(wrong, mend="choose another checkpoint of the job, or put a whole copy back")
+    lora = spec.training.lora
+    writer = FolderWriter(target)
+    others = [file for file in sorted(checkpoint.iterdir()) if _is_for_others(file.name)]
+    if lora is None:
+        writer.link(others)
+        return writer.finish()
+    without = ("model", *(() if lora.merge else _OF_A_WHOLE_MODEL))
+    writer.link(file for file in others if not file.name.startswith(without))
+    folder = WeightFolder(checkpoint)
+    if lora.merge:
+        for number, group in enumerate(_merged(folder, lora)):
+            _write(writer, f"model-0000-{number:04}.part", group)
+    else:
+        config = json.loads((checkpoint / _CONFIG).read_text())
+        writer.write_json("adapter_config.json", adapter_description(config, spec))
+        _write(writer, "adapter_model-0000-0000.part", _adapters(folder))
+    return writer.finish()
+
+
+def adapter_description(config: Mapping[str, Any], spec: TrainJob) -> dict[str, Any]:
+    """Return what ``adapter_config.json`` says of the adapters that a job trains.
+
+    Args:
+        config: of the model that they belong to.
+        spec: of the job.
+    """
+    from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
+    from share_compute.models.huggingface import Outline, sketch  # noqa: PLC0415
+
+    assert spec.training.lora is not None
+    plain = sketch(config)
+    return adapter_config(spec.training.lora, plain, Outline(plain).places, str(spec.model.path))
+
+
+def _is_for_others(name: str) -> bool:
+    return name != CHECKSUMS and not name.startswith("optimizer")
+
+
+def _adapters(folder: WeightFolder) -> dict[str, Tensor]:
+    from share_compute.models.adapters import saved_name  # noqa: PLC0415 - slow to import
+
+    return {saved_name(name): folder.read(name) for name in folder.names() if is_adapter(name)}
+
+
+def _merged(folder: WeightFolder, lora: LoraSpec) -> Iterator[dict[str, Tensor]]:
+    """Give the model's own weights, with what adapters learnt added to them, file by file."""
+    for names in folder.groups():
+        own = [name for name in names if not is_adapter(name)]
+        if own:
+            yield {name: _with_adapter(folder, name, lora) for name in own}
+
+
+def _with_adapter(folder: WeightFolder, name: str, lora: LoraSpec) -> Tensor:
+    weight = folder.read(name)
+    matrix = name.removesuffix(".weight")
+    a, b = (f"{matrix}.lora_{part}.weight" for part in "AB")
+    if a not in folder:
+        return weight
+    # As peft does it, so that the bits are those of the result.
+    return weight + folder.read(b) @ folder.read(a) * (lora.alpha / lora.rank)
+
+
+def _write(writer: FolderWriter, name: str, tensors: Mapping[str, Tensor]) -> None:
+    for piece in stream_file(tensors):
+        writer.write(name, piece)

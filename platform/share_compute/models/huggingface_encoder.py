@@ -1,0 +1,132 @@
+"""One shard of an encoder of Hugging Face, from the model's own code; see `share_compute.models.encoders` for which.
+
+It is a sketch of the whole base model in which layers of other shards are missing, then given memory. Modules keep the
+names that they have in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from share_compute.models.encoders import ENCODERS
+from share_compute.models.huggingface import materialize, sketch
+from share_compute.models.shape_estimate import ShapeEstimate, parameters_of
+from share_compute.planning.partitioning import Shard
+from share_compute.planning.profile import NOTHING, LayerProfile, ModelProfile
+
+_EMBEDDING = "embeddings"
+
+
+class Entrance(nn.Module):
+    """Stands where a base model embeds, and returns what is embedded already."""
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        """Return the hidden states among what the base model gives its embedding, ``[1, tokens, hidden]``."""
+        hidden: Tensor = next(
+            value
+            for value in (*given, *named.values())
+            if isinstance(value, Tensor) and value.is_floating_point()
+        )
+        return hidden
+
+
+def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the whole base model without memory for its weights, and without what its vectors do not need.
+
+    Raises:
+        UserError: the configuration makes no encoder.
+    """
+    model = sketch(config, dtype, AutoModel)
+    if hasattr(model, "pooler"):  # for classifiers
+        model.pooler = None
+    return model
+
+
+class EncoderShard:
+    """One shard of an encoder, for answers alone.
+
+    Args:
+        config: Hugging Face configuration of the whole model, with ``model_type``.
+        shard: which part of it this is.
+        device: where it is.
+        dtype: of its weights.
+
+    Raises:
+        UserError: the configuration makes no encoder.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], shard: Shard, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        parts = ENCODERS[config["model_type"]]
+        model = encoder_sketch(config, dtype)
+        layers = model.get_submodule(parts.layers)
+        assert isinstance(layers, nn.ModuleList)
+        for index in range(len(layers)):
+            if not shard.start <= index < shard.stop:
+                del layers._modules[str(index)]  # noqa: SLF001 - to delete an item would number the others anew
+        self.base = model
+        self.embedding: nn.Module | None = model.get_submodule(_EMBEDDING) if shard.is_first else None
+        """Takes ids ``[1, tokens]`` of one text as ``input_ids``, on the first shard."""
+        setattr(model, _EMBEDDING, Entrance())
+        self._whole = [f"{parts.layers}.{index}" for index in range(shard.start, shard.stop)]
+        if shard.is_last:
+            self._whole += parts.closing
+        else:
+            for name in parts.closing:
+                setattr(model, name, nn.Identity())
+        for module in self.modules():
+            materialize(module, device)
+            module.requires_grad_(requires_grad=False).eval()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the embedding, on the first shard, and the base model with the layers of this shard."""
+        if self.embedding is not None:
+            yield self.embedding
+        yield self.base
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by stored name."""
+        found: dict[str, Tensor] = dict(self.base.state_dict())
+        if self.embedding is not None:
+            found.update(self.embedding.state_dict(prefix=f"{_EMBEDDING}."))
+        return found
+
+    def take_over(self, other: EncoderShard) -> dict[str, Tensor]:
+        """Take what both have from a shard of the same model that is of no use afterwards.
+
+        Returns:
+            What is still to be filled, by stored name.
+        """
+        taken = [path for path in self._whole if path in other._whole]
+        for path in taken:
+            self.base.set_submodule(path, other.base.get_submodule(path))
+        if self.embedding is not None and other.embedding is not None:
+            self.embedding = other.embedding
+            taken.append(_EMBEDDING)
+        beginnings = tuple(f"{path}." for path in taken)
+        return {name: tensor for name, tensor in self.tensors().items() if not name.startswith(beginnings)}
+
+
+def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
+    """Estimate what an encoder costs by the shapes of its parts; it keeps nothing of past tokens.
+
+    Raises:
+        UserError: the configuration makes no encoder.
+    """
+    model = encoder_sketch(config)
+    layers = list(model.get_submodule(ENCODERS[config["model_type"]].layers).children())
+    embedding = model.get_submodule(_EMBEDDING)
+    estimate = ShapeEstimate(model.config)
+    rest = parameters_of(model) - parameters_of(embedding) - sum(map(parameters_of, layers))
+    return ModelProfile(
+        layers=tuple(estimate.layer(layer).model_copy(update={"cache_numbers": NOTHING}) for layer in layers),
+        embedding=estimate.embedding(embedding),
+        head=LayerProfile(parameters=rest, forward_operations=1),
+        counted=False,
+    )

@@ -1,0 +1,126 @@
+"""Plans of deployments: where a model is served, with predicted times and reasons."""
+
+from __future__ import annotations
+
+import math
+
+from share_compute.planning.layout import Layout
+from share_compute.planning.partitioning import Shard
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, layer_span
+from share_compute.planning.profile import ModelProfile
+from share_compute.planning.regions import complete
+from share_compute.planning.report import ServingPrediction
+from share_compute.planning.serving import search_serving
+from share_compute.planning.serving_bound import objective_s, serving_bound_s
+from share_compute.planning.serving_cost import ServingCost
+from share_compute.planning.serving_explanation import ServingExplanation
+from share_compute.planning.serving_infeasible import serving_infeasible
+from share_compute.planning.strategies import is_measured, with_nominal_speeds
+from share_compute.planning.words import bytes_text
+from share_compute.planning.workload import ServingWorkload
+from share_compute.topology import Topology
+
+
+def plan_serving(
+    name: str,
+    topology: Topology,
+    profile: ModelProfile,
+    workload: ServingWorkload,
+    *,
+    pools: int | None = None,
+    epoch: int = 0,
+) -> ServingPrediction:
+    """Return the best placement for requests, with what it would do and why.
+
+    Args:
+        name: of the model.
+        topology: the machines that may be used, and the links between them.
+        profile: what the model costs.
+        workload: the requests.
+        pools: machines that are to stand in a row; None leaves it to the search.
+        epoch: copied into the plan.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold it; ``details`` says what is missing, and what would make it fit.
+    """
+    usable = with_nominal_speeds(topology)
+    cost = ServingCost(profile, usable, complete(usable), workload)
+    found = search_serving(cost, finalists=1, pools=pools)
+    if not found:
+        raise serving_infeasible(cost)
+    best = found[0]
+    bound_s = serving_bound_s(cost)
+    exact = best.exact or objective_s(cost, best.layout) * (1 - 1e-9) <= bound_s
+    measured = any(map(is_measured, topology.contributors))
+    explanation = ServingExplanation(cost, best.layout, exact=exact, measured=measured)
+    return ServingPrediction(
+        objective=workload.objective,
+        plan=_plan(name, epoch, topology, cost, best.layout, explanation),
+        first_token_s=best.first_token_s,
+        next_token_s=best.next_token_s,
+        request_s=cost.request_s(best.layout),
+        tokens_per_s=best.tokens_per_s,
+        within_limits=best.within_limits,
+        lower_bound_s=bound_s,
+        bottleneck=explanation.bottleneck(),
+        exact=exact,
+        links_assumed=cost.network.assumed,
+        speeds_assumed=not measured,
+    )
+
+
+def _plan(
+    name: str,
+    epoch: int,
+    topology: Topology,
+    cost: ServingCost,
+    layout: Layout,
+    explanation: ServingExplanation,
+) -> Plan:
+    contributors = cost.topology.contributors
+    pools = []
+    for place, pool in enumerate(layout.pools):
+        machine = contributors[pool.members[0]]
+        need = math.ceil(float(cost.needed_bytes[pool.start, pool.stop]))
+        standing = explanation.standing(place)
+        filled = f"{bytes_text(need)} of {bytes_text(machine.memory_bytes)} used"
+        member = MemberPlan(
+            contributor_id=machine.id,
+            name=machine.name,
+            microbatches=(0,),
+            memory_bytes=need,
+            lent_bytes=machine.memory_bytes,
+            busy_fraction=explanation.busy_fraction(place),
+            reason=f"holds {layer_span(pool.start, pool.stop)}: {filled}, {standing}",
+            standing=standing,
+        )
+        shard = Shard(name, pool.start, pool.stop, cost.num_layers)
+        pools.append(
+            PoolPlan(
+                start=pool.start,
+                stop=pool.stop,
+                parameters=cost.profile.parameters_of(shard),
+                members=(member,),
+            )
+        )
+    idle = [machine for machine in range(cost.num_machines) if machine not in set(layout.machines)]
+    reasons = {contributors[machine].id: reason for machine, reason in explanation.why_out(idle).items()}
+    used = {contributors[machine].id for machine in layout.machines}
+    return Plan(
+        epoch=epoch,
+        model_id=name,
+        strategy="auto",
+        num_layers=cost.num_layers,
+        parameters=cost.profile.parameters,
+        pools=tuple(pools),
+        microbatches=1,
+        idle=tuple(
+            IdleMachine(
+                contributor_id=machine.id,
+                name=machine.name,
+                reason=reasons.get(machine.id, NOT_MEASURED),
+            )
+            for machine in topology.contributors
+            if machine.id not in used
+        ),
+    )

@@ -1,0 +1,104 @@
+"""What is begun next, and whose prompt goes on: the part of a turn beside those that decode."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from share_compute.serving.events import Totals
+from share_compute.serving.fair_queue import FairQueue, Owner
+from share_compute.serving.limits import Limits
+from share_compute.serving.live_sequence import LiveSequence
+from share_compute.serving.slab_ledger import Prefix, SlabLedger
+from share_compute.serving.turns import Opening
+
+_MOST_PASSES = 16
+"""Sequences that are begun before an earlier one of another owner that lacks room; then all wait for it."""
+_MOST_LOOKED_AT = 64
+"""Waiting sequences of one owner that are looked at, where the first ones wait for the prompt of another."""
+
+
+class Admission:
+    """Begins sequences: an owner's in their order, owners by what they were served, all within memory.
+
+    Memory is reserved for the longest that a sequence may become, so one that was begun never lacks any. The first
+    sequence of the owner whose turn it is may lack room that a smaller one of another owner would not: that one passes
+    it, but only so many do.
+
+    A sequence whose first tokens are being computed for another one waits for them (completions of one prompt, one
+    system prompt of many requests), and those behind it pass.
+
+    Args:
+        limits: of this epoch.
+        queue: all sequences.
+        ledger: all slabs of this epoch.
+        totals: counts what was copied.
+    """
+
+    def __init__(self, limits: Limits, queue: FairQueue, ledger: SlabLedger, totals: Totals) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._ledger = ledger
+        self._totals = totals
+        self.num_open = 0
+        """Sequences that run."""
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts may want a part of a turn."""
+        queue = self._queue
+        can_begin = self.num_open < self._limits.max_sequences and (
+            queue.num_waiting or queue.num_interrupted
+        )
+        return bool(queue.num_prefilling or can_begin)
+
+    def next(self, opens: list[Opening], room: int) -> LiveSequence | None:
+        """Return the sequence whose known tokens are to be sent next; None where there is none.
+
+        Args:
+            opens: what the turn opens; gets the sequence if it is begun by this.
+            room: positions that the turn has left. An encoder's text that is longer goes first in the next turn.
+        """
+        if not self.has_prompts:
+            return None
+        passed: list[LiveSequence] = []
+        begins = self.num_open < self._limits.max_sequences
+        for owner in self._queue.in_turn():
+            if owner.prefilling:
+                return next(iter(owner.prefilling.values()))
+            candidate = self._candidate(owner) if begins else None
+            if candidate is None:
+                continue
+            live, prefix = candidate
+            if self._limits.embeds and live.prompt_tokens > room:
+                return None
+            if self._ledger.fits(live.capacity_tokens):
+                for one in passed:
+                    one.passes += 1
+                opens.append(self._begin(live, prefix))
+                return live
+            passed.append(live)
+            begins = live.passes < _MOST_PASSES
+        return None
+
+    def ended(self, live: LiveSequence) -> None:
+        """Take note that an open sequence has ended."""
+        self.num_open -= 1
+        self._ledger.retire(live.id)
+
+    def _candidate(self, owner: Owner) -> tuple[LiveSequence, Prefix | None] | None:
+        """Return an owner's first sequence that does not wait for another one's prompt, and what it can copy."""
+        for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
+            if not self._ledger.fits(live.capacity_tokens):
+                return live, None
+            prefix = self._ledger.find(live)
+            if prefix is None or not prefix.is_growing:
+                return live, prefix
+        return None
+
+    def _begin(self, live: LiveSequence, prefix: Prefix | None) -> Opening:
+        source, num_tokens = self._ledger.open(live, prefix)
+        self._queue.begin(live)
+        self.num_open += 1
+        self._totals.prefix_hits += source is not None
+        self._totals.prefix_tokens += num_tokens
+        return live.open(source, num_tokens)

@@ -1,0 +1,124 @@
+"""Text that is JSON of a schema: which tokens may come next, by llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from share_compute.data.tokenization import load_tokenizer
+from share_compute.errors import UserError
+
+_ANY_OBJECT = '{"type": "object"}'
+_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
+"""Room to indent, but no endless blanks: a model that does not know how to go on writes them for ever."""
+_KEPT = 32
+"""Compiled schemas that are kept for the next request."""
+
+
+def check_schema(schema: str) -> None:
+    """Make sure that a schema can be followed.
+
+    Args:
+        schema: as JSON; "" is any object.
+
+    Raises:
+        UserError: it is no JSON schema, or has what cannot be followed.
+    """
+    try:
+        reason = LLMatcher.validate_grammar(_grammar(schema))
+    except (ValueError, RecursionError) as failure:
+        reason = str(failure)
+    if reason:
+        raise UserError(
+            f"the JSON schema cannot be followed: {' '.join(reason.split())[:300]}",
+            mend="mend the schema, or leave out the keyword that is named",
+        )
+
+
+def _grammar(schema: str) -> str:
+    """Return a schema as llguidance's grammar.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    given = json.loads(schema or _ANY_OBJECT)
+    if given is True or given == {}:
+        given = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+    return LLMatcher.grammar_from_json_schema(given, overrides=_OPTIONS)
+
+
+class Grammar:
+    """What one sequence may still say.
+
+    Args:
+        matcher: of its schema; its own.
+        vocabulary_size: of the model.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
+        self._matcher = matcher
+        self._vocabulary_size = vocabulary_size
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow; also when the text so far is not of this schema."""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens may come next, ``[vocabulary]``."""
+        found = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        allowed = np.zeros(self._vocabulary_size, dtype=np.bool_)
+        shared = min(len(found), self._vocabulary_size)
+        allowed[:shared] = found[:shared]
+        return allowed
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Go on by these tokens."""
+        self._matcher.consume_tokens(list(tokens))
+
+
+class Grammars:
+    """Compiles schemas for one tokenizer.
+
+    Args:
+        folder: of the tokenizer; it is loaded for the first schema.
+        vocabulary_size: of the model.
+    """
+
+    def __init__(self, folder: Path, vocabulary_size: int) -> None:
+        self._folder = folder
+        self._vocabulary_size = vocabulary_size
+        self._tokenizer: Any = None
+        self._compiled: dict[str, LLMatcher] = {}
+
+    def start(self, schema: str) -> Grammar:
+        """Return the grammar of a new text.
+
+        Raises:
+            UserError: the tokenizer cannot be used, or the schema cannot be followed.
+        """
+        if schema not in self._compiled:
+            if len(self._compiled) >= _KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            check_schema(schema)
+            self._compiled[schema] = LLMatcher(self._known_tokenizer(), _grammar(schema), log_level=0)
+        return Grammar(self._compiled[schema].deep_copy(), self._vocabulary_size)
+
+    def _known_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            from llguidance.hf import from_tokenizer  # noqa: PLC0415 - imports transformers
+
+            try:
+                self._tokenizer = from_tokenizer(load_tokenizer(self._folder))
+            except (ValueError, TypeError) as failure:
+                raise UserError(
+                    f"the tokenizer in {self._folder} cannot be used for constrained text: {failure}",
+                    mend="give the model a fast tokenizer (tokenizer.json) that has an end of text",
+                ) from failure
+        return self._tokenizer

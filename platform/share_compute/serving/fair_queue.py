@@ -1,0 +1,138 @@
+"""Who is next: owners share a deployment evenly, by tokens.
+
+Each owner has a count of the positions that were computed for it; whose count is lowest is next. An owner who comes
+back starts at the lowest count of those who are there, or at its own if that is higher: nobody saves up turns by
+staying away, and nobody gets rid of what was used by leaving for a moment. Unlike a round-robin by requests, this holds
+whatever the lengths of prompts and answers, and nobody must guess lengths ahead (the "virtual token counter" of Sheng
+et al., Fairness in Serving Large Language Models, 2024).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from share_compute.serving.live_sequence import LiveSequence
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """An owner's sequences."""
+
+    served_tokens: int = 0
+    waiting: deque[LiveSequence] = field(default_factory=deque)
+    """Not begun yet."""
+    interrupted: deque[LiveSequence] = field(default_factory=deque)
+    """Begun before the pools changed; they go first."""
+    prefilling: dict[int, LiveSequence] = field(default_factory=dict)
+    """Open, with known tokens that were not sent yet."""
+    num_live: int = 0
+    """All that have not ended."""
+
+
+class FairQueue:
+    """All sequences that have not ended, by owner."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Owner] = {}
+        self.num_waiting = 0
+        """Sequences that were never begun."""
+        self.num_interrupted = 0
+        self.num_prefilling = 0
+
+    def add(self, live: LiveSequence) -> None:
+        """Put a new sequence behind the others of its owner."""
+        owner = self._arrived(live.owner)
+        owner.num_live += 1
+        owner.waiting.append(live)
+        self.num_waiting += 1
+
+    def interrupt(self, lives: Iterable[LiveSequence]) -> None:
+        """Put open sequences before those that were never begun; all that were interrupted keep their order."""
+        for live in lives:
+            owner = self._owners[live.owner]
+            owner.prefilling.clear()
+            owner.interrupted.append(live)
+            self.num_interrupted += 1
+        self.num_prefilling = 0
+        for owner in self._owners.values():
+            owner.interrupted = deque(sorted(owner.interrupted, key=lambda live: live.order))
+
+    def begin(self, live: LiveSequence) -> None:
+        """Take a sequence out, since it is open now: its prompt is to be sent."""
+        owner = self._owners[live.owner]
+        self._take_out(owner, live)
+        owner.prefilling[live.id] = live
+        self.num_prefilling += 1
+
+    def prefilled(self, live: LiveSequence) -> None:
+        """Take note that all known tokens of a sequence are sent."""
+        del self._owners[live.owner].prefilling[live.id]
+        self.num_prefilling -= 1
+
+    def end(self, live: LiveSequence) -> None:
+        """Forget a sequence, wherever it is."""
+        owner = self._owners[live.owner]
+        if not live.is_open:
+            self._take_out(owner, live)
+        elif owner.prefilling.pop(live.id, None):
+            self.num_prefilling -= 1
+        owner.num_live -= 1
+        if not any(one.num_live for one in self._owners.values()):
+            self._owners.clear()
+
+    def charge(self, live: LiveSequence) -> None:
+        """Count what was sent of a sequence for its owner."""
+        self._owners[live.owner].served_tokens += live.charge()
+
+    def in_turn(self) -> list[Owner]:
+        """Return the owners who have something to be begun or to be prefilled, who is next first."""
+        return sorted(
+            (owner for owner in self._owners.values() if owner.prefilling or self.candidates(owner)),
+            key=lambda owner: (owner.served_tokens, self._oldest(owner)),
+        )
+
+    def candidates(self, owner: Owner) -> deque[LiveSequence]:
+        """Return what may be begun for an owner: nothing new as long as somebody's streams are interrupted."""
+        return owner.interrupted if self.num_interrupted else owner.waiting
+
+    def queued(self) -> Iterator[LiveSequence]:
+        """Yield all that are not open."""
+        return chain.from_iterable(chain(owner.interrupted, owner.waiting) for owner in self._owners.values())
+
+    def num_waiting_of(self, owner: str) -> int:
+        """Return how many sequences of an owner were never begun."""
+        return len(self._owners[owner].waiting) if owner in self._owners else 0
+
+    @property
+    def num_owners(self) -> int:
+        """Owners who are there."""
+        return sum(owner.num_live > 0 for owner in self._owners.values())
+
+    def _oldest(self, owner: Owner) -> int:
+        first = next(iter(owner.prefilling.values()), None) or self.candidates(owner)[0]
+        return first.order
+
+    def _take_out(self, owner: Owner, live: LiveSequence) -> None:
+        if live in owner.interrupted:
+            owner.interrupted.remove(live)
+            self.num_interrupted -= 1
+        else:
+            owner.waiting.remove(live)
+            self.num_waiting -= 1
+
+    def _arrived(self, name: str) -> Owner:
+        owner = self._owners.setdefault(name, Owner())
+        if not owner.num_live:
+            there = [one.served_tokens for one in self._owners.values() if one.num_live]
+            least = min(there, default=0)
+            owner.served_tokens = max(owner.served_tokens, least)
+            # Who is away with no more than the least would begin at the least in any case.
+            self._owners = {
+                key: one
+                for key, one in self._owners.items()
+                if one is owner or one.num_live or one.served_tokens > least
+            }
+        return owner

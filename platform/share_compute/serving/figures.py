@@ -1,0 +1,120 @@
+"""What a deployment measures of itself: how soon tokens come, and how many."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from share_compute.serving.events import Embedded, Emitted, SequenceEvent
+
+_SAMPLES = 2048
+"""Latencies that are remembered: the last ones."""
+_TURNS = 64
+"""Turns of which it is remembered how many sequences were in them: the last ones."""
+_RATE_S = 10.0
+"""Time over which tokens are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the last tokens; None before there were any."""
+
+    p50_s: float | None
+    p95_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured lately."""
+
+    tokens_per_s: float
+    """Over the last seconds in which there were any: those generated, or those of texts that became vectors."""
+    first_token: Latency
+    """From a sequence's arrival to its first token, or its vector."""
+    next_token: Latency
+    """From token to token of a sequence."""
+    batch_size: float | None
+    """Sequences in one turn, the mean of the last turns; None before there were any."""
+
+
+class Figures:
+    """Measures by the times that it is told; it has no clock."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, float] = {}
+        """When each sequence came that has no token yet."""
+        self._last: dict[int, float] = {}
+        """When each sequence that goes on had its last token."""
+        self._first_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._between_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._emitted: deque[tuple[float, int]] = deque()
+        """When tokens came, and how many at once."""
+        self._batches: deque[int] = deque(maxlen=_TURNS)
+        """Sequences in each turn."""
+
+    def came(self, sequence: int, now_s: float) -> None:
+        """A sequence came."""
+        self._began[sequence] = now_s
+
+    def sent(self, sequences: int) -> None:
+        """A turn of so many sequences was sent."""
+        if sequences:
+            self._batches.append(sequences)
+
+    def told(self, events: Iterable[SequenceEvent], now_s: float) -> None:
+        """Take note of what was told of sequences."""
+        tokens = 0
+        for event in events:
+            if isinstance(event, Emitted):
+                tokens += 1
+                self._token(event.sequence, now_s)
+                continue
+            if isinstance(event, Embedded):
+                tokens += event.tokens
+                self._token(event.sequence, now_s)
+            self._began.pop(event.sequence, None)
+            self._last.pop(event.sequence, None)
+        if tokens:
+            self._emitted.append((now_s, tokens))
+        self._drop_old(now_s)
+
+    def _token(self, sequence: int, now_s: float) -> None:
+        before_s = self._last.get(sequence)
+        if before_s is not None:
+            self._between_s.append(now_s - before_s)
+        elif sequence in self._began:
+            self._first_s.append(now_s - self._began.pop(sequence))
+        self._last[sequence] = now_s
+
+    def _drop_old(self, now_s: float) -> None:
+        while self._emitted and self._emitted[0][0] < now_s - _RATE_S:
+            self._emitted.popleft()
+
+    def tokens_per_s(self, now_s: float) -> float:
+        """Return the tokens a second, over the last seconds in which there were any."""
+        self._drop_old(now_s)
+        if len(self._emitted) < 2:
+            return 0.0
+        busy_s = sum(min(after - before, 1.0) for (before, _), (after, _) in pairwise(self._emitted))
+        return sum(tokens for _, tokens in self._emitted) / max(busy_s, 1e-3)
+
+    def measured(self, now_s: float) -> Measured:
+        """Return it all."""
+        batch_size = sum(self._batches) / len(self._batches) if self._batches else None
+        return Measured(
+            self.tokens_per_s(now_s), _latency(self._first_s), _latency(self._between_s), batch_size
+        )
+
+
+def _latency(seconds: Iterable[float]) -> Latency:
+    ordered = sorted(seconds)
+    if not ordered:
+        return Latency(None, None)
+    return Latency(_at(ordered, 0.5), _at(ordered, 0.95))
+
+
+def _at(ordered: list[float], share: float) -> float:
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]

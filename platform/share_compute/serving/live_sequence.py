@@ -1,0 +1,145 @@
+"""One sequence in the scheduler's hands: what is known of it, and what of it has been sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from share_compute.serving.options import Generation
+from share_compute.serving.prefixes import add_keys
+from share_compute.serving.turns import Chunk, Opening
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """A sequence that waits or runs.
+
+    Args:
+        generation: what was asked for.
+        order: counts arrivals.
+        new_tokens: most tokens to generate: what was asked for, or what fits behind the prompt; it never changes.
+    """
+
+    generation: Generation
+    order: int
+    new_tokens: int
+    tokens: list[int] = field(init=False)
+    """Prompt, then what was emitted so far."""
+    keys: list[int] = field(init=False)
+    """Of the whole blocks of tokens; see `share_compute.serving.prefixes`."""
+    is_open: bool = False
+    """Whether it has a slab."""
+    prefill_tokens: int = 0
+    """Tokens that were known when its slab was opened: they come as inputs, all others are fed back."""
+    sent: int = 0
+    """Positions that are in its slab once all turns that were sent have passed."""
+    planned: int = 0
+    """Generated tokens, with those that turns in flight will bring."""
+    charged: int = 0
+    """Positions that count for its owner already: what is computed again after a loss does not."""
+    cached_tokens: int | None = None
+    """Tokens copied when it was first begun."""
+    passes: int = 0
+    """Sequences of other owners that were begun while this one lacked room."""
+    batch: int | None = None
+    last_turn: int = -1
+    """Turn that it last decoded in."""
+
+    def __post_init__(self) -> None:
+        self.tokens = [*self.generation.prompt, *self.generation.emitted]
+        self.keys = []
+        add_keys(self.keys, self.tokens)
+
+    @property
+    def id(self) -> int:
+        """Number of the sequence."""
+        return self.generation.sequence
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.generation.owner
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.generation.prompt)
+
+    @property
+    def num_emitted(self) -> int:
+        """Generated tokens that are known."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Positions of its slab. The last token is never an input."""
+        return self.prompt_tokens + self.new_tokens - 1
+
+    @property
+    def unsent_tokens(self) -> int:
+        """Known tokens that must still be sent as inputs, before it decodes."""
+        return max(0, self.prefill_tokens - self.sent)
+
+    @property
+    def is_sent_whole(self) -> bool:
+        """Whether turns that bring its last token are on their way: none will be needed after them."""
+        return self.planned == self.new_tokens
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no token of it is on its way."""
+        return self.planned == self.num_emitted
+
+    @property
+    def work_tokens(self) -> int:
+        """Positions that it needs, at most, when it is begun now."""
+        return len(self.tokens) + self.new_tokens - self.num_emitted
+
+    def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
+        """Begin, with so many positions copied from another sequence."""
+        self.is_open = True
+        self.prefill_tokens, self.planned = len(self.tokens), self.num_emitted
+        self.sent = copy_tokens
+        if self.cached_tokens is None:
+            self.cached_tokens = min(copy_tokens, self.prompt_tokens)
+        self.charged = max(self.charged, copy_tokens)
+        return Opening(
+            self.id,
+            self.capacity_tokens,
+            self.generation.options,
+            tuple(self.tokens),
+            self.prompt_tokens,
+            copy_from,
+            copy_tokens,
+        )
+
+    def close(self) -> None:
+        """Forget that it was begun: its slab is lost, what was emitted is not."""
+        self.is_open, self.batch = False, None
+        self.passes = 0
+
+    def prefill(self, most: int) -> Chunk:
+        """Send known tokens, at most so many; with the last of them the next token is sampled."""
+        start = self.sent
+        self.sent = min(start + most, self.prefill_tokens)
+        samples = self.sent == self.prefill_tokens
+        self.planned += samples
+        inputs = tuple(self.tokens[start : self.sent])
+        return Chunk(self.id, start, len(inputs), inputs, samples)
+
+    def decode(self, turn: int) -> Chunk:
+        """Send the token that the last pool feeds back, and sample the next."""
+        self.last_turn = turn
+        self.sent += 1
+        self.planned += 1
+        return Chunk(self.id, self.sent - 1, 1, None, samples=True)
+
+    def charge(self) -> int:
+        """Return the positions sent for the first time since this was last asked."""
+        new = max(0, self.sent - self.charged)
+        self.charged += new
+        return new
+
+    def append(self, token: int) -> None:
+        """Take in a sampled token."""
+        self.tokens.append(token)
+        add_keys(self.keys, self.tokens)

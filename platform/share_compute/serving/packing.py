@@ -1,0 +1,100 @@
+"""Weights in the order in which a CPU's library wants them for products with few rows.
+
+Decoding multiplies one token of each sequence with every matrix. As models hold their weights, a product of eight rows
+costs a CPU three times one of a single row, though both read the same weights; packed by oneDNN, once, it costs little
+more. (It is what torch's compiler does to models that it freezes; these operators have no other name.) A single row
+is slower by packed weights, so that whoever has the memory keeps both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+Packing: TypeAlias = Literal["beside", "instead", "none"]
+"""Whether packed weights are kept beside the plain ones (twice the memory), instead of them, or not at all."""
+_ROWS = 8
+"""Rows that weights are packed for; other numbers do as well."""
+_PLAIN_ROWS = 2
+"""Up to so many rows plain weights of more than 16 bits are as fast or faster."""
+_SMALL = 2**19
+"""Fewer weights of more than 16 bits are as fast or faster plain: what packing gains, its operator's call takes."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with packed weights.
+
+    Args:
+        layer: to do what it does.
+        keeps_plain: whether its own weights stay, for products of few rows.
+    """
+
+    def __init__(self, layer: nn.Linear, *, keeps_plain: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias = layer.bias
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
+        # One plain attribute: a module looks slowly for its parameters, and this is asked for a hundred times a token.
+        self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (
+            layer.weight.detach() if keeps_plain else None,
+            packed,
+            layer.bias,
+        )
+        self._few = _PLAIN_ROWS * layer.in_features if keeps_plain else -1
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as `nn.Linear` has them, ``[out, in]``; some models look at their type."""
+        plain, packed, _ = self._weights
+        return packed.to_dense() if plain is None else plain
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Multiply ``[..., in]``; return ``[..., out]``."""
+        plain, packed, bias = self._weights
+        if inputs.numel() <= self._few and plain is not None:
+            return linear(inputs, plain, bias)
+        outputs: Tensor = self._multiply(inputs, packed, bias, "none", [], "")
+        return outputs
+
+    __call__ = forward
+    """Nobody hooks into what serves."""
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether packing helps: on CPUs for which oneDNN has kernels of this type."""
+    operators = torch.ops.mkldnn
+    if device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001
+        return False
+    if not hasattr(operators, "_linear_pointwise") or not hasattr(operators, "_reorder_linear_weight"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(operators._is_mkldnn_bf16_supported())  # noqa: SLF001
+    if dtype == torch.float16:
+        return bool(operators._is_mkldnn_fp16_supported())  # noqa: SLF001
+    return dtype == torch.float32
+
+
+def pack(module: nn.Module, packing: Packing) -> None:
+    """Pack the linear layers inside, one after the other.
+
+    Weights that others use too (an embedding's) are never let go, so that they are packed only beside.
+    """
+    uses: dict[int, int] = {}
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if type(child) is not nn.Linear or packing == "none":
+                continue
+            weight, beside = child.weight, packing == "beside"
+            if weight.numel() < _SMALL and weight.itemsize > 2:
+                continue
+            if beside or uses[id(weight)] == 1:
+                setattr(
+                    part, name, PackedLinear(child, keeps_plain=beside and weight.dtype != torch.bfloat16)
+                )

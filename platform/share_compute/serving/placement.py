@@ -1,0 +1,255 @@
+"""Where a deployment is placed: the planner's choice for what was asked, or for as much of it as the machines hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.partitioning import Shard
+from share_compute.planning.plan import Plan, layer_span
+from share_compute.planning.profile import ModelProfile
+from share_compute.planning.regions import complete
+from share_compute.planning.report import ServingPrediction
+from share_compute.planning.serving_cost import ServingCost
+from share_compute.planning.serving_plan import plan_serving
+from share_compute.planning.strategies import with_nominal_speeds
+from share_compute.planning.words import listed
+from share_compute.planning.workload import BYTES, ServingWorkload
+from share_compute.protocol.roster import Worker
+from share_compute.serving.limits import Limits
+from share_compute.specification import ServeJob
+from share_compute.topology import Topology
+
+_MOST_TURN_TOKENS = 512
+"""Positions that one turn computes: more would make those who decode wait for long."""
+_LEAST_TURN_TOKENS = 16
+_MOST_QUEUED = 512
+"""Sequences that wait to be begun."""
+_MOST_QUEUED_TEXTS = 8192
+"""Texts that wait for an encoder: one request may bring thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of one machine, in bytes."""
+
+    usable_bytes: int
+    """That a plan may fill."""
+    working_bytes: int
+    """That computing takes beside weights and caches."""
+    cache_bytes: int
+    """That is left for the caches of sequences, on paper."""
+
+    def beside(self, resident_bytes: int | None) -> int:
+        """Return what is left for caches beside a process that takes so much; None where it takes it elsewhere."""
+        if resident_bytes is None:
+            return self.cache_bytes
+        return min(self.cache_bytes, self.usable_bytes - self.working_bytes - resident_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a machine says of the shard that it holds."""
+
+    cache_token_bytes: int
+    """Memory of one token of a sequence."""
+    resident_bytes: int | None
+    """Memory of the process with its weights; None where it computes on another device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Machines in a row, each with its shard, and what is left of their memory."""
+
+    prediction: ServingPrediction
+    concurrent: int
+    """Sequences of the planned length that fit at one time; fewer than were asked for where memory is short."""
+    rooms: Mapping[Worker, Room]
+    """What is left of each machine's memory."""
+
+    @property
+    def plan(self) -> Plan:
+        """The ordered pools."""
+        return self.prediction.plan
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The machines, in pipeline order."""
+        return tuple(pool.members[0].contributor_id for pool in self.plan.pools)
+
+    @property
+    def shards(self) -> dict[Worker, Shard]:
+        """What each machine holds."""
+        return {worker: self.plan.shard(index) for index, worker in enumerate(self.workers)}
+
+    def at(self, epoch: int) -> Placement:
+        """Return the same, with the epoch that its plan is carried out in."""
+        plan = self.plan.model_copy(update={"epoch": epoch})
+        return replace(self, prediction=self.prediction.model_copy(update={"plan": plan}))
+
+    @property
+    def sentence(self) -> str:
+        """Who holds what, for people."""
+        pools = [
+            f"{pool.members[0].name} holds {layer_span(pool.start, pool.stop)}" for pool in self.plan.pools
+        ]
+        return listed(pools)
+
+
+def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
+    """Return the longest sequence of a deployment, prompt and answer together."""
+    known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
+    return min(known, default=spec.prompt_tokens + spec.new_tokens)
+
+
+def place(
+    spec: ServeJob,
+    topology: Topology,
+    profile: ModelProfile,
+    *,
+    window_tokens: int,
+    epoch: int,
+    pools: int | None,
+    embeds: bool = False,
+) -> Placement:
+    """Place a deployment, with as many sequences at one time as were asked for, or as many as fit.
+
+    Args:
+        spec: what was asked for.
+        topology: the machines that may be used.
+        profile: what the model costs.
+        window_tokens: longest sequence.
+        epoch: copied into the plan.
+        pools: machines that are to stand in a row; None leaves it to the planner.
+        embeds: whether the model is an encoder.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold the model and a single sequence.
+    """
+    if not topology.contributors:
+        raise PlanInfeasible("no machine is there", mend="let machines join")
+    failure: PlanInfeasible | None = None
+    for workload in _workloads(spec, window_tokens, embeds=embeds):
+        try:
+            found = plan_serving(spec.name, topology, profile, workload, pools=pools, epoch=epoch)
+        except PlanInfeasible as lacking:
+            failure = lacking
+        else:
+            return Placement(found, workload.concurrent, _rooms(found.plan, topology, profile, workload))
+    assert failure is not None
+    raise failure
+
+
+def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
+    """Give what was asked for, then the same with ever fewer sequences at one time."""
+    asked = spec.workload()
+    if embeds:  # a turn is what takes time and memory, and no cache is kept of it
+        yield replace(asked, prompt_tokens=_text_turn_tokens(window_tokens), new_tokens=1)
+        return
+    length = asked.prompt_tokens + asked.new_tokens
+    if length > window_tokens:
+        prompt = max(1, window_tokens * asked.prompt_tokens // length)
+        asked = replace(asked, prompt_tokens=prompt, new_tokens=max(1, window_tokens - prompt))
+    concurrent = asked.concurrent
+    while concurrent:
+        yield replace(asked, concurrent=concurrent)
+        concurrent //= 2
+
+
+def _rooms(
+    plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
+) -> dict[Worker, Room]:
+    usable = with_nominal_speeds(topology)
+    cost = ServingCost(profile, usable, complete(usable), replace(workload, concurrent=0))
+    place = {machine.id: index for index, machine in enumerate(usable.contributors)}
+    rooms = {}
+    for number, pool in enumerate(plan.pools):
+        worker = pool.members[0].contributor_id
+        usable_bytes = int(cost.memory_bytes[place[worker]])
+        needed_bytes = int(cost.needed_bytes[pool.start, pool.stop])
+        weight_bytes = profile.parameters_of(plan.shard(number)) * BYTES[workload.dtype]
+        rooms[worker] = Room(usable_bytes, needed_bytes - weight_bytes, usable_bytes - needed_bytes)
+    return rooms
+
+
+def limits_of(
+    spec: ServeJob,
+    placement: Placement,
+    holdings: Mapping[Worker, Holding],
+    window_tokens: int,
+    shares: Mapping[Worker, float],
+    *,
+    embeds: bool = False,
+) -> Limits:
+    """Return what the scheduler must keep to with this placement.
+
+    Args:
+        spec: what was asked for.
+        placement: where the model is.
+        holdings: what each machine says of its shard.
+        window_tokens: longest sequence.
+        shares: of the room for caches that may be used, on machines where it proved to be too much; of an encoder,
+            which has none, of the size of its turns.
+        embeds: whether the model is an encoder.
+
+    Raises:
+        PlanInfeasible: not even the shortest sequence fits.
+    """
+    if embeds:
+        return _limits_of_texts(window_tokens, len(placement.workers), min(shares.values(), default=1.0))
+    fitting = {
+        worker: int(shares.get(worker, 1.0) * room.beside(holdings[worker].resident_bytes))
+        // max(1, holdings[worker].cache_token_bytes)
+        for worker, room in placement.rooms.items()
+    }
+    tightest = min(fitting, key=lambda worker: fitting[worker])
+    if fitting[tightest] < 2:
+        member = next(
+            pool.members[0] for pool in placement.plan.pools if pool.members[0].contributor_id == tightest
+        )
+        raise PlanInfeasible(
+            f"{member.name} has no room for the cache of a sequence beside its part of the model",
+            machine=member.name,
+            mend="lend more memory there, or let another machine join",
+        )
+    return Limits(
+        window_tokens=window_tokens,
+        kv_tokens=fitting[tightest],
+        max_sequences=spec.max_concurrent,
+        turn_tokens=min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), _MOST_TURN_TOKENS),
+        pools=len(placement.workers),
+        max_queued=_MOST_QUEUED,
+    )
+
+
+def _limits_of_texts(window_tokens: int, pools: int, share: float = 1.0) -> Limits:
+    turn_tokens = max(_LEAST_TURN_TOKENS, int(share * _text_turn_tokens(window_tokens)))
+    return Limits(
+        window_tokens=window_tokens,
+        kv_tokens=turn_tokens,
+        max_sequences=_MOST_QUEUED_TEXTS,
+        turn_tokens=turn_tokens,
+        pools=pools,
+        max_queued=_MOST_QUEUED_TEXTS,
+        embeds=True,
+    )
+
+
+def _text_turn_tokens(window_tokens: int) -> int:
+    """Return how many positions one turn of an encoder computes: the longest text, or several shorter ones."""
+    return max(window_tokens, _MOST_TURN_TOKENS)
+
+
+def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> Limits:
+    """Return what the scheduler keeps to before there are pools: sequences wait."""
+    if embeds:
+        return _limits_of_texts(window_tokens, 1)
+    return Limits(
+        window_tokens=window_tokens,
+        kv_tokens=window_tokens,
+        max_sequences=spec.max_concurrent,
+        turn_tokens=_LEAST_TURN_TOKENS,
+        pools=1,
+        max_queued=_MOST_QUEUED,
+    )

@@ -1,0 +1,220 @@
+"""Drawing tokens: what a request's options make of a model's logits.
+
+Each draw's randomness is a function of the request's seed and the token's position, and of each token of the vocabulary
+by its id: the token whose probability, divided by its own exponential number, is largest. That is a draw from the
+distribution; and where another machine or another batch rounds logits a little differently, it is the same token,
+unless two are equal within that little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from share_compute.errors import UserError
+from share_compute.serving.constraints import Grammar, Grammars
+from share_compute.serving.options import SamplingOptions
+from share_compute.serving.turns import Chunk, Opening, Sampled
+
+_LIKELIEST = 1024
+"""Tokens among which those of ``top_p`` are looked for first: sorting a whole vocabulary takes long."""
+
+
+class _Sequence:
+    """What is known of one sequence.
+
+    Args:
+        opening: of it.
+        grammar: that its text follows.
+        vocabulary_size: of the model.
+        device: where logits are.
+    """
+
+    def __init__(
+        self, opening: Opening, grammar: Grammar | None, vocabulary_size: int, device: torch.device
+    ) -> None:
+        options = opening.options
+        self.options = options
+        self.prompt_tokens = opening.prompt_tokens
+        self.grammar = grammar
+        self.end: int | None = None
+        """The token that ended it."""
+        self.is_greedy = options.temperature == 0
+        self._stops = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
+        self._seen: Tensor | None = None
+        self._num_seen = len(opening.history)
+        self._counts: Tensor | None = None
+        if options.repetition_penalty != 1:
+            self._repetition = RepetitionPenaltyLogitsProcessor(options.repetition_penalty)
+            room = max(opening.capacity_tokens, self._num_seen) + 1
+            self._seen = torch.zeros(1, room, dtype=torch.int64, device=device)
+            self._seen[0, : self._num_seen] = torch.tensor(opening.history)
+        generated = opening.history[opening.prompt_tokens :]
+        if options.frequency_penalty or options.presence_penalty:
+            made = torch.tensor(generated, dtype=torch.int64, device=device)
+            self._counts = torch.bincount(made, minlength=vocabulary_size).float()
+        if grammar is not None:
+            grammar.accept(generated)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the largest logit decides at once."""
+        options = self.options
+        return (
+            self.is_greedy
+            and self._seen is None
+            and self._counts is None
+            and self.grammar is None
+            and not options.min_tokens
+        )
+
+    def adjust(self, logits: Tensor, position: int) -> Tensor:
+        """Return logits ``[vocabulary]`` of the token at ``position`` after penalties and what may not come."""
+        options, scores = self.options, logits
+        if self._seen is not None:
+            seen: torch.LongTensor = self._seen[:, : self._num_seen]  # type: ignore[assignment]
+            scores = self._repetition(seen, scores[None].clone())[0]
+        if self._counts is not None:
+            scores = scores - options.frequency_penalty * self._counts
+            scores = scores - options.presence_penalty * (self._counts > 0)
+        if self.grammar is not None:
+            allowed = torch.from_numpy(self.grammar.allowed()).to(scores.device)
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        elif position - self.prompt_tokens < options.min_tokens:
+            scores = scores.index_fill(0, self._stops, -torch.inf)
+        return scores
+
+    def note(self, token: int) -> None:
+        """Take note of a token that was drawn."""
+        if self._seen is not None:
+            self._seen[0, self._num_seen] = token
+            self._num_seen += 1
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self.grammar is not None:
+            self.grammar.accept((token,))
+        if token in self.options.stop_token_ids or (self.grammar is not None and self.grammar.is_complete):
+            self.end = token
+
+
+class Sampler:
+    """Draws the tokens of all sequences of a deployment, on its last pool.
+
+    Args:
+        vocabulary_size: of the model.
+        device: where logits are.
+        tokenizer: its folder, for constrained text.
+    """
+
+    def __init__(self, vocabulary_size: int, device: torch.device, tokenizer: Path | None = None) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._device = device
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary_size)
+        self._sequences: dict[int, _Sequence] = {}
+
+    def open(self, opening: Opening) -> None:
+        """Begin a sequence, or go on with one.
+
+        Raises:
+            UserError: its schema cannot be followed; it was to be checked before.
+        """
+        grammar, schema = None, opening.options.json_schema
+        if schema is not None:
+            if self._grammars is None:
+                raise UserError(
+                    "constrained text needs the model's tokenizer",
+                    mend="serve a folder that holds a tokenizer",
+                )
+            grammar = self._grammars.start(schema)
+        self._sequences[opening.sequence] = _Sequence(opening, grammar, self._vocabulary_size, self._device)
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence."""
+        del self._sequences[sequence]
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()
+
+    def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> tuple[Sampled, ...]:
+        """Draw a token after each chunk.
+
+        Args:
+            logits: after the last token of each chunk, ``[chunks, vocabulary]``.
+            chunks: that sample.
+        """
+        if not chunks:
+            return ()
+        logits = logits.float()
+        drawn = logits.argmax(-1)
+        for row, chunk in enumerate(chunks):
+            sequence = self._sequences[chunk.sequence]
+            if not sequence.is_plain and sequence.end is None:
+                position = chunk.start + chunk.count
+                scores = sequence.adjust(logits[row], position)
+                drawn[row] = (
+                    scores.argmax() if sequence.is_greedy else draw(scores, sequence.options, position)
+                )
+        return tuple(
+            self._sampled(chunk, token, logits[row])
+            for row, (chunk, token) in enumerate(zip(chunks, drawn.tolist(), strict=True))
+        )
+
+    def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> Sampled:
+        sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
+        if sequence.end is not None:  # computed ahead, and dropped
+            return Sampled(chunk.sequence, position, sequence.end, finish="stop")
+        sequence.note(token)
+        logprob: float | None = None
+        top: tuple[tuple[int, float], ...] = ()
+        if sequence.options.logprobs is not None:
+            logprob, top = _logprobs(logits, token, sequence.options.logprobs)
+        finish = None if sequence.end is None else "stop"
+        return Sampled(chunk.sequence, position, token, logprob, top, finish)
+
+
+def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:
+    """Return the token drawn for a position, as a tensor without dimensions.
+
+    Args:
+        scores: logits ``[vocabulary]``.
+        options: with a temperature above 0.
+        position: in the sequence.
+    """
+    # The largest is 0 before it is divided: the smallest temperature makes no infinite number.
+    weights = ((scores - scores.max()) / options.temperature).exp()
+    weights = weights.masked_fill(weights < _least(weights, options), 0.0)
+    source = np.random.Generator(np.random.Philox(key=options.seed % 2**64, counter=position << 64))
+    lots = torch.from_numpy(source.standard_exponential(len(weights)))
+    return (weights / lots.to(weights.device)).argmax()
+
+
+def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
+    """Return the smallest weight that may be drawn, of ``[vocabulary]`` whose largest is 1."""
+    least = weights.new_tensor(options.min_p)
+    best, total = weights, weights.sum()
+    if options.top_k:
+        best = weights.topk(min(options.top_k, len(weights))).values
+        total = best.sum()
+        least = torch.maximum(least, best[-1])
+    if options.top_p < 1:
+        if not options.top_k:
+            best = weights.topk(min(_LIKELIEST, len(weights))).values
+            if best.sum() < options.top_p * total:
+                best = weights.sort(descending=True).values
+        # Those are kept before which there is less than top_p: together they have it.
+        before = best.cumsum(0) - best
+        least = torch.maximum(least, best[(before < options.top_p * total).sum() - 1])
+    return least
+
+
+def _logprobs(logits: Tensor, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Return the log-probability of a token, and the ``count`` largest, as the model itself has them."""
+    every = logits.log_softmax(-1)
+    values, ids = every.topk(min(count, len(every)))
+    return float(every[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))

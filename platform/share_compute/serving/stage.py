@@ -1,0 +1,256 @@
+"""A stage that serves: one shard of a causal language model, its slabs, and on the last one the sampler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.errors import ShareComputeError
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.conversion import PretrainedWeights
+from share_compute.models.huggingface import HuggingFaceStage
+from share_compute.models.weights import WeightFolder
+from share_compute.planning.partitioning import Shard
+from share_compute.serving.packing import Packing, can_pack, pack
+from share_compute.serving.ragged import (
+    Attention,
+    Piece,
+    Probe,
+    attend_raggedly,
+    attending,
+    cannot_serve,
+)
+from share_compute.serving.sampling import Sampler
+from share_compute.serving.slabs import Slabs
+from share_compute.serving.streamlining import call_directly, fuse_norms
+from share_compute.serving.turn_stage import TurnStage
+from share_compute.serving.turns import Chunk, Opening, Sampled, Turn
+
+
+class ServingStage(TurnStage):
+    """One shard of a causal language model.
+
+    Args:
+        config: Hugging Face configuration of the whole model, with ``model_type``.
+        shard: which part of it this is.
+        device: where it is.
+        dtype: of weights, hidden states, keys and values.
+        window_tokens: most positions that a sequence will have; None is as many as the configuration says. Models
+            that stretch their positions for long texts stretch them for this length from the start.
+        tokenizer: folder of the tokenizer, for constrained text; looked at when it is first needed.
+        packing: what `seal` does to the weights where that makes products faster.
+
+    Raises:
+        UserError: the architecture cannot be cut, or cannot be served.
+    """
+
+    draws = True
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        shard: Shard,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        window_tokens: int | None = None,
+        tokenizer: Path | None = None,
+        packing: Packing = "beside",
+    ) -> None:
+        self.shard = shard
+        self._packing = packing if can_pack(dtype, device) else "none"
+        self.device = device
+        self.dtype = dtype
+        self._config = dict(config)
+        # Not in inference mode: whoever fills the tensors need not be in it.
+        with torch.no_grad():
+            self._stage = HuggingFaceStage(Blueprint(config=self._config), shard, device, serves_in=dtype)
+            self._model: Any = self._stage.module
+            whole: Any = self._stage.module.config
+            self._text = whole.get_text_config()
+            self._require_plain()
+            attend_raggedly(self._model)
+            settle_positions(self._model, window_tokens or self._text.max_position_embeddings, device)
+            self._slabs = Slabs(self._probe(), dtype, device)
+        self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if shard.is_last else None
+
+    def _require_plain(self) -> None:
+        model_type = self._text.model_type
+        if getattr(self._model.config, "is_encoder_decoder", False):
+            raise cannot_serve(model_type, "has an encoder")
+        if getattr(self._model, "_is_stateful", False):
+            raise cannot_serve(model_type, "keeps a state beside keys and values")
+        known = inspect.signature(self._model.base_model.forward).parameters
+        if "position_ids" not in known:
+            raise cannot_serve(model_type, "takes no positions")
+
+    def _probe(self) -> Any:
+        kinds = getattr(self._text, "layer_types", None)
+        probe = Probe(
+            self._text.model_type, None if kinds is None else kinds[self.shard.start : self.shard.stop]
+        )
+        if self.shard.is_first:
+            inputs = torch.zeros(2, dtype=torch.int64, device=self.device)
+        else:
+            inputs = torch.zeros(2, self._text.hidden_size, dtype=self.dtype, device=self.device)
+        try:
+            self._run(probe, inputs, torch.arange(2, device=self.device), [1])
+        except (TypeError, KeyError, IndexError, AttributeError) as failure:
+            if isinstance(failure, ShareComputeError):
+                raise
+            reason = f"needs more than attention is given here ({type(failure).__name__}: {failure})"
+            raise cannot_serve(self._text.model_type, reason) from failure
+        return probe.finish(len(self.shard))
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what has to be filled before `seal`, by stored name."""
+        return self._stage.persistent()
+
+    @torch.inference_mode()
+    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+        """Take the weights that both have from a stage of the same model, sealed or not, that is not used any more.
+
+        Returns:
+            What has to be filled before `seal`, by stored name.
+        """
+        assert isinstance(other, ServingStage)
+        return self._stage.take_over(other._stage)  # noqa: SLF001 - it is one of ours
+
+    def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
+        """Return the model's tensors in a folder."""
+        return PretrainedWeights(folder, self._config)
+
+    @torch.inference_mode()
+    def seal(self) -> None:
+        """Make the filled shard fast; nothing can be filled afterwards."""
+        fuse_norms(self._model)
+        pack(self._model, self._packing)
+        call_directly(self._model)
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of each position of a slab: keys and values of the shard's layers."""
+        return self._slabs.bytes_per_token
+
+    @property
+    def held_tokens(self) -> int:
+        """Positions of all slabs that are open."""
+        return self._slabs.held_tokens
+
+    @torch.inference_mode()
+    def open(self, opening: Opening) -> None:
+        """Make a slab, and on the last stage what the sampler knows of the sequence."""
+        self._slabs.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
+        if self._sampler is not None:
+            self._sampler.open(opening)
+
+    def close(self, sequence: int) -> None:
+        """Free a slab."""
+        self._slabs.close(sequence)
+        if self._sampler is not None:
+            self._sampler.close(sequence)
+
+    def clear(self) -> None:
+        """Free all slabs: a new epoch begins."""
+        self._slabs.clear()
+        if self._sampler is not None:
+            self._sampler.clear()
+
+    @torch.inference_mode()
+    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
+        """Execute a turn.
+
+        Args:
+            turn: what to do.
+            inputs: on the first stage ids ``[tokens]`` (see `input_ids`), later what the stage before returned,
+                ``[tokens, hidden]``; on any device.
+
+        Returns:
+            Hidden states ``[tokens, hidden]``; on the last stage what was sampled.
+        """
+        for sequence in turn.closes:
+            self.close(sequence)
+        for opening in turn.opens:
+            self.open(opening)
+        if not turn.chunks:
+            return () if self.shard.is_last else inputs.new_empty(0, self._text.hidden_size, dtype=self.dtype)
+        attention = Attention(
+            [Piece(self._slabs[chunk.sequence], chunk.start, chunk.count) for chunk in turn.chunks]
+        )
+        sampling, rows = _sampled_rows(turn)
+        outputs = self._run(attention, inputs.to(self.device), _positions(turn, self.device), rows)
+        if self._sampler is None:
+            return outputs
+        return self._sampler.sample(outputs, sampling)
+
+    def _run(self, attention: Attention, inputs: Tensor, positions: Tensor, rows: list[int]) -> Tensor:
+        """Return hidden states ``[tokens, hidden]``, or on the last stage the logits of some rows."""
+        options: dict[str, Any] = {"position_ids": positions[None]}
+        if not self.shard.is_last:
+            with attending(attention):
+                return self._stage.run(inputs[None], **options)[0]
+        if self._picks_rows:
+            options["logits_to_keep"] = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        with attending(attention):
+            logits = self._stage.run(inputs[None], **options)[0]
+        return logits if self._picks_rows else logits[rows]
+
+    @cached_property
+    def _picks_rows(self) -> bool:
+        return "logits_to_keep" in inspect.signature(self._model.forward).parameters
+
+
+def input_ids(turn: Turn, fed_back: Mapping[int, int]) -> Tensor:
+    """Return what enters the first stage, ids ``[tokens]``.
+
+    Args:
+        turn: to be computed.
+        fed_back: the token sampled last of each sequence whose chunk has none of its own.
+    """
+    ids: list[int] = []
+    for chunk in turn.chunks:
+        ids.extend(chunk.tokens if chunk.tokens is not None else (fed_back[chunk.sequence],))
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _positions(turn: Turn, device: torch.device) -> Tensor:
+    if turn.num_tokens == len(turn.chunks):
+        return torch.tensor([chunk.start for chunk in turn.chunks], device=device)
+    runs = [torch.arange(chunk.start, chunk.start + chunk.count) for chunk in turn.chunks]
+    return torch.cat(runs).to(device)
+
+
+def _sampled_rows(turn: Turn) -> tuple[list[Chunk], list[int]]:
+    """Return the chunks that sample, and the place of each one's last token."""
+    chunks, rows, stop = [], [], 0
+    for chunk in turn.chunks:
+        stop += chunk.count
+        if chunk.samples:
+            chunks.append(chunk)
+            rows.append(stop - 1)
+    return chunks, rows
+
+
+def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:
+    """Fix frequencies that otherwise follow the longest text of a batch: here texts share batches by chance."""
+    last = torch.tensor([[window_tokens - 1]], device=device)
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and ("dynamic" in kinds or kinds == "longrope"):
+            module(torch.empty(1, device=device), last)
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):
+            for name, kind in kinds.items():
+                if "dynamic" in kind or kind == "longrope":
+                    module(torch.empty(1, device=device), last, name)
+            module.rope_type = dict.fromkeys(kinds, "default")  # type: ignore[assignment]

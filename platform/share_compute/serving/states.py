@@ -1,0 +1,56 @@
+"""The life of a deployment, as a state machine: which change may follow which."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from share_compute.errors import Conflict
+
+
+class DeploymentState(StrEnum):
+    """Where a deployment is in its life."""
+
+    pending = "pending"
+    """It waits for machines, or for the server."""
+    loading = "loading"
+    """Its members load their shards."""
+    ready = "ready"
+    """It answers; after a cold start where it has no replica, since nobody asked."""
+    degraded = "degraded"
+    """It lost a part: requests wait, or there are fewer replicas than the fewest that were asked for."""
+    stopped = "stopped"
+    """It was taken down."""
+    failed = "failed"
+    """It cannot go on; its reason says why."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more happens; its name is free again."""
+        return self in (DeploymentState.stopped, DeploymentState.failed)
+
+
+LIVE = tuple(state for state in DeploymentState if not state.is_final)
+"""States in which a deployment keeps its name."""
+_ENDS = frozenset({DeploymentState.stopped, DeploymentState.failed})
+_NEXT: dict[DeploymentState, frozenset[DeploymentState]] = {
+    DeploymentState.pending: _ENDS | {DeploymentState.loading},
+    # Back to pending: the machines went away, or the server was stopped.
+    DeploymentState.loading: _ENDS
+    | {DeploymentState.ready, DeploymentState.degraded, DeploymentState.pending},
+    DeploymentState.ready: _ENDS
+    | {DeploymentState.degraded, DeploymentState.loading, DeploymentState.pending},
+    DeploymentState.degraded: _ENDS
+    | {DeploymentState.ready, DeploymentState.loading, DeploymentState.pending},
+    DeploymentState.stopped: frozenset(),
+    DeploymentState.failed: frozenset(),
+}
+
+
+def check_change(name: str, current: DeploymentState, wanted: DeploymentState) -> None:
+    """Raise Conflict unless the deployment called ``name`` may go from ``current`` to ``wanted``."""
+    if wanted not in _NEXT[current]:
+        allowed = ", ".join(sorted(state.value for state in _NEXT[current]))
+        raise Conflict(
+            f"deployment {name} is {current.value}; it cannot become {wanted.value}",
+            mend=f"from here it can become {allowed}" if allowed else "deploy it again; this one is over",
+        )

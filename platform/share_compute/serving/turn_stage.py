@@ -1,0 +1,102 @@
+"""What executes turns: one shard of a model, whatever sort of model it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from share_compute.errors import UserError
+from share_compute.models.conversion import PretrainedWeights
+from share_compute.models.weights import CHUNK_BYTES, WeightFolder, row_ranges
+from share_compute.planning.partitioning import Shard
+from share_compute.serving.turns import Outcome, Turn
+
+
+class TurnStage(ABC):
+    """One shard, ready to compute turns once its weights are there and it is sealed."""
+
+    shard: Shard
+    device: torch.device
+    dtype: torch.dtype
+    """Of weights and hidden states."""
+    draws: bool
+    """Whether tokens come of its model, which the first pool is fed with."""
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what has to be filled before `seal`, by stored name."""
+
+    @abstractmethod
+    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+        """Take the weights that both have from a stage of the same model, sealed or not, that is not used any more.
+
+        Returns:
+            What has to be filled before `seal`, by stored name.
+        """
+
+    @abstractmethod
+    def seal(self) -> None:
+        """Make the filled shard fast; nothing can be filled afterwards."""
+
+    @abstractmethod
+    def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
+        """Return the model's tensors in a folder.
+
+        Raises:
+            UserError: they do not belong to the configuration.
+        """
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Fill the shard from a local Hugging Face folder, its own tensors alone, and `seal` it.
+
+        Raises:
+            UserError: the weights are not there, are damaged, or do not belong to the configuration.
+        """
+        weights = self.weights_of(WeightFolder(folder))
+        for name, tensor in self.tensors().items():
+            for start, stop in row_ranges(tensor.shape, tensor.itemsize, 32 * CHUNK_BYTES):
+                given = weights.read(name, start, stop)
+                rows = tensor[start:stop] if tensor.dim() else tensor
+                if given.shape != rows.shape:
+                    raise UserError(
+                        f"{name} in {folder} has the shape {list(given.shape)} where the configuration wants "
+                        f"{list(rows.shape)}",
+                        mend="check that config.json and the weights belong together",
+                    )
+                rows.copy_(given)
+        self.seal()
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Memory of each position that is kept from turn to turn."""
+
+    @property
+    @abstractmethod
+    def held_tokens(self) -> int:
+        """Positions that are kept now."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all sequences: a new epoch begins."""
+
+    @abstractmethod
+    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:
+        """Execute a turn.
+
+        Args:
+            turn: what to do.
+            inputs: on the first stage ids ``[tokens]``, later what the stage before returned, ``[tokens, hidden]``; on
+                any device.
+
+        Returns:
+            Hidden states ``[tokens, hidden]``; on the last stage what came of the chunks that end with a result.
+        """

@@ -1,0 +1,234 @@
+"""Deployments: models that are served, as rows. Every change of state checks the state machine and writes an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from share_compute.errors import Conflict, NotFound
+from share_compute.planning.plan import Plan
+from share_compute.serving.states import LIVE, DeploymentState, check_change
+from share_compute.specification import ReplicasSpec, ServeJob
+from share_compute.store.cursors import read_cursor, write_cursor
+from share_compute.store.database import Database
+from share_compute.store.events import add_event
+from share_compute.store.records import DeploymentRecord
+from share_compute.store.secret import new_id
+from share_compute.store.tables import Deployment
+
+_LIVE = [state.value for state in LIVE]
+
+
+class Deployments:
+    """The table of deployments."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(self, spec: ServeJob, *, reason: str) -> DeploymentRecord:
+        """Write down that a model is to be served.
+
+        Writers take turns, so of two with one name exactly one gets it.
+
+        Args:
+            spec: what was asked for.
+            reason: what it waits for.
+
+        Raises:
+            Conflict: a deployment of this name is up.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            twin = _up(session, spec.name)
+            if twin is not None:
+                raise Conflict(
+                    f"a deployment named {spec.name} is up already ({twin.id}, {twin.state})",
+                    mend=f"choose another name, or take it down first: share-compute undeploy {spec.name}",
+                )
+            row = Deployment(
+                id=new_id("dep"),
+                name=spec.name,
+                state=DeploymentState.pending.value,
+                reason=reason,
+                spec=spec.model_dump(mode="json"),
+                plans=[],
+                created_at=now,
+            )
+            session.add(row)
+            session.flush()
+            _tell(session, row, None, now)
+            return DeploymentRecord.model_validate(row)
+
+    def get(self, key: str) -> DeploymentRecord:
+        """Return the deployment with this id, or the one of this name that is up; else the last of this name.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with self._database.read() as session:
+            return DeploymentRecord.model_validate(_row(session, key))
+
+    def by_name(self, name: str) -> DeploymentRecord | None:
+        """Return the deployment of this name that is up, if there is one."""
+        with self._database.read() as session:
+            row = _up(session, name)
+            return None if row is None else DeploymentRecord.model_validate(row)
+
+    def page(
+        self,
+        *,
+        states: Collection[DeploymentState] = LIVE,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> tuple[list[DeploymentRecord], str | None]:
+        """Return a page of deployments, newest first, and the cursor of the next page if there is one.
+
+        Args:
+            states: only those in one of these; without it, those that are up.
+            limit: most deployments to return.
+            cursor: where the page before ended.
+        """
+        wanted = Deployment.state.in_([state.value for state in states])
+        query = select(Deployment).where(wanted).limit(limit + 1)
+        query = query.order_by(Deployment.created_at.desc(), Deployment.id.desc())
+        if cursor is not None:
+            query = query.where(tuple_(Deployment.created_at, Deployment.id) < tuple_(*read_cursor(cursor)))
+        with self._database.read() as session:
+            found = [DeploymentRecord.model_validate(row) for row in session.scalars(query)]
+        page = found[:limit]
+        return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
+
+    def set_state(
+        self,
+        deployment_id: str,
+        state: DeploymentState,
+        reason: str,
+        *,
+        plans: Sequence[Plan] | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> DeploymentRecord:
+        """Change the state, or only its reason or plans; what changes nothing writes no event.
+
+        Args:
+            deployment_id: the deployment.
+            state: where it is now.
+            reason: why.
+            plans: one for each replica that is placed; without it they stay as they are.
+            error: code and facts, when it failed.
+
+        Raises:
+            NotFound: there is no such deployment.
+            Conflict: the state machine has no such change, e.g. it was taken down meanwhile.
+        """
+        now = self._clock()
+        laid = None if plans is None else [plan.model_dump(mode="json") for plan in plans]
+        with self._database.write() as session:
+            row = _row(session, deployment_id)
+            is_news = row.state != state or row.reason != reason or laid not in (None, row.plans)
+            if row.state != state or state.is_final:
+                check_change(row.name, DeploymentState(row.state), state)
+            if is_news:
+                _move(session, row, state, reason, now, error=error)
+                if laid is not None:
+                    row.plans = laid
+            return DeploymentRecord.model_validate(row)
+
+    def set_replicas(self, key: str, change: ReplicasSpec) -> DeploymentRecord:
+        """Ask for another number or range of replicas, given a deployment's id or its name.
+
+        Args:
+            key: id or name.
+            change: what was given in it is changed.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: it is over.
+            UserError: the change does not go with what stays.
+        """
+        with self._database.write() as session:
+            row = _row(session, key)
+            if DeploymentState(row.state).is_final:
+                raise Conflict(
+                    f"deployment {row.name} is {row.state}; it has no replicas any more",
+                    mend="deploy it again; this one is over",
+                )
+            spec = ServeJob.model_validate(row.spec)
+            replicas = spec.replicas.changed_by(change)
+            if spec.replicas != replicas:
+                row.spec = spec.model_copy(update={"replicas": replicas}).model_dump(mode="json")
+                asked = {"asked": str(replicas), "asked_before": str(spec.replicas)}
+                _tell(session, row, row.state, self._clock(), replicas=asked)
+            return DeploymentRecord.model_validate(row)
+
+    def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:
+        """Write down, as an event, that a deployment is to have more replicas or fewer, and why.
+
+        Raises:
+            NotFound: there is no such deployment.
+        """
+        with self._database.write() as session:
+            row = _row(session, deployment_id)
+            replicas = {"wanted": wanted, "wanted_before": before}
+            _tell(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
+
+    def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
+        """Take a deployment down, given its id or its name; twice changes nothing.
+
+        Its name is free at once; its members are ended by whoever sees the row.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with self._database.write() as session:
+            row = _row(session, key)
+            if not DeploymentState(row.state).is_final:
+                _move(session, row, DeploymentState.stopped, reason, self._clock())
+            return DeploymentRecord.model_validate(row)
+
+    def list(self, states: Collection[DeploymentState] = LIVE) -> list[DeploymentRecord]:
+        """Return deployments in the order they came: those that are up, or those in other states."""
+        wanted = Deployment.state.in_([state.value for state in states])
+        query = select(Deployment).where(wanted).order_by(Deployment.created_at, Deployment.id)
+        with self._database.read() as session:
+            return [DeploymentRecord.model_validate(row) for row in session.scalars(query)]
+
+
+def _up(session: Session, name: str) -> Deployment | None:
+    return session.scalar(select(Deployment).where(Deployment.name == name, Deployment.state.in_(_LIVE)))
+
+
+def _row(session: Session, key: str) -> Deployment:
+    named = select(Deployment).where(Deployment.name == key).order_by(Deployment.created_at.desc())
+    row = session.get(Deployment, key) or _up(session, key) or session.scalar(named.limit(1))
+    if row is None:
+        raise NotFound(f"there is no deployment {key}", mend="share-compute deployments lists them")
+    return row
+
+
+def _move(
+    session: Session,
+    row: Deployment,
+    state: DeploymentState,
+    reason: str,
+    now: datetime,
+    *,
+    error: dict[str, Any] | None = None,
+) -> None:
+    before = row.state
+    row.state, row.reason = state.value, reason
+    row.error = error if state is DeploymentState.failed else None
+    if state is DeploymentState.ready and row.ready_at is None:
+        row.ready_at = now
+    if state.is_final:
+        row.ended_at = now
+    _tell(session, row, before, now)
+
+
+def _tell(session: Session, row: Deployment, before: str | None, now: datetime, **more: Any) -> None:
+    data = {"id": row.id, "name": row.name, "state": row.state, "from": before, "reason": row.reason, **more}
+    add_event(session, "deployment", now, data | ({"error": row.error} if row.error else {}))

@@ -1,0 +1,189 @@
+"""What a job waits for and counts on while machines come and go; without Ray."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.platform.planning.models import PROFILE, job, lan, machine
+
+from share_compute.errors import OutOfMemory
+from share_compute.jobs.events import (
+    Assignment,
+    AttemptEvent,
+    Offer,
+    Reformed,
+    ReplanAbandoned,
+    ReplanProposed,
+)
+from share_compute.planning.planner import Solution, solve
+from share_compute.protocol.roster import Roster, fresh
+from share_compute_actors.coordinator.changes import Changes, Rests
+from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.member.allocator import as_told, is_out_of_memory
+
+
+class Clock:
+    """Tells what a test sets."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_machine_whose_members_die_soon_is_left_alone_longer_each_time() -> None:
+    clock = Clock()
+    rests = Rests(clock)
+    for rest_s in (5.0, 10.0, 20.0):
+        rests.joined(["a"])
+        clock.now_s += 1.0
+        assert "a" not in rests
+        rests.lost("a")
+        clock.now_s += rest_s - 0.1
+        assert "a" in rests
+        clock.now_s += 0.2
+        assert "a" not in rests
+    rests.joined(["a"])
+    clock.now_s += 3600.0
+    rests.lost("a")
+    clock.now_s += 5.1
+    assert "a" not in rests
+    assert "b" not in rests
+
+
+def test_who_stays_a_member_over_many_epochs_has_been_one_since_the_first() -> None:
+    clock = Clock()
+    rests = Rests(clock)
+    for _ in range(10):
+        rests.joined(["a"])
+        clock.now_s += 10.0
+    rests.lost("a")
+    clock.now_s += 5.1
+    assert "a" not in rests
+
+
+def test_lack_of_memory_is_told_with_what_there_was() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**58)
+    assert is_out_of_memory(caught.value)
+    told = as_told(caught.value)
+    assert isinstance(told, OutOfMemory)
+    assert told.room_bytes > 10 * 2**20
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert "shapes differ" in as_told(RuntimeError("shapes differ")).message
+
+
+NOBODY: Any = None
+LAN = {names: lan(*map(machine, names)) for names in ("a", "ab", "ac")}
+
+
+def solution(names: str) -> Solution:
+    return solve(job(pools=1, members_per_pool=len(names)), LAN[names], PROFILE, 0, {})
+
+
+class Story:
+    """The changes of a job that runs on one machine, a, and is to run on others as well; nothing of it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        assignment = Assignment(job_id="job", attempt=1, spec=job(pools=1), topology=LAN["a"], folder=folder)
+        self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None)
+        self.crew._actors["a"] = NOBODY
+        self.wishes = Wishes()
+        self.told: list[AttemptEvent] = []
+        self.changes = Changes(self.crew, self.wishes, self.told.append)
+
+    def propose(self, step: int, names: str) -> ReplanProposed:
+        better = solution(names)
+        proposed = ReplanProposed(
+            step=step, plan=better.plan, current_step_s=2, gain_s=9, move_cost_s=1, sentence="it pays"
+        )
+        self.changes.propose(better, proposed)
+        return proposed
+
+    def offer(self, names: str, answers: int | None = None) -> None:
+        self.wishes.offer(Offer(topology=LAN[names], answers=answers))
+
+    def are_due(self, *followers: str) -> bool:
+        return self.changes.are_due(self.roster(*followers))
+
+    def roster(self, *followers: str) -> Roster:
+        owners = (("a",) * 4,)
+        buddies = dict.fromkeys("a", *followers) if followers else {}
+        return Roster(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), buddies=buddies)
+
+    def reformed(self, *followers: str) -> tuple[str, ...]:
+        """Return who is said to be expected when an epoch was formed."""
+        event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
+        self.changes.tell_reformed(event, self.roster(*followers))
+        told = self.told.pop()
+        assert isinstance(told, Reformed)
+        return told.expected
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def test_no_member_is_started_before_its_machine_is_the_jobs(story: Story) -> None:
+    story.offer("ab")
+    story.propose(5, "ab")
+    proposed = story.propose(7, "ab")
+    story.offer("ab", answers=5)
+    assert not story.are_due()
+    assert (story.told[-1], story.crew._invited) == (proposed, {})
+    story.offer("ab", answers=7)
+    with pytest.raises(AttributeError):  # it is tried, and here is nothing to start it with
+        story.are_due()
+
+
+def test_a_plan_whose_machine_is_not_to_be_had_is_given_up(story: Story) -> None:
+    story.offer("ab")
+    proposed = story.propose(7, "ab")
+    story.offer("a", answers=7)
+    assert not story.are_due()
+    assert story.told == [proposed, ReplanAbandoned(reason="the job cannot have b")]
+    story.offer("ab")
+    assert not story.are_due()
+    assert len(story.told) == 2
+
+
+def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
+    story.offer("ab")
+    proposed = story.propose(7, "ab")
+    story.wishes.leave("b")
+    assert not story.are_due()
+    assert story.told == [proposed, ReplanAbandoned(reason="the job must do without b")]
+
+
+def test_the_newest_plan_counts(story: Story) -> None:
+    story.offer("ab")
+    first = story.propose(7, "ab")
+    story.wishes.leave("b")
+    assert story.changes.expected == frozenset()
+    second = story.propose(8, "ac")
+    story.offer("ac")
+    assert not story.are_due()
+    assert story.told == [first, second]
+    assert story.changes.expected == {"a", "c"}
+
+
+def test_who_follows_a_member_is_expected_until_an_epoch_does_without(story: Story) -> None:
+    story.offer("ab")
+    story.propose(7, "ab")
+    assert story.reformed() == ("b",)
+    story.crew._actors["b"] = NOBODY
+    assert story.reformed("b") == ("b",)
+    story.crew._actors.pop("b")
+    story.offer("a", answers=7)
+    assert story.are_due("b")  # the member that is followed must know
+    assert story.reformed("b") == ("b",)  # one that was being formed already
+    assert story.are_due("b")
+    assert story.reformed() == ()
+    assert not story.are_due()
+    assert not any(isinstance(event, ReplanAbandoned) for event in story.told)

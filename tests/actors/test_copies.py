@@ -1,0 +1,112 @@
+"""Gradients on their way to who keeps a copy, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.actors.test_channel import ANN, BOB, Pair, pair
+from tests.actors.test_followers import CPU, WHOLE, Trainer, same
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.member_events import Log
+from share_compute.protocol.points import Point
+from share_compute_actors.member.channel import Channel
+from share_compute_actors.member.copies import copies as module
+from share_compute_actors.member.copies.copies import Copies
+from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.mishaps import Mishaps
+from share_compute_actors.member.post import Post
+from share_compute_actors.messages import Followed, Label
+
+__all__ = ["pair"]
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer()
+
+
+@pytest.fixture
+def copies(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
+    """Return those of a machine that follows the trainer; owner and buddy are in one process."""
+    monkeypatch.setattr(module, "RemoteOwner", lambda owner, _stopping: owner)
+    failures: list[ShareComputeError] = []
+    kept = Copies(trainer.training, CPU, failures.append, Room())
+    keep(kept, trainer, 0)
+    yield kept
+    kept.keep(0, {})
+    assert not failures
+
+
+def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
+    copies.keep(committed, {0: Followed(ANN, trainer.copier, WHOLE)})
+    fetching: Any = copies.of(WHOLE)._fetching
+    fetching.result()
+    assert copies.are_whole
+
+
+def post(*failures: Failure) -> Post:
+    left = list(failures)
+    return Post(Mishaps(), lambda point: [left.pop()] if left and left[0].point is point else [])
+
+
+def taken(copies: Copies, channel: Channel) -> Label:
+    """Take in what comes until all of a gradient is there; return its last label."""
+    for _ in range(10):
+        came = channel.take(5.0)  # None is what was dropped
+        if came is not None and copies.take(*came) is not None:
+            return came[0]
+    raise AssertionError("the gradient did not come")
+
+
+@pytest.mark.parametrize("kind", [None, FailureKind.duplicate])
+def test_a_gradient_travels_and_its_owner_hears_of_it(
+    pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
+) -> None:
+    ann, bob = pair()
+    sending = post(*([Failure(kind, Point.log_sending)] if kind else []))
+    trainer.prepare()
+    sending.give(ann, Log(1, BOB), 0, trainer.runner)
+    sending.give(ann, Log(1, BOB), 0, trainer.runner)
+    label = taken(copies, bob)
+    post().thank(bob, ANN, label)
+    ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
+    assert bob.take(0.0) is None, "it was sent twice"
+    trainer.runner.apply(1, 0.5)
+    copy = copies.of(WHOLE)
+    assert copy is not None
+    assert copy.bring_to(1, {1: 0.5})
+    assert same(copy, trainer)
+
+
+def test_in_another_epoch_it_is_given_again_and_its_owner_hears_again(
+    pair: Pair, trainer: Trainer, copies: Copies
+) -> None:
+    sending = post()
+    trainer.prepare()
+    for epoch in (1, 2):
+        ann, bob = pair(epoch, epoch)
+        copy = copies.of(WHOLE)
+        keep(copies, trainer, 0)
+        assert copies.of(WHOLE) is copy
+        sending.give(ann, Log(1, BOB), 0, trainer.runner)
+        taken(copies, bob)
+
+
+def test_a_copy_that_missed_a_step_is_begun_anew(trainer: Trainer, copies: Copies) -> None:
+    before = copies.of(WHOLE)
+    trainer.take_step()
+    keep(copies, trainer, 1)
+    copy = copies.of(WHOLE)
+    assert copy is not None
+    assert copy is not before
+    assert copy.bring_to(1, {})
+    assert same(copy, trainer)
+
+
+def test_what_is_not_wanted_any_more_is_forgotten(copies: Copies) -> None:
+    copies.keep(0, {})
+    assert copies.of(WHOLE) is None

@@ -1,0 +1,160 @@
+"""What a script lets go wrong with messages between real processes, and gradients on which members disagree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from share_compute.errors import UserError, VerificationFailed
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import Missed, Tell
+from share_compute.protocol.messages import Broken, Form, Halt, Prepared
+from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.roster import Roster, fresh
+from share_compute_actors.coordinator.verdict import require_agreement
+from share_compute_actors.member.mishaps import Mishaps
+from share_compute_actors.testing import Injector, require_carried_out
+
+POINT = Point.prepared_sending
+ANN, BOB, CAT = "c-ann", "c-bob", "c-cat"
+
+
+def failure(kind: FailureKind, duration_s: float = 0.0) -> Failure:
+    return Failure(kind, POINT, duration_s=duration_s)
+
+
+class Wire:
+    """Takes what is sent."""
+
+    def __init__(self) -> None:
+        self.came: list[str] = []
+        self.mishaps = Mishaps()
+
+    def sends(self, what: str) -> Callable[[], None]:
+        return lambda: self.came.append(what)
+
+    def send(self, what: str, *failures: Failure, to: str | None = ANN) -> None:
+        self.mishaps.send(to, self.sends(what), failures, self.sends(f"damaged {what}"))
+
+    def wait(self) -> None:
+        """Until nothing is under way any more."""
+        while self.mishaps.flush() is not None:
+            time.sleep(0.01)
+
+
+def test_messages_go_wrong_as_the_script_says() -> None:
+    wire = Wire()
+    wire.send("whole")
+    wire.send("lost", failure(FailureKind.drop))
+    wire.send("double", failure(FailureKind.duplicate))
+    wire.send("bits", Failure(FailureKind.corrupt, Point.tensor_sending))
+    wire.send("late", failure(FailureKind.delay, 0.05))
+    wire.send("after")
+    assert wire.came == ["whole", "double", "double", "damaged bits", "after"]
+    wire.wait()
+    assert wire.came[5:] == ["late"]
+
+
+def test_one_message_is_overtaken_by_the_next_to_the_same_target() -> None:
+    wire = Wire()
+    wire.send("first", failure(FailureKind.reorder))
+    wire.send("to another", to=BOB)
+    wire.send("second")
+    wire.send("third")
+    assert wire.came == ["to another", "second", "first", "third"]
+    wire.wait()
+    assert len(wire.came) == 4  # it is not sent again when its time is over
+
+
+def test_a_message_that_nothing_overtakes_goes_on_after_a_while() -> None:
+    wire = Wire()
+    wire.send("alone", failure(FailureKind.reorder), to=None)
+    assert wire.came == []
+    wire.wait()
+    assert wire.came == ["alone"]
+    wire.send("of an epoch that is over", failure(FailureKind.delay, 0.01))
+    wire.mishaps.forget()
+    assert wire.mishaps.flush() is None
+    assert wire.came == ["alone"]
+
+
+def test_a_partition_ends() -> None:
+    injector = Injector(
+        [Failure(FailureKind.partition, Point.cell_done, duration_s=0.05, peers=frozenset({BOB}))], ANN
+    )
+    assert injector.passes(Point.cell_done, 1) == []
+    mishaps = injector.mishaps
+    assert [mishaps.is_cut(other) for other in (BOB, CAT, None)] == [True, False, False]
+    came: list[str] = []
+    mishaps.send(BOB, lambda: came.append("lost"))
+    mishaps.cut(Failure(FailureKind.partition, Point.cell_done, duration_s=0.1))
+    assert all(mishaps.is_cut(other) for other in (BOB, CAT, None))
+    mishaps.wait_while_cut()
+    assert not any(mishaps.is_cut(other) for other in (BOB, CAT, None))
+    mishaps.send(BOB, lambda: came.append("there"))
+    assert came == ["there"]
+
+
+@pytest.mark.parametrize("point", list(Point), ids=lambda point: point.name)
+def test_processes_can_die_at_every_point_and_words_go_wrong_at_all_of_theirs(point: Point) -> None:
+    require_carried_out([Failure(FailureKind.kill, point), Failure(FailureKind.stop, point, duration_s=1.0)])
+    if point.is_sending:
+        assert point in (Point.tensor_sending, Point.log_sending) or point in SENDING.values()
+        require_carried_out([Failure(FailureKind.drop, point)])
+
+
+def test_every_message_has_a_point_for_who_sends_and_who_hears_it() -> None:
+    assert SENDING.keys() == HEARD.keys()
+    for kind in SENDING:
+        assert {SENDING[kind].role, HEARD[kind].role} == {"member", "coordinator"}
+
+
+def test_what_only_the_simulated_world_knows_is_refused() -> None:
+    for refused in (
+        Failure(FailureKind.corrupt, Point.commit_sending),
+        Failure(FailureKind.partition, Point.planning, duration_s=1.0),
+    ):
+        with pytest.raises(UserError, match="is not carried out in real processes"):
+            require_carried_out([refused])
+
+
+ROSTER = Roster(
+    epoch=3,
+    shards=((0, 1), (1, 2)),
+    pools=((ANN, BOB, CAT), ("c-dan",)),
+    owners=((ANN, BOB), ("c-dan", "c-dan")),
+    step=1,
+    tasks=fresh(((ANN, BOB), ("c-dan", "c-dan"))),
+)
+
+
+def test_who_misses_a_tensor_asks_for_another_epoch() -> None:
+    machine = MemberMachine("c-dan", 0)
+    assert machine.handle(Missed(0)) == []
+    machine.handle(Halt(3, 0))
+    assert machine.handle(Missed(3)) == []  # what is missing now is sent again anyway
+    machine.handle(Form(ROSTER))
+    assert machine.handle(Missed(2)) == []
+    assert machine.handle(Missed(3)) == [Tell(Broken(3, "c-dan"))]
+
+
+def prepared(**digests: str) -> dict[str, Prepared]:
+    return {
+        f"c-{name}": Prepared(3, f"c-{name}", 1, digest=digest)
+        for name, digest in {"dan": "", **digests}.items()
+    }
+
+
+def test_a_gradient_on_which_a_pool_disagrees_is_not_committed() -> None:
+    require_agreement(ROSTER, prepared(ann="1", bob="1", cat="1"), 1, str.upper)
+    with pytest.raises(VerificationFailed, match="in pool 0 the gradient on C-BOB is not that") as found:
+        require_agreement(ROSTER, prepared(ann="1", bob="2", cat="1"), 1, str.upper)
+    assert found.value.machine == "C-BOB"
+    assert found.value.mend
+    pair = replace(ROSTER, pools=((ANN, BOB), ("c-dan",)))
+    with pytest.raises(VerificationFailed, match="gradients on C-ANN and C-BOB differ, so step 1 was"):
+        require_agreement(pair, prepared(ann="1", bob="2"), 1, str.upper)

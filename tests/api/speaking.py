@@ -1,0 +1,165 @@
+"""Engines that say what a test tells them to, token by token, with a real tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from share_compute.errors import ShareComputeError
+from share_compute.serving.events import Emitted, Finished
+from share_compute.serving.options import Generation
+from share_compute_api.serving.engine import ModelFacts
+
+WINDOW = 256
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    "<|{{ message.role }}|>{{ message.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+TEXT = "Grüße aus München: the quick brown fox jumps over the lazy dog, and 東京 is far. "
+
+
+def make_tokenizer(folder: Path, *, with_template: bool = True) -> Path:
+    """Write a small byte-level tokenizer."""
+    from share_compute.data.tokenization import train_tokenizer
+
+    tokenizer = train_tokenizer([TEXT] * 3, 300)
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    tokenizer.eos_token = "<|end|>"
+    if with_template:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Speaker:
+    """Says one text to whoever asks, or what a function of the request says."""
+
+    def __init__(self, name: str, folder: Path, ids: Callable[[Generation], Sequence[int]]) -> None:
+        self.facts = ModelFacts(name, "generate", 1_700_000_000, WINDOW, folder)
+        self.ids = ids
+        self.heard: list[Generation] = []
+        self.closed: set[int] = set()
+        """Sequences that nobody wanted to the end."""
+        self.refusal: ShareComputeError | None = None
+        self.failure: tuple[int, Exception] | None = None
+        """After so many tokens it fails by this."""
+        self.pause_after: int | None = None
+        self.go_on = threading.Event()
+
+    async def generate(self, generations: Sequence[Generation]) -> list[Speech]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.heard += generations
+        return [Speech(self, generation) for generation in generations]
+
+
+class Speech:
+    """One sequence."""
+
+    def __init__(self, speaker: Speaker, generation: Generation) -> None:
+        self._speaker = speaker
+        self._sequence = generation.sequence
+        self._is_over = False
+        self._events = self._say(generation)
+
+    async def _say(self, generation: Generation) -> AsyncIterator[Emitted | Finished]:
+        speaker, options = self._speaker, generation.options
+        ids = list(speaker.ids(generation))
+        for index, token in enumerate(ids[: options.max_tokens]):
+            if speaker.failure is not None and index == speaker.failure[0]:
+                raise speaker.failure[1]
+            if index == speaker.pause_after:
+                while not speaker.go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            asked = options.logprobs
+            others = tuple((token + other, -1.0 - other) for other in range(asked or 0))
+            yield Emitted(self._sequence, index, token, None if asked is None else -0.25, others)
+            if token in options.stop_token_ids:
+                yield Finished(self._sequence, "stop", index + 1, 3)
+                return
+        reason = "length" if len(ids) > options.max_tokens else "stop"
+        yield Finished(self._sequence, reason, min(len(ids), options.max_tokens), 3)
+
+    def __aiter__(self) -> Speech:
+        return self
+
+    async def __anext__(self) -> Emitted | Finished:
+        event = await anext(self._events)
+        self._is_over = isinstance(event, Finished)
+        return event
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._speaker.closed.add(self._sequence)
+
+
+class Encoder:
+    """Turns texts into vectors that tell them apart."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.facts = ModelFacts(name, "embed", 1_700_000_000, WINDOW, folder)
+
+    async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        assert owner.startswith(("key-", "job-"))
+        return [[float(len(prompt)), float(sum(prompt)), -0.5] for prompt in prompts]
+
+
+def make_encoder(folder: Path) -> Path:
+    """Write a small BERT with random weights, as sentence-transformers does: the mean of tokens, made one long."""
+    import json
+
+    import torch
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    make_tokenizer(folder, with_template=False)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    ends = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|user|>", "<|end|>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A <|end|>", pair="<|user|> $A <|end|> $B <|end|>", special_tokens=ends
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=304,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    )
+    BertModel(config).save_pretrained(folder)
+    steps = (
+        ("Transformer", "", {}),
+        ("Pooling", "1_Pooling", {"pooling_mode_mean_tokens": True}),
+        ("Normalize", "2", {}),
+    )
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path, _ in steps]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(steps[1][2]), encoding="utf-8")
+    return folder
+
+
+def encoded(folder: Path, texts: Sequence[str]) -> list[list[float]]:
+    """Return what transformers makes of each text alone."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        means = [
+            model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False))
+            .last_hidden_state[0]
+            .mean(0)
+            for text in texts
+        ]
+    vectors: list[list[float]] = torch.nn.functional.normalize(torch.stack(means), dim=1).tolist()
+    return vectors

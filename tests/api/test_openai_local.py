@@ -1,0 +1,144 @@
+"""A real model behind the OpenAI API: what it says is what ``transformers`` says, whoever else asks meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from openai import OpenAI
+from tests.api.conftest import Plane, wait_until
+from tests.api.speaking import make_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from share_compute_api.serving.local import LocalEngine
+
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with random weights."""
+    folder = make_tokenizer(tmp_path_factory.mktemp("model"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=304,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def engine(served: Plane, folder: Path) -> Iterator[LocalEngine]:
+    engine = LocalEngine("llama", folder, max_sequences=4, max_queued=8)
+    served.app.state.context.engines.add(engine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def client(served: Plane, engine: LocalEngine) -> Iterator[OpenAI]:
+    del engine
+    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def complete(client: OpenAI, **options: Any) -> str:
+    given = {"model": "llama", "prompt": PROMPT, "max_tokens": 24, **options}
+    return str(client.completions.create(**given).choices[0].text)
+
+
+def test_the_most_probable_text_is_that_of_transformers(client: OpenAI, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    expected = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    text = tokenizer.decode(expected, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    with ThreadPoolExecutor(4) as others:
+        noise = [others.submit(complete, client, prompt=[[5, 6, index]], seed=1) for index in range(4)]
+        assert complete(client, temperature=0, extra_body={"ignore_eos": True}) == text
+        assert all(one.result() is not None for one in noise)
+        seeded = [others.submit(complete, client, seed=3) for _ in range(2)]
+        assert {one.result() for one in seeded} == {complete(client, seed=3)}
+
+
+def test_text_of_a_schema_is_json_of_it(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"animal": {"enum": ["fox", "dog"]}, "lazy": {"type": "boolean"}},
+        "required": ["animal", "lazy"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model="llama",
+        messages=[{"role": "user", "content": "Which?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+    )
+    found = json.loads(answer.choices[0].message.content or "")
+    assert set(found) == {"animal", "lazy"}
+    assert found["animal"] in ("fox", "dog")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_nothing_is_left_of_clients_that_go(client: OpenAI, engine: LocalEngine) -> None:
+    stream = client.completions.create(
+        model="llama", prompt=PROMPT, max_tokens=200, n=4, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: engine.stats().running == engine.stats().queued == 0)
+
+
+def test_more_than_may_wait_are_refused(client: OpenAI) -> None:
+    def ask(stack: ExitStack) -> None:
+        for _ in range(4):  # each needs all places, and fills the queue by half
+            stream = client.completions.create(
+                model="llama",
+                prompt=PROMPT,
+                max_tokens=200,
+                n=4,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            stack.enter_context(stream)
+
+    with ExitStack() as stack, pytest.raises(openai.RateLimitError) as caught:
+        ask(stack)
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def test_a_model_that_is_taken_down_says_so(client: OpenAI, engine: LocalEngine) -> None:
+    engine.close()
+    with pytest.raises(openai.InternalServerError, match="not served any more"):
+        complete(client)
+
+
+def test_a_sequence_that_cannot_be_computed_stops_no_others(
+    served: Plane, folder: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    engine = LocalEngine("copy", copy)
+    served.app.state.context.engines.add(engine)
+    with OpenAI(base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0, timeout=60) as client:
+        before = complete(client, model="copy", seed=1)
+        for file in copy.glob("tokenizer*"):
+            file.unlink()  # constrained text needs it, and loads it when it is first asked for
+        with pytest.raises(openai.BadRequestError, match="tokenizer"):
+            complete(client, model="copy", extra_body={"response_format": {"type": "json_object"}})
+        assert complete(client, model="copy", seed=1) == before
+    engine.close()

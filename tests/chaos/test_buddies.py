@@ -1,0 +1,78 @@
+"""The only member of a pool dies, and nothing is lost: another machine has a copy of what it held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.chaos.test_recovery import Calm, job, train
+from tests.ray_nodes import Attempt
+
+from share_compute.jobs.events import Reformed
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+from share_compute.topology import Topology
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+STEPS = 40
+STEP = 30
+"""At which something goes wrong: the copies are whole by then, and their gradients were used up once."""
+
+_calm: list[Calm] = []
+
+
+@pytest.fixture
+def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    if not _calm:
+        folder = tmp_path_factory.mktemp("calm")
+        document = job(2, 1, steps=STEPS)
+        document["parallelism"]["buddies"] = False
+        weights, curve, _ = train(attempt, folder, document, machines=Topology(topology.contributors[:2]))
+        _calm.append(Calm(folder, weights, curve))
+    return _calm[0]
+
+
+@pytest.mark.parametrize(
+    ("point", "worker"),
+    [
+        (Point.cell_done, "c0"),
+        pytest.param(Point.log_sending, "c1", marks=pytest.mark.thorough),
+        pytest.param(Point.log_heard, "c0", marks=pytest.mark.thorough),
+        pytest.param(Point.commit_heard, "c1", marks=pytest.mark.thorough),
+        pytest.param(Point.apply_done, "c0", marks=pytest.mark.thorough),
+    ],
+    ids=lambda value: value.name if isinstance(value, Point) else value,
+)
+def test_the_only_member_of_a_pool_is_killed(
+    attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm, point: Point, worker: str
+) -> None:
+    failures = [Failure(FailureKind.kill, point, worker=worker, step=STEP)]
+    machines = Topology(topology.contributors[:2])
+    weights, curve, events = train(attempt, tmp_path, job(2, 1, steps=STEPS), failures, machines=machines)
+    changes = [event for event in events if isinstance(event, Reformed)]
+    assert [change.lost for change in changes] == [(worker,)]
+    assert curve == calm.losses
+    assert weights == calm.digest
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(FailureKind.drop, marks=pytest.mark.thorough),
+        pytest.param(FailureKind.duplicate, marks=pytest.mark.thorough),
+        FailureKind.corrupt,
+    ],
+    ids=lambda kind: kind.name,
+)
+def test_a_gradient_on_its_way_to_a_buddy_meets_failures(
+    attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm, kind: FailureKind
+) -> None:
+    failures = [
+        Failure(kind, Point.log_sending, worker="c1", step=STEP - 3),
+        Failure(FailureKind.kill, Point.log_sending, worker="c1", step=STEP),
+    ]
+    machines = Topology(topology.contributors[:2])
+    weights, curve, _ = train(attempt, tmp_path, job(2, 1, steps=STEPS), failures, machines=machines)
+    assert curve == calm.losses
+    assert weights == calm.digest

@@ -1,0 +1,162 @@
+"""Machines come and go while a job runs, shards move, pools change their number: the weights come out the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.chaos.test_recovery import job, train
+from tests.ray_nodes import Attempt, processes_on
+
+from share_compute.jobs.events import AttemptEvent, Offer, Reformed
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+from share_compute.topology import Topology
+from share_compute_actors.member.naming import machines_with_members
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+MANY_STEPS = 300
+PAUSES = [
+    Failure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
+    for step in range(10, 250, 10)
+]
+"""Let the steps take as long as it takes to start a machine, on any machine that runs this test."""
+
+
+def reformed(events: list[AttemptEvent]) -> list[Reformed]:
+    return [event for event in events if isinstance(event, Reformed)]
+
+
+def sizes(event: Reformed) -> list[int]:
+    return [len(pool.members) for pool in event.plan.pools]
+
+
+def slow(topology: Topology, count: int) -> Topology:
+    """Return the first machines, which say of themselves that they are slow: then a plan with more of them pays."""
+    return Topology(
+        tuple(
+            replace(
+                machine, devices=(replace(machine.device, flops_per_s={"float32": 1e6}, overhead_s=1e-3),)
+            )
+            for machine in topology.contributors[:count]
+        )
+    )
+
+
+def offer(coordinator: Any, machines: Topology, answers: int | None = None) -> None:
+    coordinator.offer.remote(Offer(topology=machines, answers=answers).model_dump_json())
+
+
+def test_what_a_pool_of_one_holds_moves_to_others_when_it_leaves(
+    attempt: Attempt, topology: Topology, tmp_path: Path
+) -> None:
+    def leave(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "started":
+            coordinator.drain.remote("c1")
+
+    machines = Topology(topology.contributors[:2])
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", job(2, 1), machines=machines)
+    weights, curve, events = train(attempt, tmp_path / "left", job(2, 1), on_event=leave, machines=machines)
+    (change,) = reformed(events)
+    assert (change.left, change.lost, change.recomputed, sizes(change)) == (("c1",), (), 0, [1])
+    assert curve == calm_curve
+    assert weights == calm_weights
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "count"),
+    [({"pools": 1}, 1), pytest.param({"members_per_pool": 1}, 2, marks=pytest.mark.thorough)],
+    ids=["more members", "other cuts"],
+)
+def test_machines_that_come_are_used(
+    attempt: Attempt, topology: Topology, tmp_path: Path, parallelism: dict[str, int], count: int
+) -> None:
+    document = job(1, 1, steps=MANY_STEPS, validate_every=None, checkpoint_every=None)
+    document["parallelism"] = parallelism
+    machines = slow(topology, count)
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
+
+    def come(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "started":
+            offer(coordinator, slow(topology, 4))
+        if event.type == "replan-proposed":
+            offer(coordinator, slow(topology, 4), event.step)
+
+    weights, curve, events = train(
+        attempt, tmp_path / "joined", document, PAUSES, on_event=come, machines=machines, drift=1e6
+    )
+    changes = reformed(events)
+    assert any(change.joined for change in changes)
+    assert not any(change.lost for change in changes)
+    assert curve == calm_curve
+    assert weights == calm_weights
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.thorough
+def test_members_end_with_the_plan_that_they_were_started_for(
+    attempt: Attempt, topology: Topology, tmp_path: Path
+) -> None:
+    document = job(1, 1, steps=MANY_STEPS, validate_every=None, checkpoint_every=None)
+    document["parallelism"] = {"pools": 1}
+
+    def come(event: AttemptEvent, coordinator: Any) -> None:
+        match event.type:
+            case "started":
+                offer(coordinator, slow(topology, 2))
+            case "replan-proposed":
+                assert machines_with_members() == {"c0": {"job-test"}}
+                offer(coordinator, slow(topology, 2), event.step)
+                wait_until(lambda: machines_with_members() == {"c0": {"job-test"}, "c1": {"job-test"}})
+                offer(coordinator, slow(topology, 1))  # another job wants it
+            case "replan-abandoned":
+                wait_until(lambda: machines_with_members() == {"c0": {"job-test"}})
+                coordinator.cancel.remote()
+
+    events = attempt(
+        document, folder=tmp_path, failures=PAUSES, on_event=come, machines=slow(topology, 1), drift=1e6
+    )
+    assert (events[-1].type, events[-1].outcome) == ("ended", "cancelled")
+    (given_up,) = (event for event in events if event.type == "replan-abandoned")
+    assert given_up.reason == "the job cannot have machine-1"
+    assert reformed(events) == []
+
+
+def test_a_machine_with_less_memory_than_it_lends_is_done_without(
+    attempt: Attempt, topology: Topology, nodes: list[Any], tmp_path: Path
+) -> None:
+    wide = 2**18
+    document = job(1, 2, steps=6, batch_size=128, microbatches=2, checkpoint_every=None, validate_every=None)
+    document["model"] = {
+        "layers": [
+            {"type": "linear", "options": {"in_features": 64, "out_features": wide}},
+            {"type": "relu"},
+            {"type": "linear", "options": {"in_features": wide, "out_features": 10}},
+        ]
+    }
+    machines = Topology(topology.contributors[:2])
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
+
+    def take_memory(event: AttemptEvent, _: Any) -> None:
+        if event.type == "step" and event.step == 2:
+            (member,) = processes_on(nodes[1], "Member")
+            member.rlimit(psutil.RLIMIT_AS, (2**20, 2**20))  # nothing more is to be had
+
+    weights, curve, events = train(
+        attempt, tmp_path / "short", document, on_event=take_memory, machines=machines
+    )
+    assert any("machine-1 ran out of memory" in event.message for event in events if event.type == "note")
+    assert [change.lost for change in reformed(events)] == [("c1",)]
+    assert curve == calm_curve
+    assert weights == calm_weights

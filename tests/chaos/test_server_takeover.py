@@ -1,0 +1,101 @@
+"""A job on real machines outlives its coordinator, the Ray head and the server, and takes each step once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.store import EventRecord
+from share_compute_api.client import Client
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.thorough]
+
+JOB = {
+    "name": "long",
+    "model": {
+        "layers": [
+            {"type": "linear", "options": {"in_features": 64, "out_features": 512}},
+            {"type": "relu"},
+            {"type": "linear", "options": {"in_features": 512, "out_features": 10}},
+        ]
+    },
+    "data": {"dataset": "digits"},
+    # Without a checkpoint whoever does not go on with the members begins with step 1 again.
+    "training": {"steps": 100_000, "batch_size": 1024, "microbatches": 16},
+    "parallelism": {"pools": 1, "members_per_pool": 2, "strategy": "uniform"},
+}
+
+
+def ready(client: Client) -> list[str]:
+    return sorted(one.name for one in client.contributors() if one.state is ContributorState.ready)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def events(client: Client, job_id: str) -> list[EventRecord]:
+    told: list[EventRecord] = []
+    while page := client.events(job_id, after=told[-1].seq if told else 0).events:
+        told += page
+    return told
+
+
+def starts(client: Client, job_id: str) -> list[int]:
+    """Return the first step of each attempt that began to train."""
+    return [event.data["first_step"] for event in events(client, job_id) if event.kind == "started"]
+
+
+def child(process: psutil.Process, name: str) -> psutil.Process:
+    return next(one for one in process.children(recursive=True) if one.name().startswith(name))
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("ray::Coordinator", marks=pytest.mark.thorough),
+        pytest.param("gcs_server", marks=pytest.mark.thorough),
+        "the server",
+    ],
+)
+def test_a_job_outlives(
+    victim: str, tmp_path: Path, run_server: Any, run_command: Any, wait_for: Callable[..., Any]
+) -> None:
+    port = free_port()
+    with ExitStack() as servers, ExitStack() as machines:
+        server = servers.enter_context(run_server(tmp_path, port=port))
+        with server.client() as client:
+            for name in ("ada", "bob"):
+                code = client.create_invite(label=name).code
+                lent = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
+                arguments = ("join", server.url, "--invite", code, "--name", name, *lent)
+                machines.enter_context(run_command(tmp_path, *arguments))
+            wait_for(lambda: ready(client) == ["ada", "bob"], "two machines")
+            job_id = client.submit(JOB).id
+            wait_for(lambda: client.job(job_id).step > 20, "steps")
+            step = client.job(job_id).step
+            process = psutil.Process(server.command.process.pid)
+            if victim == "the server":
+                process.kill()
+                server.command.process.wait()
+                server = servers.enter_context(run_server(tmp_path, port=port))
+            else:
+                child(process, victim).kill()
+            wait_for(lambda: client.job(job_id).attempt > 1, "the next attempt")
+            wait_for(lambda: len(starts(client, job_id)) > 1, "its start")
+            assert starts(client, job_id)[1] > step
+            wait_for(lambda: client.job(job_id).step > step + 20, "more steps")
+            client.cancel(job_id)
+            wait_for(lambda: client.job(job_id).state is JobState.cancelled, "cancelled")
+            steps = [metric.step for metric in client.metrics(job_id) if metric.split == "train"]
+            assert steps == list(range(1, len(steps) + 1))
+            told = [event.data["step"] for event in events(client, job_id) if event.kind == "step"]
+            assert told == steps

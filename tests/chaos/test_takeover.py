@@ -1,0 +1,186 @@
+"""Whatever kills a coordinator, the next attempt goes on with its members at the open step, and no step is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayActorError
+from tests.chaos.test_recovery import Calm, calm, digest, job, losses  # noqa: F401 - a fixture
+from tests.ray_nodes import Attempt
+
+from share_compute.jobs.events import AttemptEvent
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+from share_compute_actors.member.naming import (
+    end_members,
+    jobs_with_members,
+    machines_with_members,
+    members_of,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+JOB = "job-test"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    yield
+    assert end_members(JOB) == 0, "members outlived their job"
+    assert JOB not in jobs_with_members()
+
+
+def kill(point: Point, step: int, worker: str | None = None) -> Failure:
+    return Failure(FailureKind.kill, point, worker=worker, step=step)
+
+
+def of(worker: str) -> Any:
+    """Return the member on a machine."""
+    return next(one for one in members_of(JOB) if ray.get(one.status.remote()).worker == worker)
+
+
+def end(member: Any) -> None:
+    """End a member, and wait until it is gone."""
+    ray.kill(member)
+    with suppress(RayActorError):
+        while True:
+            ray.get(member.status.remote())
+
+
+def last(events: Sequence[AttemptEvent], kind: str) -> Any:
+    return next((event for event in reversed(events) if event.type == kind), None)
+
+
+def goes_on(
+    attempt: Attempt,
+    folder: Path,
+    before: list[AttemptEvent],
+    number: int = 2,
+    document: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[AttemptEvent]:
+    """Make the next attempt, as the supervisor does after one of which it has heard this."""
+    step, saved = last(before, "step"), last(before, "checkpoint")
+    return attempt(
+        document or job(2, 2),
+        folder=folder,
+        number=number,
+        known=0 if step is None else step.step,
+        checkpoint=None if saved is None else saved.path,
+        **options,
+    )
+
+
+def notes(events: Sequence[AttemptEvent]) -> list[str]:
+    return [event.message for event in events if event.type == "note"]
+
+
+@pytest.mark.parametrize(
+    ("point", "first"),
+    [
+        (Point.prepared_heard, 3),  # in the middle of step 3
+        # Just after it is committed.
+        pytest.param(Point.step_recorded, 4, marks=pytest.mark.thorough),
+        # Step 2 is committed, and nobody knows it.
+        pytest.param(Point.commit_sending, 3, marks=pytest.mark.thorough),
+        # After step 2, of which validation and checkpoint are not done.
+        pytest.param(Point.pausing, 3, marks=pytest.mark.thorough),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_the_coordinator_dies_and_its_members_go_on(
+    attempt: Attempt,
+    tmp_path: Path,
+    calm: Calm,  # noqa: F811
+    point: Point,
+    first: int,
+) -> None:
+    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(point, 3)])
+    assert last(before, "ended") is None, notes(before)
+    assert len(members_of(JOB)) == 4
+    assert machines_with_members() == {f"c{number}": {JOB} for number in range(4)}
+    after = goes_on(attempt, tmp_path, before)
+    assert after[-1].outcome == "succeeded", after[-1].reason
+    assert last(after, "started").first_step == first
+    assert any(
+        note.startswith(f"continues at step {first} with the members of attempt 1") for note in notes(after)
+    )
+    assert not any("loading" in note for note in notes(after))
+    assert losses(before) + losses(after) == calm.losses
+    assert digest(tmp_path) == calm.digest
+    validated = {
+        event.step for event in [*before, *after] if event.type == "validated" and event.split == "validation"
+    }
+    assert validated == {2, 4, 5}
+
+
+@pytest.mark.thorough
+def test_a_member_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
+    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_heard, 3)])
+    end(of("c2"))
+    after = goes_on(attempt, tmp_path, before)
+    assert after[-1].outcome == "succeeded", after[-1].reason
+    (note,) = [note for note in notes(after) if note.startswith("continues at step 3")]
+    assert note.endswith("attempt 1: machine-0, machine-1 and machine-3")
+    assert [len(pool.members) for pool in last(after, "planned").plan.pools] == [2, 1]
+    assert losses(before) + losses(after) == calm.losses
+    assert digest(tmp_path) == calm.digest
+
+
+def test_a_whole_pool_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
+    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_heard, 5)])
+    end(of("c2"))
+    end(of("c3"))
+    after = goes_on(attempt, tmp_path, before)
+    assert after[-1].outcome == "succeeded", after[-1].reason
+    first = last(before, "checkpoint").step + 1  # that of step 4 may not have been whole yet
+    assert last(after, "started").first_step == first
+    assert "members are loading their shards" in notes(after)
+    assert losses(before) + losses(after)[5 - first :] == calm.losses
+    assert digest(tmp_path) == calm.digest
+
+
+def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
+    younger: list[AttemptEvent] = []
+    second = threading.Thread(target=lambda: younger.extend(attempt(job(2, 2), folder=tmp_path, number=2)))
+
+    def start_the_other(event: AttemptEvent, _: Any) -> None:
+        if event.type == "started":
+            second.start()
+
+    # It stands still before it commits step 3, wakes up again, and finds that the record is not its own any more.
+    stop = Failure(FailureKind.stop, Point.step_recording, step=3, duration_s=12.0)
+    older = attempt(job(2, 2), folder=tmp_path, failures=[stop], on_event=start_the_other)
+    second.join()
+    assert (older[-1].outcome, older[-1].error["code"]) == ("failed", "stale-epoch")
+    assert younger[-1].outcome == "succeeded", younger[-1].reason
+    assert losses(younger) == calm.losses  # those that were committed before are told, too
+    assert digest(tmp_path) == calm.digest
+
+
+def test_the_library_dies(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
+    libraries: list[psutil.Process] = []
+
+    def kill_it(event: AttemptEvent, _: Any) -> None:
+        if event.type == "planned":
+            family = psutil.Process().children(recursive=True)
+            libraries.extend(process for process in family if process.name().startswith("ray::Library"))
+        if event.type == "started":
+            for process in libraries:
+                process.kill()
+
+    before = attempt(job(2, 2), folder=tmp_path, on_event=kill_it)
+    assert libraries
+    assert before[-1].error["code"] == "library-lost"
+    after = goes_on(attempt, tmp_path, before)
+    assert after[-1].outcome == "succeeded", after[-1].reason
+    assert not any("loading" in note for note in notes(after))
+    assert losses(before) + losses(after) == calm.losses
+    assert digest(tmp_path) == calm.digest

@@ -1,0 +1,194 @@
+"""Pools that execute turns as real ones do, and refuse every turn that real ones could not execute.
+
+Their model is a hash: the next token depends on all tokens before it, on the seed and on the position, so a wrong,
+lost, doubled or swapped token changes all that follow. Keys and values of a position are the hash of all tokens up to
+it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from share_compute.serving.limits import Limits
+from share_compute.serving.options import Generation, SamplingOptions
+from share_compute.serving.turns import Chunk, Opening, Sampled, Turn, TurnResult
+
+VOCABULARY = 40
+_BEGINNING = 17
+
+Cell = tuple[int, int]
+"""Hash of all tokens before a position, and of those up to it: what travels from pool to pool."""
+
+
+def mixed(*values: int) -> int:
+    return hash(values) & 0x7FFF_FFFF_FFFF
+
+
+def digest(tokens: Iterable[int]) -> int:
+    value = _BEGINNING
+    for token in tokens:
+        value = mixed(value, token)
+    return value
+
+
+def drawn(context: int, position: int, options: SamplingOptions) -> tuple[int, Literal["stop"] | None]:
+    """Return the token at a position, and whether it ends the sequence."""
+    token = mixed(context, position, options.seed) % VOCABULARY
+    return token, "stop" if token in options.stop_token_ids else None
+
+
+def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], str]:
+    """Return all tokens that a sequence must get, and why it must end, when nobody cancels it."""
+    tokens = [*generation.prompt]
+    most = min(generation.options.max_tokens, longest_tokens - len(tokens))
+    context = digest(tokens)
+    for _ in range(most):
+        token, finish = drawn(context, len(tokens), generation.options)
+        tokens.append(token)
+        context = mixed(context, token)
+        if finish:
+            return tokens[len(generation.prompt) :], finish
+    return tokens[len(generation.prompt) :], "length"
+
+
+@dataclass
+class Slab:
+    opening: Opening
+    cells: list[int]
+    history: int = 0
+    """Digest of what the sampler was told, and of what it drew since."""
+    known: int = 0
+    """How many tokens these are."""
+
+
+@dataclass
+class Pool:
+    """One pool: its slabs, and the turns that it was sent but has not executed."""
+
+    limits: Limits
+    inbox: deque[Turn] = field(default_factory=deque)
+    slabs: dict[int, Slab] = field(default_factory=dict)
+    most_kv_tokens: int = 0
+
+    def make_slabs(self, turn: Turn) -> None:
+        for sequence in turn.closes:
+            del self.slabs[sequence]
+        for opening in turn.opens:
+            assert opening.sequence not in self.slabs
+            assert opening.copy_from not in {other.sequence for other in turn.opens}
+            assert opening.copy_tokens < len(opening.history) <= opening.capacity_tokens
+            cells: list[int] = []
+            if opening.copy_from is not None:
+                there = self.slabs[opening.copy_from].cells
+                assert 16 <= opening.copy_tokens <= len(there)
+                cells = there[: opening.copy_tokens]
+            self.slabs[opening.sequence] = Slab(opening, cells, digest(opening.history), len(opening.history))
+        used = sum(slab.opening.capacity_tokens for slab in self.slabs.values())
+        assert used <= self.limits.kv_tokens
+        self.most_kv_tokens = max(self.most_kv_tokens, used)
+
+    def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
+        """Do what the first pool does with the inputs of a chunk."""
+        cells = self.slabs[chunk.sequence].cells
+        made = []
+        for token in tokens:
+            before = cells[chunk.start + len(made) - 1] if chunk.start + len(made) else _BEGINNING
+            made.append((before, mixed(before, token)))
+            self._write(chunk, made[-1], len(made) - 1)
+        return made
+
+    def go_on(self, chunk: Chunk, arrived: list[Cell]) -> list[Cell]:
+        """Do what every other pool does with what the one before it made."""
+        for place, cell in enumerate(arrived):
+            self._write(chunk, cell, place)
+        return arrived
+
+    def sample(self, chunk: Chunk, last: Cell) -> Sampled:
+        slab = self.slabs[chunk.sequence]
+        position = chunk.start + chunk.count
+        assert (slab.history, slab.known) == (last[1], position), "the sampler knows other tokens"
+        token, finish = drawn(last[1], position, slab.opening.options)
+        slab.history, slab.known = mixed(slab.history, token), position + 1
+        return Sampled(chunk.sequence, position, token, finish=finish)
+
+    def _write(self, chunk: Chunk, cell: Cell, place: int) -> None:
+        slab = self.slabs[chunk.sequence]
+        position = chunk.start + place
+        assert position == len(slab.cells), "a gap, or written twice"
+        assert position < slab.opening.capacity_tokens, "the slab is full"
+        assert cell[0] == (slab.cells[-1] if slab.cells else _BEGINNING), "keys and values of other tokens"
+        slab.cells.append(cell[1])
+
+
+class Row:
+    """The pools of one epoch in a row, with what is on its way between them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pools = [Pool(limits) for _ in range(limits.pools)]
+        self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.pools]
+        """What waits at each pool, by turn and sequence."""
+        self.fed_back: deque[Sampled] = deque()
+        """On its way from the last pool to the first."""
+        self.mailbox: dict[int, deque[Sampled]] = {}
+        """Of the first pool, by sequence."""
+        self._next_id: int | None = None
+
+    def send(self, turn: Turn) -> None:
+        """Take a turn in at all pools."""
+        assert self._next_id in (None, turn.id)
+        self._next_id = turn.id + 1
+        sequences = [chunk.sequence for chunk in turn.chunks]
+        assert len(set(sequences)) == len(sequences)
+        assert turn.num_tokens <= self.limits.turn_tokens
+        assert 0 <= turn.batch < self.limits.pools
+        for pool in self.pools:
+            pool.inbox.append(turn)
+
+    def ready(self) -> list[int]:
+        """Return the pools that can execute their next turn."""
+        return [place for place, pool in enumerate(self.pools) if pool.inbox and self._has_inputs(place)]
+
+    def _has_inputs(self, place: int) -> bool:
+        if place:
+            return bool(self.hidden[place])
+        return all(
+            self.mailbox.get(one.sequence) for one in self.pools[0].inbox[0].chunks if one.tokens is None
+        )
+
+    def deliver_token(self) -> None:
+        sampled = self.fed_back.popleft()
+        self.mailbox.setdefault(sampled.sequence, deque()).append(sampled)
+
+    def execute(self, place: int) -> TurnResult | None:
+        """Let a pool execute its next turn; return what the last one tells the server."""
+        pool = self.pools[place]
+        turn = pool.inbox.popleft()
+        pool.make_slabs(turn)
+        if place == 0:
+            for sequence in turn.closes:
+                self.mailbox.pop(sequence, None)
+            made = {chunk.sequence: pool.begin(chunk, self._inputs(chunk)) for chunk in turn.chunks}
+        else:
+            arrived = self.hidden[place].popleft()
+            made = {chunk.sequence: pool.go_on(chunk, arrived[chunk.sequence]) for chunk in turn.chunks}
+        if place + 1 < len(self.pools):
+            self.hidden[place + 1].append(made)
+            return None
+        sampled = tuple(
+            pool.sample(chunk, made[chunk.sequence][-1]) for chunk in turn.chunks if chunk.samples
+        )
+        self.fed_back.extend(sampled)
+        return TurnResult(turn.id, turn.epoch, sampled)
+
+    def _inputs(self, chunk: Chunk) -> Sequence[int]:
+        if chunk.tokens is not None:
+            assert len(chunk.tokens) == chunk.count
+            assert chunk.sequence not in self.mailbox, "a token that was fed back would be used late"
+            return chunk.tokens
+        sampled = self.mailbox[chunk.sequence].popleft()
+        assert (sampled.position, chunk.count, chunk.samples) == (chunk.start, 1, True)
+        return [sampled.token]

@@ -1,0 +1,120 @@
+"""Deployments as rows: names, states, and what is told of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from share_compute.errors import Conflict, NotFound
+from share_compute.planning.plan import Plan
+from share_compute.serving.states import DeploymentState
+from share_compute.specification import ServeJob, parse_deployment
+from share_compute.store import Store
+
+PLAN = Plan(epoch=0, strategy="serving", num_layers=1, parameters=1, pools=(), microbatches=1)
+
+
+def spec(name: str = "llama") -> ServeJob:
+    return parse_deployment({"name": name, "model": {"path": "/srv/llama"}})
+
+
+def test_a_deployments_life_is_written_down(store: Store, clock: Any) -> None:
+    rung: list[bool] = []
+    store.on_commit(lambda: rung.append(True))
+    made = store.deployments.create(spec(), reason="submitted")
+    assert (made.state, made.reason, made.spec, made.plans) == ("pending", "submitted", spec(), ())
+    states = DeploymentState
+    store.deployments.set_state(made.id, states.loading, "two machines", plans=[PLAN])
+    clock.pass_s(5)
+    ready = store.deployments.set_state(made.id, states.ready, "it answers")
+    assert ready.plans == (PLAN,)
+    assert ready.ready_at == clock.now
+    store.deployments.set_state(made.id, states.degraded, "ada died")
+    clock.pass_s(5)
+    again = store.deployments.set_state(made.id, states.ready, "it answers again")
+    assert again.ready_at == ready.ready_at
+    assert store.deployments.set_state(made.id, states.ready, "it answers again", plans=[PLAN]) == again
+    stopped = store.deployments.stop("llama")
+    assert (stopped.state, stopped.ended_at, stopped.plans) == ("stopped", clock.now, (PLAN,))
+    assert store.deployments.stop(made.id) == stopped
+    told = [(event.data["from"], event.data["state"]) for event in store.events.after(0)]
+    assert {event.kind for event in store.events.after(0)} == {"deployment"}
+    assert told == [
+        (None, "pending"), ("pending", "loading"), ("loading", "ready"), ("ready", "degraded"),
+        ("degraded", "ready"), ("ready", "stopped"),
+    ]  # fmt: skip
+    assert len(rung) == len(told)
+
+
+def test_a_failure_is_kept_with_its_cause(store: Store) -> None:
+    made = store.deployments.create(spec(), reason="submitted")
+    error = {"code": "plan-infeasible", "mend": "lend more memory"}
+    failed = store.deployments.set_state(made.id, DeploymentState.failed, "it does not fit", error=error)
+    assert (failed.error, failed.reason) == (error, "it does not fit")
+    assert store.deployments.get(made.id) == failed
+    assert store.events.after(0)[-1].data["error"] == error
+
+
+def test_a_name_is_free_again_when_its_deployment_is_over(store: Store) -> None:
+    first = store.deployments.create(spec(), reason="submitted")
+    with pytest.raises(Conflict, match=f"llama is up already .{first.id}, pending") as caught:
+        store.deployments.create(spec(), reason="submitted")
+    assert "undeploy llama" in (caught.value.mend or "")
+    store.deployments.stop("llama")
+    assert store.deployments.by_name("llama") is None
+    assert store.deployments.get("llama") == store.deployments.get(first.id)
+    second = store.deployments.create(spec(), reason="submitted")
+    assert store.deployments.get("llama") == store.deployments.by_name("llama") == second
+    assert store.deployments.get(first.id).state == "stopped"
+    for missing in (store.deployments.get, store.deployments.stop):
+        with pytest.raises(NotFound, match="no deployment zebra"):
+            missing("zebra")
+
+
+def test_of_many_with_one_name_one_gets_it(open_store: Callable[[], Store]) -> None:
+    stores = [open_store() for _ in range(3)]
+    gate = threading.Barrier(len(stores))
+    results: list[str] = []
+
+    def race(store: Store) -> None:
+        gate.wait()
+        try:
+            results.append(store.deployments.create(spec(), reason="submitted").id)
+        except Conflict:
+            results.append("taken")
+
+    threads = [threading.Thread(target=race, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results).count("taken") == 2
+
+
+def test_what_is_over_does_not_come_back(store: Store) -> None:
+    made = store.deployments.create(spec(), reason="submitted")
+    with pytest.raises(Conflict, match="llama is pending; it cannot become ready"):
+        store.deployments.set_state(made.id, DeploymentState.ready, "at once")
+    store.deployments.stop(made.id)
+    for state in DeploymentState:
+        with pytest.raises(Conflict, match="llama is stopped"):
+            store.deployments.set_state(made.id, state, "late")
+    assert store.deployments.get(made.id).reason == "taken down"
+
+
+def test_deployments_are_listed_in_pages(store: Store, clock: Any) -> None:
+    made = []
+    for index in range(5):
+        made.append(store.deployments.create(spec(f"model-{index}"), reason="submitted").id)
+        clock.pass_s(1)
+    store.deployments.stop(made[1])
+    page, cursor = store.deployments.page(limit=3)
+    rest, end = store.deployments.page(limit=3, cursor=cursor)
+    assert [one.id for one in page + rest] == [made[4], made[3], made[2], made[0]]
+    assert end is None
+    over, _ = store.deployments.page(states=[DeploymentState.stopped])
+    assert [one.id for one in over] == [made[1]]
+    assert [one.id for one in store.deployments.list()] == [made[0], *made[2:]]

@@ -1,0 +1,137 @@
+"""Ray workers that are forked from a process which has imported all that actors need.
+
+A worker of Ray that trains imports torch and transformers: eight seconds of a core, for each member of each attempt.
+Forked they are there at once, and everything else is as ever: a process each, which Ray starts, watches and ends.
+
+Run as a script this is what Ray starts in place of its own ``setup_worker.py``: it has a worker forked, and lives as
+long as that one does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+_SOCKET = "SHARE_COMPUTE_TEST_WORKERS"
+_MODULES = (
+    "share_compute.models.huggingface",
+    "share_compute.planning.planner",
+    "share_compute.serving.stage",
+    "share_compute.training.optimizers",
+    "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+    "transformers.optimization",
+    "transformers.trainer_pt_utils",
+)
+"""Not Ray: when it is imported it reads what the node says in the environment, such as the id of the job."""
+_MOST_BYTES = 2**20
+
+
+class Forks:
+    """The process that workers are forked from.
+
+    Args:
+        folder: for its socket.
+    """
+
+    script = Path(__file__)
+    """What nodes start workers with."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "workers"
+        # One thread, since only the thread that forks is there afterwards.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, self.script, "--serve", self._path], env=environment, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        if not self._process.stdout.read(1):
+            raise RuntimeError("the process that workers are forked from did not start")
+        os.environ[_SOCKET] = str(self._path)
+
+    @staticmethod
+    def of(process_id: int) -> int | None:
+        """Return the worker that was forked for a process that Ray started, if it is one."""
+        noted = Path(f"{os.environ[_SOCKET]}-{process_id}")
+        return int(noted.read_text()) if noted.exists() else None
+
+    def close(self) -> None:
+        """End it; workers end with their nodes."""
+        del os.environ[_SOCKET]
+        self._process.kill()
+        self._process.communicate()
+
+
+def _serve(path: str) -> None:
+    import importlib
+
+    for module in _MODULES:
+        importlib.import_module(module)
+    assert "ray" not in sys.modules
+    threads = list(Path("/proc/self/task").iterdir())
+    assert len(threads) == 1, f"{len(threads)} threads cannot be forked"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        os.write(1, b"+")
+        while True:
+            asked, _ = listener.accept()
+            message, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+            if message and os.fork() == 0:
+                listener.close()
+                credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                Path(f"{path}-{struct.unpack('3i', credentials)[0]}").write_text(str(os.getpid()))
+                _become_worker(asked, json.loads(message), descriptors)
+            asked.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _become_worker(asked: socket.socket, wanted: dict[str, object], descriptors: list[int]) -> None:
+    import runpy
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(wanted["environment"])  # type: ignore[call-overload]
+    os.chdir(str(wanted["folder"]))
+    sys.argv = list(wanted["arguments"])  # type: ignore[call-overload]
+    threading.Thread(target=_die_with, args=(asked,), daemon=True).start()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    os._exit(0)
+
+
+def _die_with(asked: socket.socket) -> None:
+    """End when the process that Ray started is ended."""
+    asked.recv(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _ask() -> None:
+    """Have a worker forked, and wait for its end."""
+    arguments = [
+        one for one in sys.argv[1:] if not one.startswith(("--serialized-runtime-env", "--language"))
+    ]
+    wanted = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+        connection.connect(os.environ[_SOCKET])
+        socket.send_fds(connection, [json.dumps(wanted).encode()], [0, 1, 2])
+        connection.recv(1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--serve":
+        _serve(sys.argv[2])
+    else:
+        _ask()
