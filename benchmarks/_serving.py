@@ -1,0 +1,177 @@
+"""Deployments on a small Ray cluster, as the control plane makes them, and what their streams tell, with times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from share_compute.serving.events import Emitted, Failed, Finished, SequenceEvent
+from share_compute.serving.options import Generation, SamplingOptions
+from share_compute.serving.states import DeploymentState
+from share_compute.serving.status import ServingStatus
+from share_compute.specification import ServeJob
+from share_compute.topology import Topology
+
+Prompt = Sequence[int]
+DEADLINE_S = 300.0
+
+
+def make_model(folder: Path, **config: Any) -> int:
+    """Write a Llama with weights that nobody trained; returns its number of parameters."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **config), dtype=torch.float32)
+    model.save_pretrained(folder)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def with_threads(topology: Topology, threads: int) -> Topology:
+    """Return the same machines with so many threads each."""
+    return Topology(tuple(replace(machine, cpu_threads=threads) for machine in topology.contributors))
+
+
+@dataclass
+class Streams:
+    """What came of the sequences of one call."""
+
+    sequences: range
+    begun_s: float
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    times_s: dict[int, list[float]] = field(default_factory=dict)
+    """When each token was heard of, since they were asked for."""
+    ends: dict[int, Finished | Failed] = field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will be told of any."""
+        return len(self.ends) == len(self.sequences)
+
+    @property
+    def seconds(self) -> float:
+        """From the call to the last token."""
+        return max(times[-1] for times in self.times_s.values())
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Tokens of each sequence."""
+        return [self.tokens.get(sequence, []) for sequence in self.sequences]
+
+    def hear(self, event: SequenceEvent, now_s: float) -> None:
+        """Take in what is told; nothing may be told twice, and nothing left out."""
+        if not isinstance(event, Emitted):
+            self.ends[event.sequence] = event
+            return
+        known = self.tokens.setdefault(event.sequence, [])
+        if event.index != len(known):
+            raise RuntimeError(f"sequence {event.sequence}: token {event.index} came as number {len(known)}")
+        known.append(event.token)
+        self.times_s.setdefault(event.sequence, []).append(now_s - self.begun_s)
+
+
+class Served:
+    """One replica, with its server.
+
+    Args:
+        folder: of the model.
+        topology: machines that it may use.
+        window: most tokens of a prompt and its answer together.
+        wanted: the rest of the deployment's specification.
+    """
+
+    def __init__(self, folder: Path, topology: Topology, window: int, **wanted: Any) -> None:
+        from share_compute_actors.serving.assignment import ServingAssignment
+        from share_compute_actors.serving.server import DeploymentServer
+
+        spec = ServeJob.model_validate({"name": "benchmark", "model": {"path": str(folder)}, **wanted})
+        assignment = ServingAssignment(
+            deployment_id=f"dep-{time.monotonic_ns()}",
+            spec=spec,
+            folder=folder,
+            window_tokens=window,
+            topology=topology,
+        )
+        self.topology = topology
+        self.server = DeploymentServer.remote(assignment.model_dump_json())  # type: ignore[attr-defined]
+        self._running = self.server.run.remote()
+        self._told = 0
+        self._next = 0
+
+    def status(self) -> ServingStatus:
+        """Return how it is."""
+        import ray
+
+        return ServingStatus.model_validate_json(ray.get(self.server.status.remote()))
+
+    def wait_for(self, pools: int) -> ServingStatus:
+        """Wait until it answers, with so many pools."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            status = self.status()
+            if status.state is DeploymentState.ready and len(status.pools) == pools:
+                return status
+            if status.state is DeploymentState.failed or time.monotonic() > deadline:
+                raise RuntimeError(f"{pools} pools were asked for: {status}")
+            time.sleep(0.1)
+
+    def offer(self, topology: Topology) -> None:
+        """Let it use these machines from now on, and no others."""
+        import ray
+
+        from share_compute_actors.serving.server import topologies
+
+        self.topology = topology
+        ray.get(self.server.offer.remote(topologies.dump_json(topology).decode()))
+
+    def submit(
+        self, prompts: Sequence[Prompt], count: int, *, owners: Sequence[str] = ("key",), seed: int = 0
+    ) -> Streams:
+        """Ask for ``count`` tokens behind each prompt, greedily; owners take turns."""
+        import ray
+
+        options = SamplingOptions(temperature=0, seed=seed, max_tokens=count)
+        sequences = range(self._next, self._next + len(prompts))
+        generations = [
+            Generation(
+                sequence=sequence,
+                owner=owners[place % len(owners)],
+                prompt=tuple(prompt),
+                options=options,
+            )
+            for place, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True))
+        ]
+        streams = Streams(sequences, time.perf_counter())
+        ray.get(self.server.submit.remote(generations))
+        self._next = sequences.stop
+        return streams
+
+    def pull(self) -> list[SequenceEvent]:
+        """Return what was told since the last call; waits a little."""
+        import ray
+
+        events: list[SequenceEvent] = ray.get(self.server.pull.remote(self._told, 1.0))
+        self._told += len(events)
+        return events
+
+    def follow(self, streams: Streams, until: Callable[[], bool] | None = None) -> Streams:
+        """Listen until these have ended, or something else is reached."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not (streams.has_ended if until is None else until()):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no end of {streams.sequences}: {self.status()}")
+            for event in self.pull():
+                streams.hear(event, time.perf_counter())
+        return streams
+
+    def close(self) -> None:
+        """End it, with its members."""
+        import ray
+
+        ray.get(self.server.stop.remote())
+        ray.get(self._running, timeout=DEADLINE_S)
+        ray.kill(self.server)

@@ -1,0 +1,244 @@
+"""Prefill and decode of a 67 M Llama, float32: on one machine, over two pools, and by transformers' `generate`.
+
+All are resident in one run and take turns. Machines are raylets of this machine; each has one thread, but for one that
+has two. Nothing ends a text early, every prompt is new (nothing is cached), times are of whole calls as a client sees
+them, and all sides must give the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.multiprocessing as mp
+from _attempts import Machines
+from _harness import print_figure, start_cluster
+from _serving import Prompt, Served, make_model, with_threads
+
+from share_compute.topology import Topology
+
+VOCABULARY = 32_000
+WINDOW = 1024
+CONFIG = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": WINDOW,
+    "tie_word_embeddings": False,
+}
+
+
+class Work(NamedTuple):
+    """One call: prompts at once, and tokens behind each."""
+
+    name: str
+    streams: int
+    prompt: int
+    new: int
+
+    @property
+    def tokens(self) -> int:
+        """What its speed is counted in: tokens generated, or where that is one, tokens read."""
+        return self.streams * (self.new if self.new > 1 else self.prompt)
+
+    def prompts(self, chance: random.Random) -> list[list[int]]:
+        """Return prompts that nobody has seen."""
+        return [[chance.randrange(VOCABULARY) for _ in range(self.prompt)] for _ in range(self.streams)]
+
+
+PREFILL = Work("prefill_512", 1, 512, 1)
+DECODE = Work("decode_1", 1, 16, 128)
+STREAMS = Work("streams_8", 8, 128, 128)
+WORKS = (PREFILL, DECODE, STREAMS)
+Side = Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
+"""Generates so many tokens behind each prompt; returns seconds and tokens."""
+
+
+def ours(served: Served) -> Side:
+    """Return what asks a deployment of ours."""
+
+    def run(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+        streams = served.follow(served.submit(prompts, count))
+        return streams.seconds, streams.texts
+
+    return run
+
+
+def worker(folder: str, end: Connection) -> None:
+    """The process of transformers."""
+    import time
+
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    end.send("ready")
+    while (call := end.recv()) is not None:
+        prompts, count, threads = call
+        torch.set_num_threads(threads)
+        tokens = torch.tensor(prompts)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            texts = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        end.send((time.perf_counter() - start, texts[:, tokens.shape[1] :].tolist()))
+
+
+class Transformers:
+    """`generate` in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        context = mp.get_context("spawn")
+        self._end, there = context.Pipe()
+        self._process = context.Process(target=worker, args=(str(folder), there))
+        self._process.start()
+        self._end.recv()
+
+    def side(self, threads: int) -> Side:
+        """Return what asks it with so many threads."""
+
+        def run(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+            self._end.send((prompts, count, threads))
+            answer: tuple[float, list[list[int]]] = self._end.recv()
+            return answer
+
+        return run
+
+    def close(self) -> None:
+        """End the process."""
+        with suppress(OSError):
+            self._end.send(None)
+        self._process.join()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of every side in every round, by work."""
+
+    seconds: dict[str, dict[str, list[float]]]
+    differing: int
+    """Texts on which a side differed from the others."""
+
+    def speeds(self, side: str, work: Work) -> list[float]:
+        """Return tokens a second, a round each."""
+        return [work.tokens / seconds for seconds in self.seconds[side][work.name]]
+
+    def compare(self, figure: str, one: str, other: str, work: Work, goal: float) -> None:
+        """Print how many times as fast one side is as the other."""
+        first, second = self.speeds(one, work), self.speeds(other, work)
+        ratios = [a / b for a, b in zip(first, second, strict=True)]
+        print_figure(
+            figure,
+            ours=statistics.median(first),
+            peer=statistics.median(second),
+            peer_name=other,
+            ratio=statistics.median(ratios),
+            unit="tokens/s",
+            side=one,
+            work=work.name,
+            goal=goal,
+            ratios=[round(min(ratios), 3), round(max(ratios), 3)],
+            rounds=len(ratios),
+            texts_that_differ=self.differing,
+        )
+
+
+def measure(sides: dict[str, Side], rounds: int, chance: random.Random) -> Measured:
+    """Let all sides do the same in turn, each round in another order; the first round warms up."""
+    seconds: dict[str, dict[str, list[float]]] = {side: {work.name: [] for work in WORKS} for side in sides}
+    differing = 0
+    for number in range(rounds + 1):
+        for work in WORKS:
+            prompts = work.prompts(chance)
+            texts: list[Sequence[Prompt]] = []
+            for name in chance.sample(sorted(sides), len(sides)):
+                taken_s, told = sides[name](prompts, work.new)
+                texts.append(told)
+                if number:
+                    seconds[name][work.name].append(taken_s)
+            differing += sum(any(one != each[0] for one in each) for each in zip(*texts, strict=True))
+    return Measured(seconds, differing)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: one round")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of all sides")
+    parser.add_argument("--seed", type=int, default=5)
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
+    rival = "transformers, {} thread"
+    with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
+        folder = Path(name) / "model"
+        parameters = make_model(folder, **CONFIG)
+        one, two, *pair = Machines(cluster).topology(4).contributors
+        wanted = {"max_concurrent": STREAMS.streams}
+        solo = Served(folder, Topology((one,)), WINDOW, **wanted)
+        solo_2 = Served(folder, with_threads(Topology((two,)), 2), WINDOW, **wanted)
+        split = Served(
+            folder,
+            Topology(tuple(pair)),
+            WINDOW,
+            objective="throughput",  # for latency any cut is as good as another
+            parallelism={"pools": 2},
+            **wanted,
+        )
+        peer = Transformers(folder)
+        try:
+            solo.wait_for(1)
+            solo_2.wait_for(1)
+            pools = split.wait_for(2).pools
+            sides = {
+                "solo, 1 thread": ours(solo),
+                "solo, 2 threads": ours(solo_2),
+                "split, 2 pools of 1 thread": ours(split),
+                rival.format(1): peer.side(1),
+                rival.format(2) + "s": peer.side(2),
+            }
+            found = measure(sides, rounds, random.Random(options.seed))
+        finally:
+            peer.close()
+            for served in (solo, solo_2, split):
+                served.close()
+    split_name, alone, first, second = list(sides)[2], *list(sides)[:1], *list(sides)[3:]
+    found.compare("decode_1_split_vs_solo", split_name, alone, DECODE, 0.9)
+    found.compare("streams_8_split_vs_transformers_1_thread", split_name, first, STREAMS, 1.6)
+    found.compare("streams_8_split_vs_transformers_2_threads", split_name, second, STREAMS, 1.1)
+    for work in WORKS:
+        found.compare("solo_vs_transformers", alone, first, work, 1.0)
+        found.compare("solo_vs_transformers", list(sides)[1], second, work, 1.0)
+    lone, cut = found.seconds[alone][DECODE.name], found.seconds[split_name][DECODE.name]
+    hops = [1000 * (b - a) / DECODE.new for a, b in zip(lone, cut, strict=True)]
+    print_figure(
+        "hop_ms",
+        ours=statistics.median(hops),
+        peer=1.0,
+        peer_name="goal: most milliseconds that a token takes longer for one boundary between pools",
+        ratio=1.0 / max(statistics.median(hops), 1e-3),
+        unit="ms",
+        hops=[round(hop, 3) for hop in hops],
+        parameters=parameters,
+        layers=[pool.stop - pool.start for pool in pools],
+    )
+
+
+if __name__ == "__main__":
+    main()

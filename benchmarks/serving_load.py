@@ -1,0 +1,205 @@
+"""Two hundred clients who stream from one deployment for minutes: errors, leaks, and whether two keys get alike.
+
+A server, a contributor and a tiny Llama, all of them as users start them. One key has three times as many clients as
+the other; each client asks again as soon as it was answered, and when it is told 429, as soon as it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+from _harness import print_figure
+from _serving import make_model
+
+from share_compute.data.tokenization import train_tokenizer
+from share_compute.serving.states import DeploymentState
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
+from share_compute_api.client import Client
+from share_compute_api.demonstration.corpus import gather_corpus
+from share_compute_api.demonstration.pool import LocalPool
+
+CLIENTS = {"many": 150, "few": 50}
+VOCABULARY = 1024
+NEW = 64
+FAIR = 0.10
+GROWTH = 0.05
+WARM_SHARE = 1 / 3
+"""Of the time; what comes after it counts."""
+SAMPLE_S = 2.0
+
+
+@dataclass
+class Told:
+    """What clients heard."""
+
+    tokens: Counter[str] = field(default_factory=Counter)
+    """By key, after warming up."""
+    answers: Counter[str] = field(default_factory=Counter)
+    """By status, or by what went wrong."""
+    first_token_s: list[float] = field(default_factory=list)
+    memory_bytes: list[tuple[float, int]] = field(default_factory=list)
+    """Of the server and all that it and the contributor run: when, and how much."""
+
+
+def make_folder(folder: Path) -> None:
+    """Write a tiny model with its tokenizer."""
+    corpus = folder.parent / "corpus.txt"
+    gather_corpus(corpus, 300_000)
+    tokenizer = train_tokenizer(corpus.read_text().splitlines(), VOCABULARY)
+    make_model(
+        folder,
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    tokenizer.save_pretrained(folder)
+
+
+async def client(
+    http: httpx.AsyncClient, name: str, key: str, told: Told, warm_s: float, end_s: float
+) -> None:
+    """Stream one answer after the other."""
+    chance = random.Random()
+    while time.monotonic() < end_s:
+        asked_s, is_first = time.monotonic(), True
+        body = {
+            "model": "tiny",
+            "prompt": [chance.randrange(VOCABULARY) for _ in range(chance.randrange(4, 48))],
+            "max_tokens": NEW,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        headers = {"Authorization": f"Bearer {key}"}
+        try:
+            async with http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    told.answers[str(answer.status_code)] += 1
+                    await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
+                    continue
+                tokens = 0
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    if is_first:
+                        told.first_token_s.append(time.monotonic() - asked_s)
+                        is_first = False
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        told.answers[event["error"]["code"]] += 1
+                    tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                told.answers["200" if tokens == NEW else "incomplete"] += 1
+                if time.monotonic() > warm_s:
+                    told.tokens[name] += tokens
+        except httpx.HTTPError as failure:
+            told.answers[type(failure).__name__] += 1
+
+
+async def watch(told: Told, end_s: float) -> None:
+    """Look at the memory of everything that was started here."""
+    me = psutil.Process()
+    while time.monotonic() < end_s:
+        await asyncio.sleep(SAMPLE_S)
+        sizes = []
+        for process in me.children(recursive=True):
+            try:
+                sizes.append(process.memory_full_info().uss)
+            except psutil.Error:
+                continue
+        told.memory_bytes.append((time.monotonic(), sum(sizes)))
+
+
+async def load(url: str, keys: dict[str, str], seconds: float) -> tuple[Told, float]:
+    """Let all clients ask; return what they heard, and when that began to count."""
+    told, begin_s = Told(), time.monotonic()
+    warm_s, end_s = begin_s + seconds * WARM_SHARE, begin_s + seconds
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+        tasks = [
+            client(http, name, keys[name], told, warm_s, end_s)
+            for name, count in CLIENTS.items()
+            for _ in range(count)
+        ]
+        await asyncio.gather(watch(told, end_s), *tasks)
+    return told, warm_s
+
+
+def wait_until_ready(control: Client) -> None:
+    """Wait until the deployment answers."""
+    while (one := control.deployment("tiny")).state is not DeploymentState.ready:
+        if one.state is DeploymentState.failed:
+            raise RuntimeError(one.reason)
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: 20 seconds")
+    parser.add_argument("--seconds", type=float, default=180.0)
+    options = parser.parse_args()
+    seconds = 20.0 if options.quick else options.seconds
+    roster = open_run_folder(f"benchmark {os.getpid()}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_folder(folder / "tiny")
+        pool = LocalPool(roster, folder / "server")
+        try:
+            with pool.start() as control:
+                pool.join(control, "machine", memory="1GiB")
+                pool.wait_until_ready(control, lambda _machines: None)
+                keys = {owner: control.create_key(owner).key for owner in CLIENTS}
+                control.deploy({"name": "tiny", "model": {"path": str(folder / "tiny")}})
+                wait_until_ready(control)
+                told, warm_s = asyncio.run(load(pool.url, keys, seconds))
+        finally:
+            pool.close()
+            close_run_folder(roster)
+    wrong = {what: count for what, count in told.answers.items() if what not in ("200", "429")}
+    few, many = told.tokens["few"], told.tokens["many"]
+    print_figure(
+        "fair_between_keys",
+        ours=few,
+        peer=many,
+        peer_name="tokens of the key with three times as many clients",
+        ratio=min(few, many) / max(few, many, 1) / (1 - FAIR),
+        unit="tokens",
+        answers=dict(told.answers),
+        errors_but_429=sum(wrong.values()),
+        tokens_per_s=round((few + many) / (seconds * (1 - WARM_SHARE)), 1),
+        first_token_p50_s=round(statistics.median(told.first_token_s), 3),
+        clients=sum(CLIENTS.values()),
+        seconds=seconds,
+    )
+    warm = [size for when, size in told.memory_bytes if when > warm_s]
+    third = max(len(warm) // 3, 1)
+    before, after = statistics.median(warm[:third]), statistics.median(warm[-third:])
+    print_figure(
+        "memory_growth",
+        ours=after / 2**20,
+        peer=before / 2**20,
+        peer_name="the same after warming up",
+        ratio=(1 + GROWTH) * before / after,
+        unit="MiB",
+        growth=round(after / before - 1, 4),
+    )
+
+
+if __name__ == "__main__":
+    main()
