@@ -142,6 +142,8 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
 
         house.store.deployments.set_replicas("llama", ReplicasSpec(min=1, max=1))
         await house.until(lambda: "1 were asked for" in reasons(house))
+        # That is told before it is done; what is told of the deployment follows.
+        await house.until(lambda: house.store.deployments.get(record.id).reason != "2 replicas answer")
         # The second has less to lose. What comes now goes to the first, though that has more to do.
         last = wanted(5)
         streams = [*streams, *await house.engine().generate([last])]
