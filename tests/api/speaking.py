@@ -36,6 +36,27 @@ def make_tokenizer(folder: Path, *, with_template: bool = True) -> Path:
     return folder
 
 
+def make_llama(folder: Path, *, window: int, hidden_size: int = 32, num_hidden_layers: int = 2) -> Path:
+    """Write a small Llama with random weights, and its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=304,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=window,
+        initializer_range=0.5,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return make_tokenizer(folder)
+
+
 class Speaker:
     """Says one text to whoever asks, or what a function of the request says."""
 

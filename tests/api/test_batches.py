@@ -13,11 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
 from pyarrow import parquet
 from tests.api.conftest import Plane
-from tests.api.speaking import Encoder, Speaker, make_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.api.speaking import Encoder, Speaker, make_llama
 from typer.testing import CliRunner
 
 from share_compute.batches.parts import Parts
@@ -45,21 +43,7 @@ SAMPLING = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with random weights."""
-    folder = make_tokenizer(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=304,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return make_llama(tmp_path_factory.mktemp("model"), window=64)
 
 
 @pytest.fixture(scope="module")

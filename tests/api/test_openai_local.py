@@ -12,11 +12,10 @@ from typing import Any
 
 import openai
 import pytest
-import torch
 from openai import OpenAI
 from tests.api.conftest import Plane, wait_until
-from tests.api.speaking import make_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tests.api.speaking import make_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute_api.serving.local import LocalEngine
 
@@ -26,21 +25,7 @@ PROMPT = "the quick brown fox"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with random weights."""
-    folder = make_tokenizer(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=304,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.5,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return make_llama(tmp_path_factory.mktemp("model"), window=256)
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 from openai import BadRequestError, OpenAI
-from tests.api.speaking import TEXT, encoded, make_encoder, make_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tests.api.speaking import TEXT, encoded, make_encoder, make_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute.jobs.states import ContributorState
 from share_compute.serving.states import DeploymentState
@@ -27,21 +26,7 @@ TOKENS = 240
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_tokenizer(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=304,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.5,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return make_llama(tmp_path_factory.mktemp("model"), window=512, hidden_size=64, num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")

@@ -128,8 +128,10 @@ class RayEngine:
         return streams
 
     def _refuse_too_many(self, number: int) -> None:
+        if self._takers:
+            return
         waiting = self.demand.waiting
-        if not self._takers and waiting + number > _MOST_WAITING:
+        if waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
                 mend=f"try again in {_RETRY_AFTER_S} s",

@@ -16,6 +16,7 @@ from share_compute_api.batches.attempt import BatchAttempt, DeploymentGone
 from share_compute_api.batches.submission import deployment_of, require_kind
 from share_compute_api.bell import Bell
 from share_compute_api.serving.engine import Engines
+from share_compute_api.supervision.looking import keep_looking
 from share_compute_api.supervision.patience import Patience, patiently
 
 _LOOK_S = 1.0
@@ -53,13 +54,7 @@ class BatchSupervisor:
     async def run(self) -> None:
         """Run batches until cancelled; begins by queueing again what an earlier server left unfinished."""
         try:
-            while True:
-                ticket = self._bell.ticket
-                try:
-                    await self._look()
-                except ShareComputeError as failure:
-                    _log.warning("batches could not be looked at: %s", failure.message)
-                await self._bell.wait(ticket, _LOOK_S)
+            await keep_looking(self._look, "batches", self._bell, _LOOK_S)
         finally:
             tasks = list(self._attempts.values())
             for task in tasks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from share_compute.errors import ShareComputeError
 from share_compute.serving.status import ServingStatus
 from share_compute.store import DeploymentRecord, Store
 from share_compute_api.bell import Bell
@@ -14,6 +13,7 @@ from share_compute_api.schemas import ReplicaCounts
 from share_compute_api.serving.engine import Engines
 from share_compute_api.serving.metering import ServingMetrics
 from share_compute_api.serving.replica import LaunchReplica
+from share_compute_api.supervision.looking import keep_looking
 from share_compute_api.supervision.members import machines_with_members
 from share_compute_api.supervision.serving import Members, Serving
 
@@ -56,13 +56,7 @@ class DeploymentSupervisor:
     async def run(self) -> None:
         """Serve until cancelled; what is served then goes on with the next server."""
         try:
-            while True:
-                ticket = self._bell.ticket
-                try:
-                    await self._look()
-                except ShareComputeError as failure:
-                    _log.warning("deployments could not be looked at: %s", failure.message)
-                await self._bell.wait(ticket, _LOOK_S)
+            await keep_looking(self._look, "deployments", self._bell, _LOOK_S)
         finally:
             tasks = [_end(*each) for each in self._serving.values()]
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,6 +18,7 @@ from share_compute_api.supervision.allotting import Allotted, Allotting, allotme
 from share_compute_api.supervision.coordinators import Launch
 from share_compute_api.supervision.following import Following
 from share_compute_api.supervision.live_topology import live_topology
+from share_compute_api.supervision.looking import keep_looking
 from share_compute_api.supervision.members import machines_with_members
 from share_compute_api.supervision.patience import Patience, patiently
 from share_compute_api.supervision.sequel import Failure, sequel
@@ -87,13 +88,7 @@ class JobSupervisor:
         While the store does not answer, what runs goes on.
         """
         try:
-            while True:
-                ticket = self._bell.ticket
-                try:
-                    await self._look()
-                except ShareComputeError as failure:
-                    _log.warning("jobs could not be looked at: %s", failure.message)
-                await self._bell.wait(ticket, _LOOK_S)
+            await keep_looking(self._look, "jobs", self._bell, _LOOK_S)
         finally:
             tasks = [running.task for running in self._attempts.values()]
             for task in tasks:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from share_compute.batches.inputs import Survey
+from share_compute.durable import sync
 from share_compute.errors import Conflict, VerificationFailed
 
 _MOST_ROWS = 256
@@ -169,16 +169,8 @@ def whole(file: Path) -> Iterator[Path]:
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     try:
         yield partial
-        _sync(partial)
+        sync(partial)
         partial.replace(file)
-        _sync(file.parent)
+        sync(file.parent)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

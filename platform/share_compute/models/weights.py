@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from share_compute.durable import sync
 from share_compute.errors import Unavailable, UserError
 from share_compute.models.checksums import CHECKSUMS, Checksums
 
@@ -255,13 +256,13 @@ class FolderWriter:
             self._join("adapter_model")
             self.write_json(CHECKSUMS, self._checksums.document())
             for path in (*self._staging.iterdir(), self._staging):
-                _sync(path)
+                sync(path)
             old = self.target.with_name(f".{self.target.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             if self.target.exists():
                 self.target.rename(old)
             self._staging.rename(self.target)
-            _sync(self.target.parent)
+            sync(self.target.parent)
             shutil.rmtree(old, ignore_errors=True)
 
         self._guard(publish)
@@ -326,15 +327,6 @@ def copy_into(
         )
     with torch.no_grad():
         rows.copy_(value.reshape(rows.shape))
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or the list of a folder's files, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sweep_partial(parent: Path) -> None:
