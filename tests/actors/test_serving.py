@@ -118,7 +118,11 @@ class Served:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             status = self.status()
-            if status.state is DeploymentState.ready and len(status.pools) == pools:
+            if (
+                status.state is DeploymentState.ready
+                and len(status.pools) == pools
+                and all(pool.process_id is not None for pool in status.pools)  # a pool's first pulse tells it
+            ):
                 return status
             assert time.monotonic() < deadline, status
             self.pull_until(lambda: True)

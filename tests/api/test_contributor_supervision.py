@@ -267,3 +267,27 @@ def test_what_an_earlier_server_knew_is_away_until_it_comes_back(settings: Setti
         supervising.cancel()
 
     run(settings, story)
+
+
+def test_one_that_is_back_at_once_is_measured(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(pool: Pool) -> None:
+        ada = pool.arrive("ada")
+        await pool.machine(ada)
+        pool.alive.clear()
+        set_state, loop = pool.store.contributors.set_state, asyncio.get_running_loop()
+
+        async def come_back() -> None:
+            pool.store.contributors.rejoin(ada)
+            pool.online(ada, "cd")
+
+        def set_state_slowly(*changes: Any) -> ContributorRecord | None:
+            changed = set_state(*changes)
+            asyncio.run_coroutine_threadsafe(come_back(), loop).result()
+            return changed
+
+        monkeypatch.setattr(pool.store.contributors, "set_state", set_state_slowly)
+        await pool.supervisor.look()
+        (await pool.machine(ada, 2)).devices.set_result((CPU,))
+        await pool.until(ada, "ready")
+
+    run(settings, story)

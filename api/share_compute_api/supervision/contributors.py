@@ -110,11 +110,12 @@ class ContributorSupervisor:
         return None
 
     async def _change(self, seen: ContributorRecord, state: ContributorState, reason: str) -> None:
+        forget = self._measurements.forgetting(seen.id)  # it may be back before the store has answered
         try:
             changed = await asyncio.to_thread(self._store.contributors.set_state, seen, state, reason)
         except Conflict as gone:
             _log.info("%s", gone.message)
             return
         if changed is not None:
-            self._measurements.forget(seen.id)
+            forget()
             _log.info("contributor %s is %s: %s", seen.name, state.value, reason)

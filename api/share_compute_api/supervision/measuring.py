@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
+from collections.abc import Callable
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import ContributorState
@@ -66,12 +67,16 @@ class Measurements:
         """Return whether it is measured now, or waits for its turn."""
         return contributor_id in self._tasks
 
-    def forget(self, contributor_id: str) -> None:
-        """Let go of a contributor that is gone."""
-        task = self._tasks.get(contributor_id)
-        if task is not None:
-            task.cancel()
-        self._drop(contributor_id, self._machines.get(contributor_id))
+    def forgetting(self, contributor_id: str) -> Callable[[], None]:
+        """Return what lets go of all that is held of a contributor now; what begins later stays."""
+        task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
+
+        def forget() -> None:
+            if task is not None:
+                task.cancel()
+            self._drop(contributor_id, machine)
+
+        return forget
 
     async def close(self) -> None:
         """End all that is measured."""
