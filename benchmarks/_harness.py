@@ -23,10 +23,11 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from share_compute_actors.machine.launch import RAY_SETTINGS
+
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ["RAY_max_direct_call_object_size"] = str(8 * 2**20)
+os.environ.update(RAY_SETTINGS)
 
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
 from share_compute.models.blueprint import dissect

@@ -45,7 +45,7 @@ class Told:
     """What clients heard."""
 
     tokens: Counter[str] = field(default_factory=Counter)
-    """By key, after warming up."""
+    """By key, of what was answered after warming up and before the end."""
     answers: Counter[str] = field(default_factory=Counter)
     """By status, or by what went wrong."""
     first_token_s: list[float] = field(default_factory=list)
@@ -105,7 +105,8 @@ async def client(
                         told.answers[event["error"]["code"]] += 1
                     tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                 told.answers["200" if tokens == NEW else "incomplete"] += 1
-                if time.monotonic() > warm_s:
+                # Behind the end the key with more clients has more answers on their way.
+                if warm_s < time.monotonic() < end_s:
                     told.tokens[name] += tokens
         except httpx.HTTPError as failure:
             told.answers[type(failure).__name__] += 1

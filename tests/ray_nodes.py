@@ -19,13 +19,13 @@ from share_compute.planning.timings import MachineTimings
 from share_compute.protocol.failures import Failure
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
+from share_compute_actors.machine.launch import RAY_SETTINGS
 
 ENVIRONMENT = {
+    **RAY_SETTINGS,
     "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # other tests would take the cores
-    "RAY_max_direct_call_object_size": str(8 * 2**20),
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",

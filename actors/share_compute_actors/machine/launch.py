@@ -20,6 +20,18 @@ INLINE_LIMIT_BYTES = 8 * 2**20
 """Payloads up to this size travel inside the call itself: one round trip."""
 
 
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_max_direct_call_object_size": str(INLINE_LIMIT_BYTES),
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    # Under `uv run` Ray would start workers in an environment of their own.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Else the head is sent three records of every call, and keeps those of the last 100,000; nothing here asks for them.
+    "RAY_task_events_report_interval_ms": "0",
+}
+"""With these every process of Ray runs, whichever cluster it belongs to."""
+
+
 @dataclass(frozen=True, slots=True)
 class RayNode:
     """A Ray node that we started."""
@@ -40,15 +52,7 @@ def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
         token: the cluster's secret.
         folder: where Ray keeps what it keeps in the temporary folder otherwise.
     """
-    variables = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": token,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_max_direct_call_object_size": str(INLINE_LIMIT_BYTES),
-        "RAY_DISABLE_IMPORT_WARNING": "1",
-        # Under `uv run` Ray would start workers in an environment of their own.
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    }
+    variables = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     if folder is not None:
         variables["RAY_TMPDIR"] = str(folder)
     return variables

@@ -5,6 +5,9 @@ all subsets are searched, as shortest paths over (machines used, last machine, l
 are, and then all orders of the few that promise most. Throughput is the smallest time between tokens that some row
 keeps: a row keeps it if no stage and no link takes longer and a token's way round is not longer either, so the same
 search answers for one bound after the other. Each machine alone is always a candidate.
+
+Where machines are alike, a request takes as long wherever the layers are cut. The most even cut is taken then: it
+leaves most room for caches, and no machine is busier than it must be.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from share_compute.planning.layout import Layout, PoolLayout, solo
 from share_compute.planning.network import Floats
@@ -68,6 +72,8 @@ def search_serving(cost: ServingCost, *, finalists: int = 8, pools: int | None =
             layouts |= set(search(cost, everyone, order, pools))
         found = _ranked(cost, layouts, exact=False)
         layouts |= set(search(cost, _promising(cost, everyone, found), None, pools))
+    if objective == "latency":
+        layouts |= {_cut_evenly(cost, layout) for layout in layouts}
     if pools is not None:
         layouts = {layout for layout in layouts if len(layout.pools) == pools}
     exact = small and (objective == "latency" or cost.workload.first_token_limit_s is None)
@@ -88,10 +94,12 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         found.append(FoundServing(layout, first_s, next_s, cost.tokens_per_s(layout), within, exact=False))
     new = cost.workload.new_tokens
 
-    def rank(one: FoundServing) -> tuple[bool, float, float, Layout]:
+    def rank(one: FoundServing) -> tuple[bool, float, float, float, Layout]:
         request_s = one.first_token_s + new * one.next_token_s
-        worth = -one.tokens_per_s if cost.workload.objective == "throughput" else request_s
-        return not one.within_limits, worth, request_s, one.layout
+        if cost.workload.objective == "throughput":
+            return not one.within_limits, -one.tokens_per_s, request_s, 0.0, one.layout
+        # Sums of the same times in another order differ in their last bits.
+        return not one.within_limits, float(f"{request_s:.9g}"), _longest_s(cost, one.layout), 0.0, one.layout
 
     found.sort(key=rank)
     if exact and found:
@@ -130,7 +138,7 @@ def _fastest(
 ) -> list[Layout]:
     """Find the row with the shortest request."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
-    times = cost.prompt_s + new * cost.token_s(1)
+    times = _request_times(cost)
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
     sums = Sums(
@@ -141,6 +149,40 @@ def _fastest(
     )
     layout = _best(sums, machines, order, pools)
     return [] if layout is None else [layout]
+
+
+def _request_times(cost: ServingCost) -> Floats:
+    """Return what a request of its own takes on each machine up to each layer, ``[machines, layers + 1]`` seconds."""
+    return cost.prompt_s + cost.workload.new_tokens * cost.token_s(1)
+
+
+def _longest_s(cost: ServingCost, layout: Layout) -> float:
+    """Return how long the busiest machine computes for one request."""
+    times = _request_times(cost)
+    return max(float(_differences(times[pool.members[0]])[pool.start, pool.stop]) for pool in layout.pools)
+
+
+def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
+    """Return the same machines in the same order, cut so that the busiest computes as short as possible."""
+    times, num_layers = _request_times(cost), cost.num_layers
+    longest_s = np.full(num_layers + 1, np.inf)
+    """Of the machines so far, by the number of layers that they have."""
+    longest_s[0] = 0.0
+    starts: list[NDArray[np.int64]] = []
+    for machine in layout.machines:
+        stage = np.where(np.tri(num_layers + 1, dtype=bool), np.inf, _stage(cost, times, machine))
+        longest_of = np.maximum(longest_s[:, None], stage)
+        starts.append(longest_of.argmin(0))
+        longest_s = longest_of.min(0)
+    if not math.isfinite(longest_s[-1]):
+        return layout
+    pools: list[PoolLayout] = []
+    stop = num_layers
+    for machine, start_of in zip(reversed(layout.machines), reversed(starts), strict=True):
+        start = int(start_of[stop])
+        pools.append(PoolLayout(start, stop, (machine,), (1,)))
+        stop = start
+    return Layout(tuple(reversed(pools)))
 
 
 def _widest(

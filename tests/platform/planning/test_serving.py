@@ -243,3 +243,17 @@ def test_many_machines_are_searched_in_some_orders() -> None:
     alone = [layout for one in range(60) if cost.fits(layout := solo(one, 12, 1))]
     assert cost.request_s(found[0].layout) <= min(map(cost.request_s, alone), default=math.inf)
     assert search_serving(cost) == found
+
+
+@pytest.mark.parametrize("num_layers", [5, 12])
+def test_alike_machines_get_alike_shares_for_short_requests(num_layers: int) -> None:
+    alike = Topology(tuple(machine(index, 1.0, 1500 * num_layers) for index in range(2)))
+    cost = ServingCost(
+        ModelProfile(layers=(LAYER,) * num_layers), alike, network(2, 0.5, 100.0), TWO.workload
+    )
+    (best, *_) = search_serving(cost)
+    assert best.exact
+    assert sorted(pool.stop - pool.start for pool in best.layout.pools) == [
+        num_layers // 2,
+        num_layers - num_layers // 2,
+    ]
