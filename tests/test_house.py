@@ -82,3 +82,17 @@ def test_examples_say_how_to_run_them(file: Path) -> None:
     assert f"share-compute submit examples/{file.name}" in text
     files = yaml.safe_load(text)["data"].get("files", [])
     assert not any(Path(name).is_absolute() for name in files)
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in MODULES if "share_compute_api" not in file.parts], ids=shown
+)
+def test_nothing_that_machines_do_together_depends_on_their_clocks(file: Path) -> None:
+    """Owners' clocks are wrong. Only the store, which is on one machine, knows what time it is."""
+    calls = {
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    }
+    asks = calls & {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+    assert not asks or file.name == "store.py"

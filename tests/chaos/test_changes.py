@@ -13,10 +13,10 @@ import pytest
 from tests.chaos.test_recovery import job, train
 from tests.ray_nodes import Attempt, processes_on
 
-from share_compute.jobs.events import AttemptEvent, Offer, Reformed
+from share_compute.jobs.events import AttemptEvent, Offer, Planned, Reformed
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
-from share_compute.topology import Topology
+from share_compute.topology import Contributor, Topology
 from share_compute_actors.member.naming import machines_with_members
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -102,6 +102,29 @@ def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline
+
+
+def test_a_machine_that_says_it_is_faster_than_it_is_gets_what_it_can_do(
+    attempt: Attempt, topology: Topology, tmp_path: Path
+) -> None:
+    def measured(machine: Contributor, factor: float) -> Contributor:
+        speed = {"float32": factor * 1e10}
+        return replace(
+            machine, devices=(replace(machine.device, flops_per_s=speed, overhead_s=1e-3 / factor),)
+        )
+
+    def shares(event: Planned | Reformed) -> dict[str, int]:
+        (pool,) = event.plan.pools
+        return {member.contributor_id: len(member.microbatches) for member in pool.members}
+
+    document = job(1, 1, steps=MANY_STEPS, batch_size=1024, validate_every=None, checkpoint_every=None)
+    document["parallelism"] = {"pools": 1, "members_per_pool": 2}
+    honest, liar = topology.contributors[:2]
+    machines = Topology((measured(honest, 1), measured(liar, 3)))
+    _, _, events = train(attempt, tmp_path, document, machines=machines)
+    believed = next(event for event in events if isinstance(event, Planned))
+    assert shares(believed) == {"c0": 2, "c1": 6}
+    assert shares(reformed(events)[0])["c1"] < 6
 
 
 @pytest.mark.thorough
