@@ -26,7 +26,7 @@ RAY_SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     # Under `uv run` Ray would start workers in an environment of their own.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # Else the head is sent three records of every call, and keeps those of the last 100,000; nothing here asks for them.
+    # Else the head gets three records of every call and keeps those of the last 100,000; nothing here asks for them.
     "RAY_task_events_report_interval_ms": "0",
 }
 """With these every process of Ray runs, whichever cluster it belongs to."""

@@ -1,19 +1,20 @@
-"""Replicas of deployments as Ray actors, and the one boundary where Ray's errors over them become ours."""
+"""Replicas of deployments as Ray actors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
+from share_compute.errors import ShareComputeError
 from share_compute.serving.events import SequenceEvent
 from share_compute.serving.options import Generation
 from share_compute.serving.status import ServingStatus
 from share_compute.topology import Topology
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.ray_errors import translated
 
 if TYPE_CHECKING:
     from share_compute_actors.serving.assignment import ServingAssignment
@@ -142,22 +143,6 @@ class RayReplica:
         ray.kill(self._actor)
 
 
-@contextmanager
-def _translated(name: str) -> Iterator[None]:
-    from ray.exceptions import RayActorError, RayError, RayTaskError
-
-    try:
-        yield
-    except RayTaskError as failure:
-        if isinstance(failure.cause, ShareComputeError):
-            raise failure.cause from failure
-        raise Unavailable(
-            f"the server of {name} made a mistake: {type(failure.cause).__name__}: {failure.cause}",
-            mend="look into the server's log",
-        ) from failure
-    except RayActorError as failure:
-        raise ContributorLost(f"the server of {name} died", mend="it is started again") from failure
-    except RayError as failure:
-        raise Unavailable(
-            f"Ray does not answer: {type(failure).__name__}", mend="look into the server's log"
-        ) from failure
+def _translated(name: str) -> AbstractContextManager[None]:
+    log = "look into the server's log"
+    return translated(f"the server of {name}", mistake_mend=log, loss_mend="it is started again")

@@ -1,16 +1,17 @@
-"""Attempts at jobs as Ray actors, and the one boundary where Ray's errors become ours."""
+"""Attempts at jobs as Ray actors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
-from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
+from share_compute.errors import Unavailable
 from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_events
 from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision.ray_errors import first_line, translated
 
 _RETRY_S = 1.0
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class RayAttempt:
                 return attempt_events.validate_json(await self._actor.events.remote(after, timeout_s))
             except ActorUnavailableError as failure:
                 # Not dead, but not to be reached now; whoever waits for this says for how long.
-                _log.info("job %s: %s", self._job_id, _first_line(failure))
+                _log.info("job %s: %s", self._job_id, first_line(failure))
             await asyncio.sleep(_RETRY_S)
 
     async def cancel(self) -> None:
@@ -142,32 +143,7 @@ def _retrieve(end: asyncio.Future[None]) -> None:
         end.exception()
 
 
-@contextmanager
-def _translated(job_id: str) -> Iterator[None]:
-    from ray.exceptions import RayActorError, RayError, RayTaskError
-
-    try:
-        yield
-    except RayTaskError as failure:
-        if isinstance(failure.cause, ShareComputeError):
-            raise failure.cause from failure
-        raise Unavailable(
-            f"the coordinator failed: {_first_line(failure.cause)}",
-            mend="look into the server's log, then resume the job",
-            job=job_id,
-        ) from failure
-    except RayActorError as failure:
-        raise ContributorLost(
-            f"the job's coordinator died: {_first_line(failure)}",
-            mend=f"share-compute resume {job_id}",
-            job=job_id,
-        ) from failure
-    except RayError as failure:
-        raise Unavailable(
-            f"Ray does not answer: {_first_line(failure)}", mend=f"share-compute resume {job_id}", job=job_id
-        ) from failure
-
-
-def _first_line(failure: BaseException) -> str:
-    """Return the part of Ray's error that is for people; the rest is traces and advice to developers."""
-    return next((line.strip() for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
+def _translated(job_id: str) -> AbstractContextManager[None]:
+    resume = f"share-compute resume {job_id}"
+    mend = "look into the server's log, then resume the job"
+    return translated("the job's coordinator", mistake_mend=mend, loss_mend=resume, job=job_id)
