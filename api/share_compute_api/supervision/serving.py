@@ -332,7 +332,7 @@ class Serving:
             return
         is_new = self._told is None or self._told[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
-            await self._move(DeploymentState.loading, reason)  # it was that between two looks
+            await self._move(DeploymentState.loading, _STARTS)  # it was that between two looks
         await self._move(state, reason, plans=plans)
         self._told = state, reason, plans
 
