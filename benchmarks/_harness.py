@@ -27,6 +27,7 @@ from share_compute_actors.machine.launch import RAY_SETTINGS
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # rivals are not niced either
 os.environ.update(RAY_SETTINGS)
 
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted

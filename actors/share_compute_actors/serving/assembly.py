@@ -198,7 +198,7 @@ class Assembly:
         if wanted is not None and not self._planner.is_better(wanted, self.placement, offered):
             wanted = None
         self._target = wanted
-        self._crew.invite(wanted.shards if wanted is not None else {})
+        self._crew.invite(wanted)
         if self.placement is not None:
             return
         if wanted is not None:
@@ -216,7 +216,7 @@ class Assembly:
         self._crew.halt(self.epoch)
         workers = placement.workers
         try:
-            self._crew.load(placement.shards)
+            self._crew.load(placement)
             limits = limits_of(
                 self._planner.spec,
                 placement,

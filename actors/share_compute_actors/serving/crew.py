@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from share_compute.errors import ShareComputeError, as_ours
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
+from share_compute.serving.placement import Placement
 from share_compute.serving.turns import Turn
 from share_compute_actors.coordinator.party import Party
 from share_compute_actors.serving.assignment import ServingAssignment
@@ -90,17 +91,23 @@ class ServingCrew(Party):
             setup, self._server
         )
 
-    def invite(self, shards: Mapping[Worker, Shard]) -> None:
+    def invite(self, placement: Placement | None) -> None:
         """Let machines start that are no members yet, and load what they are to hold; waits for nobody.
 
-        Those that were invited before, and are not among these or are to hold something else, are ended.
+        Those that were invited before, and are not in this placement or are to hold something else, are ended.
         """
+        shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):
             if shards.get(worker) != newcomer.shard:
                 ray.kill(self._newcomers.pop(worker).actor)
         for worker in sorted(shards.keys() - self._newcomers.keys() - self._actors.keys()):
-            actor, shard = self._start(worker), shards[worker]
-            self._newcomers[worker] = _Newcomer(actor, shard, actor.load.remote(self._weights, shard))
+            assert placement is not None
+            actor = self._start(worker)
+            self._newcomers[worker] = _Newcomer(actor, shards[worker], self._load(actor, worker, placement))
+
+    def _load(self, actor: Any, worker: Worker, placement: Placement) -> Any:
+        keeps_plain = placement.rooms[worker].has_room_for_twins
+        return actor.load.remote(self._weights, placement.shards[worker], keeps_plain=keeps_plain)
 
     @property
     def expected(self) -> frozenset[Worker]:
@@ -134,7 +141,7 @@ class ServingCrew(Party):
 
     def dismiss(self) -> None:
         """End all members."""
-        self.invite({})
+        self.invite(None)
         self.remove(tuple(self._actors))
 
     def feel_pulse(self) -> frozenset[Worker]:
@@ -151,8 +158,8 @@ class ServingCrew(Party):
         for actor in self._actors.values():
             actor.halt.remote(epoch)
 
-    def load(self, shards: Mapping[Worker, Shard]) -> None:
-        """Let members hold these shards; what they have of them already they keep.
+    def load(self, placement: Placement) -> None:
+        """Let members hold their shards; what they have of them already they keep.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -161,8 +168,7 @@ class ServingCrew(Party):
         self.pulse.is_patient = True
         try:
             calls = {
-                worker: self._actors[worker].load.remote(self._weights, shard)
-                for worker, shard in shards.items()
+                worker: self._load(self._actors[worker], worker, placement) for worker in placement.workers
             }
             self.held.update(self.gather(calls))
         finally:

@@ -53,7 +53,9 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
     return ServingStage(config, shard, device, dtype, window_tokens=setup.window_tokens, tokenizer=tokenizer)
 
 
-def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
+def fill_shard(
+    setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor], *, keeps_plain: bool
+) -> None:
     """Load what is to be filled, and make the stage ready to compute.
 
     Args:
@@ -61,6 +63,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
         weights: the actor that gives weights.
         stage: newly built.
         missing: what is to be filled, by stored name; empty afterwards.
+        keeps_plain: whether there is room for weights that are held twice.
 
     Raises:
         LibraryLost: who gives the weights died.
@@ -76,7 +79,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
             fill(exact, sources, "exact_weight")
             fill(narrow, sources, "weight", stage.dtype)
         del exact, narrow  # or what is packed would be there twice
-        stage.seal()
+        stage.seal(keeps_plain=keeps_plain)
 
 
 def _tokenizer(weights: Any) -> Path | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,28 +39,37 @@ class ServingMember:
     def __init__(self, setup: ServingSetup, server: Any) -> None:
         self._setup = setup
         self._server = server
-        self._engine = TurnEngine(self._tell)
+        self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
+        self._engine = TurnEngine(self._said.put)
+        threading.Thread(target=self._tell, name="tell", daemon=True).start()
 
-    def _tell(self, message: ToServer) -> None:
-        self._server.hear.remote(self._setup.worker, message)
+    def _tell(self) -> None:
+        """Send what is said to the server, beside computing: a call takes as long as many of a token's operations."""
+        while True:
+            messages = [self._said.get()]
+            with suppress(queue.Empty):
+                while True:
+                    messages.append(self._said.get_nowait())
+            self._server.hear.remote(self._setup.worker, messages)
 
     # -- between epochs ----------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
-    def load(self, weights: Any, shard: Shard) -> Held:
+    def load(self, weights: Any, shard: Shard, *, keeps_plain: bool) -> Held:
         """Hold a shard; what is here of it already stays, all else goes.
 
         Args:
             weights: the actor that gives weights.
             shard: layers of the model.
+            keeps_plain: whether there is room for weights that are held twice, plain and packed.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the model cannot be served, or its weights do not belong to its configuration.
         """
-        return self._engine.order(partial(self._load, weights, shard))
+        return self._engine.order(partial(self._load, weights, shard, keeps_plain))
 
-    def _load(self, weights: Any, shard: Shard) -> Held:
+    def _load(self, weights: Any, shard: Shard, keeps_plain: bool) -> Held:
         engine, loaded_bytes = self._engine, 0
         if engine.stage is not None:
             engine.stage.clear()
@@ -66,8 +77,10 @@ class ServingMember:
             stage, missing = build_shard(self._setup, weights, shard, engine.stage)
             engine.stage = None  # what is not taken over makes room
             loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
-            fill_shard(self._setup, weights, stage, missing)
+            fill_shard(self._setup, weights, stage, missing, keeps_plain=keeps_plain)
             engine.stage = stage
+        elif not keeps_plain:
+            engine.stage.seal(keeps_plain=False)
         trim()  # or the caches of the epoch before would count
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss

@@ -96,9 +96,10 @@ class DeploymentServer:
         return self._desk.pull(after, timeout_s)
 
     @ray.method(concurrency_group="mail")
-    def hear(self, worker: str, message: Any) -> None:
+    def hear(self, worker: str, messages: list[Any]) -> None:
         """Take in what a member says; `Deployment` knows what it means."""
-        self._inbox.put((worker, message))
+        for message in messages:
+            self._inbox.put((worker, message))
 
     @ray.method(concurrency_group="control")
     def offer(self, topology: str) -> None:

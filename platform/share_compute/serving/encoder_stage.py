@@ -14,7 +14,7 @@ from share_compute.models.encoders import Pooling
 from share_compute.models.huggingface_encoder import EncoderShard, encoder_sketch
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.partitioning import Shard
-from share_compute.serving.packing import Packing, can_pack, pack
+from share_compute.serving.packing import can_pack, pack
 from share_compute.serving.ragged import TextAttention, attend_raggedly, attending
 from share_compute.serving.stage import settle_positions
 from share_compute.serving.streamlining import call_directly
@@ -35,7 +35,6 @@ class EncoderStage(TurnStage):
         dtype: of weights and hidden states.
         window_tokens: longest text; models that stretch their positions for long texts stretch them for this length.
         pooling: how vectors are made.
-        packing: what `seal` does to the weights where that makes products faster.
 
     Raises:
         UserError: the configuration makes no encoder.
@@ -52,14 +51,12 @@ class EncoderStage(TurnStage):
         *,
         window_tokens: int,
         pooling: Pooling,
-        packing: Packing = "beside",
     ) -> None:
         self.shard = shard
         self.device = device
         self.dtype = dtype
         self._config = dict(config)
         self._pooling = pooling
-        self._packing = packing if can_pack(dtype, device) else "none"
         # Not in inference mode: whoever fills the tensors need not be in it.
         with torch.no_grad():
             self.parts = EncoderShard(config, shard, device, dtype)
@@ -91,10 +88,11 @@ class EncoderStage(TurnStage):
         return PretrainedWeights(folder, self._config, encoder_sketch(self._config))
 
     @torch.inference_mode()
-    def seal(self) -> None:
-        """Make the filled shard fast; nothing can be filled afterwards."""
+    def seal(self, *, keeps_plain: bool = True) -> None:
+        """Make the filled shard fast; see `TurnStage.seal`."""
         for module in self.parts.modules():
-            pack(module, self._packing)
+            if can_pack(self.dtype, self.device):
+                pack(module, keeps_plain=keeps_plain)
             call_directly(module)
 
     # -- turns ---------------------------------------------------------------------------------------------------

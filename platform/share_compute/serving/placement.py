@@ -40,6 +40,8 @@ class Room:
     """That computing takes beside weights and caches."""
     cache_bytes: int
     """That is left for the caches of sequences, on paper."""
+    has_room_for_twins: bool
+    """Whether weights may be held twice, plain and packed, beside all caches that were planned."""
 
     def beside(self, resident_bytes: int | None) -> int:
         """Return what is left for caches beside a process that takes so much; None where it takes it elsewhere."""
@@ -161,7 +163,8 @@ def _rooms(
     plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
 ) -> dict[Worker, Room]:
     usable = with_nominal_speeds(topology)
-    cost = ServingCost(profile, usable, complete(usable), replace(workload, concurrent=0))
+    asked = ServingCost(profile, usable, complete(usable), workload)
+    cost = replace(asked, workload=replace(workload, concurrent=0))
     place = {machine.id: index for index, machine in enumerate(usable.contributors)}
     rooms = {}
     for number, pool in enumerate(plan.pools):
@@ -169,7 +172,13 @@ def _rooms(
         usable_bytes = int(cost.memory_bytes[place[worker]])
         needed_bytes = int(cost.needed_bytes[pool.start, pool.stop])
         weight_bytes = profile.parameters_of(plan.shard(number)) * BYTES[workload.dtype]
-        rooms[worker] = Room(usable_bytes, needed_bytes - weight_bytes, usable_bytes - needed_bytes)
+        spare_bytes = usable_bytes - int(asked.needed_bytes[pool.start, pool.stop])
+        rooms[worker] = Room(
+            usable_bytes,
+            needed_bytes - weight_bytes,
+            usable_bytes - needed_bytes,
+            has_room_for_twins=spare_bytes >= weight_bytes,
+        )
     return rooms
 
 

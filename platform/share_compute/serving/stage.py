@@ -17,7 +17,7 @@ from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.huggingface import HuggingFaceStage
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.partitioning import Shard
-from share_compute.serving.packing import Packing, can_pack, pack
+from share_compute.serving.packing import can_pack, pack
 from share_compute.serving.ragged import (
     Attention,
     Piece,
@@ -44,7 +44,6 @@ class ServingStage(TurnStage):
         window_tokens: most positions that a sequence will have; None is as many as the configuration says. Models
             that stretch their positions for long texts stretch them for this length from the start.
         tokenizer: folder of the tokenizer, for constrained text; looked at when it is first needed.
-        packing: what `seal` does to the weights where that makes products faster.
 
     Raises:
         UserError: the architecture cannot be cut, or cannot be served.
@@ -61,10 +60,8 @@ class ServingStage(TurnStage):
         *,
         window_tokens: int | None = None,
         tokenizer: Path | None = None,
-        packing: Packing = "beside",
     ) -> None:
         self.shard = shard
-        self._packing = packing if can_pack(dtype, device) else "none"
         self.device = device
         self.dtype = dtype
         self._config = dict(config)
@@ -129,10 +126,11 @@ class ServingStage(TurnStage):
         return PretrainedWeights(folder, self._config)
 
     @torch.inference_mode()
-    def seal(self) -> None:
-        """Make the filled shard fast; nothing can be filled afterwards."""
+    def seal(self, *, keeps_plain: bool = True) -> None:
+        """Make the filled shard fast; see `TurnStage.seal`."""
         fuse_norms(self._model)
-        pack(self._model, self._packing)
+        if can_pack(self.dtype, self.device):
+            pack(self._model, keeps_plain=keeps_plain)
         call_directly(self._model)
 
     # -- turns ---------------------------------------------------------------------------------------------------

@@ -40,8 +40,13 @@ class TurnStage(ABC):
         """
 
     @abstractmethod
-    def seal(self) -> None:
-        """Make the filled shard fast; nothing can be filled afterwards."""
+    def seal(self, *, keeps_plain: bool = True) -> None:
+        """Make the filled shard fast; nothing can be filled afterwards. May be called again, to make it smaller.
+
+        Args:
+            keeps_plain: whether weights that are packed for products of several rows are kept plain too, for those of
+                one row: twice the memory.
+        """
 
     @abstractmethod
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:

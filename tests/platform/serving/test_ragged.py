@@ -105,16 +105,18 @@ def test_a_folder_of_another_size_is_refused(tmp_path: Path) -> None:
         stage.load(tmp_path)
 
 
-@pytest.mark.parametrize("packing", ["beside", "instead", "none"])
-def test_packed_weights_compute_the_same(packing: Any) -> None:
+@pytest.mark.parametrize("keeps_plain", [True, False])
+def test_packed_weights_compute_the_same(keeps_plain: bool) -> None:
     config = {**small_config("llama"), "hidden_size": 64, "intermediate_size": 8192, "vocab_size": 160}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     model.requires_grad_(requires_grad=False).eval()
-    stage = ServingStage(config, Shard("m", 0, 3, LAYERS), CPU, packing=packing)
+    stage = ServingStage(config, Shard("m", 0, 3, LAYERS), CPU)
     fill(stage, model)
+    stage.seal(keeps_plain=keeps_plain)
     packed = [part for part in stage._model.modules() if isinstance(part, PackedLinear)]
-    assert bool(packed) == (packing != "none" and torch.backends.mkldnn.is_available())
+    assert bool(packed) == torch.backends.mkldnn.is_available()
+    assert all((part._weights[0] is not None) == keeps_plain for part in packed)
     serving = Serving([stage])
     for rows in (1, 2, 5):
         chunk = Chunk(rows, 0, rows, tuple(PROMPTS[1][:rows]), samples=True)
