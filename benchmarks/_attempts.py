@@ -18,20 +18,24 @@ Scope = Literal["member", "machine"]
 """What is killed of a machine: the member's process, or all processes, raylet included."""
 
 
+NOMINAL = Device("cpu", "cpu", 4 * 2**30, {"float32": 1e10})
+
+
 class Machines:
     """Raylets by contributor id; those that died are started again when they are asked for.
 
     Args:
         cluster: the `ray.cluster_utils.Cluster`.
+        device: what each says of itself.
     """
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, device: Device = NOMINAL) -> None:
         self._cluster = cluster
+        self._device = device
         self._nodes: dict[str, Any] = {}
 
     def topology(self, count: int) -> Topology:
         """Return this many machines, all alike."""
-        device = Device("cpu", "cpu", 4 * 2**30, {"float32": 1e10})
         found = []
         for place in range(count):
             worker = f"c{place}"
@@ -39,7 +43,9 @@ class Machines:
                 self._nodes[worker] = self._cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
             node = self._nodes[worker]
             found.append(
-                Contributor(worker, f"machine-{place}", (device,), node_id=node.node_id, address="127.0.0.1")
+                Contributor(
+                    worker, f"machine-{place}", (self._device,), node_id=node.node_id, address="127.0.0.1"
+                )
             )
         return Topology(tuple(found))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +26,8 @@ from _attempts import Machines
 from _harness import print_figure, start_cluster
 from _serving import Prompt, Served, make_model, with_threads
 
-from share_compute.topology import Topology
+from share_compute.topology import Device, Topology
+from share_compute_actors.machine.contributor import read_devices
 
 VOCABULARY = 32_000
 WINDOW = 1024
@@ -74,6 +77,14 @@ def ours(served: Served) -> Side:
         return streams.seconds, streams.texts
 
     return run
+
+
+def probed() -> Device:
+    """Return what a contributor with one thread would measure on this machine."""
+    command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cpu"]
+    told = subprocess.run([*command, "--memory-bytes", str(4 * 2**30)], check=True, capture_output=True)
+    (device,) = read_devices(told.stdout.decode())
+    return device
 
 
 def worker(folder: str, end: Connection) -> None:
@@ -189,8 +200,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name) / "model"
         parameters = make_model(folder, **CONFIG)
-        one, two, *pair = Machines(cluster).topology(4).contributors
-        wanted = {"max_concurrent": STREAMS.streams}
+        one, two, *pair = Machines(cluster, probed()).topology(4).contributors
+        wanted = {
+            "max_concurrent": STREAMS.streams,
+            "prompt_tokens": STREAMS.prompt,
+            "new_tokens": STREAMS.new,
+        }
         solo = Served(folder, Topology((one,)), WINDOW, **wanted)
         solo_2 = Served(folder, with_threads(Topology((two,)), 2), WINDOW, **wanted)
         split = Served(
