@@ -685,3 +685,10 @@ def test_many_read_at_the_same_time(served: Plane, says: Says) -> None:
             return await asyncio.gather(*(one() for _ in range(30)))
 
     assert set(asyncio.run(main())) == {ANSWER}
+
+
+def test_events_are_lines_for_all_who_cut_text_into_lines() -> None:
+    data = {"text": "one\x85two\u2028three\u2029four\nfünf"}
+    line, *rest = sse.event(data).decode().splitlines()
+    assert rest == [""]
+    assert json.loads(line.removeprefix("data: ")) == data

@@ -26,12 +26,17 @@ _QUIET_S = 10.0
 _UNREAD_S = 60.0
 """A client that reads nothing for so long is taken for gone."""
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
+"""What is no end of a line in an event, but is for clients that cut text into lines as their language does."""
 _log = logging.getLogger(__name__)
 
 
 def event(data: dict[str, Any]) -> bytes:
     """Return one event."""
-    return f"data: {_ENCODE(data)}\n\n".encode()
+    text = _ENCODE(data)
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
+    return f"data: {text}\n\n".encode()
 
 
 def failed(failure: Exception) -> bytes:
