@@ -182,7 +182,8 @@ class Assembly:
         try:
             wanted = self._planner.answer()
         except PlanInfeasible as lacking:
-            self._lacking = f"{lacking.message}: {lacking.mend}"
+            if not resting or self._lacking is None:  # else it is known what those that rest lack
+                self._lacking = f"{lacking.message}: {lacking.mend}"
             self._aim(None)
         else:
             if wanted is not None:
