@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("shape", SIZES)
+@pytest.mark.parametrize("shape", [pytest.param("deep", marks=pytest.mark.thorough), "one-large-tensor"])
 def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     topology: Topology, tmp_path: Path, shape: str
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster]):
     assert refused.value.mend
 
 
+@pytest.mark.thorough
 def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[Roster]):
     heads = [
         start_head(Settings(data_folder=tmp_path / str(number)), roster, "127.0.0.1")
