@@ -67,9 +67,7 @@ def check(cost: TrainingCost, found: list[Found]) -> None:
             assert min(pool.shares) >= 1
 
 
-@pytest.mark.parametrize(
-    "block", [*range(5), *(pytest.param(block, marks=pytest.mark.thorough) for block in range(5, 11))]
-)
+@pytest.mark.parametrize("block", range(11))
 def test_equal_to_brute_force_over_all_layouts_and_over_one_order(block: int) -> None:
     for seed in range(block * 50, block * 50 + 50):
         cost = small(seed)
