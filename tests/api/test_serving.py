@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,4 +136,44 @@ def test_no_machine_is_held_while_nobody_asks(
         )
         assert answer.choices[0].text == expected
         wait_for(lambda: is_at_zero() and is_free(), "a free machine again")
+        client.undeploy("llama")
+
+
+@pytest.mark.thorough
+def test_replicas_share_what_is_asked_and_one_leaves_without_a_word(
+    server: Any, contributors: Callable[[], Any], folder: Path, expected: str, wait_for: Any
+) -> None:
+    for _ in range(2):
+        contributors()
+    with (
+        server.client() as client,
+        OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=240) as openai,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        client.deploy({"name": "llama", "model": {"path": str(folder)}, "replicas": 2, "max_concurrent": 4})
+
+        def are_ready(number: int) -> bool:
+            counts = client.deployment("llama").replicas
+            return counts is not None and (counts.ready, counts.leaving) == (number, 0)
+
+        def ask(_number: int) -> str:
+            answer = openai.completions.create(
+                model="llama",
+                prompt=PROMPT,
+                max_tokens=TOKENS,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            return answer.choices[0].text
+
+        wait_for(lambda: are_ready(2), "two replicas")
+        assert set(pool.map(ask, range(24))) == {expected}
+        emitted = [status.queue.emitted_tokens for status in client.deployment_status("llama").replicas]
+        assert sum(emitted) == 24 * TOKENS
+        assert min(emitted) > 24 * TOKENS / 4
+        asking = [pool.submit(ask, number) for number in range(24)]
+        client.scale("llama", 1)
+        assert {each.result() for each in asking} == {expected}
+        wait_for(lambda: are_ready(1), "one replica")
+        wait_for(lambda: sum(bool(one.deployment_id) for one in client.contributors()) == 1, "a free machine")
         client.undeploy("llama")
