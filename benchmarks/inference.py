@@ -212,7 +212,7 @@ def main() -> None:
             folder,
             Topology(tuple(pair)),
             WINDOW,
-            objective="throughput",  # for latency any cut is as good as another
+            objective="throughput",
             parallelism={"pools": 2},
             **wanted,
         )

@@ -104,6 +104,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
+@pytest.mark.thorough  # it must compute for a while
 def test_a_machine_that_says_it_is_faster_than_it_is_gets_what_it_can_do(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:

@@ -106,7 +106,7 @@ class ServingCrew(Party):
             self._newcomers[worker] = _Newcomer(actor, shards[worker], self._load(actor, worker, placement))
 
     def _load(self, actor: Any, worker: Worker, placement: Placement) -> Any:
-        keeps_plain = placement.rooms[worker].has_room_for_twins
+        keeps_plain = placement.rooms[worker].holds_weights_twice
         return actor.load.remote(self._weights, placement.shards[worker], keeps_plain=keeps_plain)
 
     @property

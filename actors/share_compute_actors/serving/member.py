@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -28,6 +29,8 @@ from share_compute_actors.serving.loading import build_shard, fill_shard
 from share_compute_actors.serving.messages import Held, Row, ServingSetup, Sign, ToServer
 from share_compute_actors.serving.turns import TurnEngine
 
+_log = logging.getLogger(__name__)
+
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
 class ServingMember:
@@ -45,12 +48,16 @@ class ServingMember:
 
     def _tell(self) -> None:
         """Send what is said to the server, beside computing: a call takes as long as many of a token's operations."""
-        while True:
-            messages = [self._said.get()]
-            with suppress(queue.Empty):
-                while True:
-                    messages.append(self._said.get_nowait())
-            self._server.hear.remote(self._setup.worker, messages)
+        try:
+            while True:
+                messages = [self._said.get()]
+                with suppress(queue.Empty):
+                    while True:
+                        messages.append(self._said.get_nowait())
+                self._server.hear.remote(self._setup.worker, messages)
+        except BaseException:  # noqa: BLE001 - whatever it was, nothing is heard of this member any more
+            _log.exception("%s cannot be heard any more, and ends", self._setup.name)
+            os._exit(1)  # whoever waits for it learns at once that it is gone
 
     # -- between epochs ----------------------------------------------------------------------------------------------
 
@@ -73,14 +80,14 @@ class ServingMember:
         engine, loaded_bytes = self._engine, 0
         if engine.stage is not None:
             engine.stage.clear()
+            if not keeps_plain:  # before anything is loaded: it needs the room
+                engine.stage.seal(keeps_plain=False)
         if engine.stage is None or engine.stage.shard != shard:
             stage, missing = build_shard(self._setup, weights, shard, engine.stage)
             engine.stage = None  # what is not taken over makes room
             loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
             fill_shard(self._setup, weights, stage, missing, keeps_plain=keeps_plain)
             engine.stage = stage
-        elif not keeps_plain:
-            engine.stage.seal(keeps_plain=False)
         trim()  # or the caches of the epoch before would count
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss

@@ -72,9 +72,10 @@ class Measurements:
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:
+            is_the_same = self._tasks.get(contributor_id) is task
             if task is not None:
                 task.cancel()
-            self._drop(contributor_id, machine)
+            self._drop(contributor_id, self._machines.get(contributor_id) if is_the_same else machine)
 
         return forget
 

@@ -6,8 +6,8 @@ are, and then all orders of the few that promise most. Throughput is the smalles
 keeps: a row keeps it if no stage and no link takes longer and a token's way round is not longer either, so the same
 search answers for one bound after the other. Each machine alone is always a candidate.
 
-Where machines are alike, a request takes as long wherever the layers are cut. The most even cut is taken then: it
-leaves most room for caches, and no machine is busier than it must be.
+Where all machines of a row measure the same, a request takes as long wherever the layers are cut. The most even cut is
+taken then: no machine is busier than it must be.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def search_serving(cost: ServingCost, *, finalists: int = 8, pools: int | None =
         found = _ranked(cost, layouts, exact=False)
         layouts |= set(search(cost, _promising(cost, everyone, found), None, pools))
     if objective == "latency":
-        layouts |= {_cut_evenly(cost, layout) for layout in layouts}
+        times = _request_times(cost)
+        layouts |= {_cut_evenly(cost, times, layout) for layout in layouts if len(layout.pools) > 1}
     if pools is not None:
         layouts = {layout for layout in layouts if len(layout.pools) == pools}
     exact = small and (objective == "latency" or cost.workload.first_token_limit_s is None)
@@ -92,14 +93,20 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
             limit is None or time <= limit for time, limit in zip((first_s, next_s), limits, strict=True)
         )
         found.append(FoundServing(layout, first_s, next_s, cost.tokens_per_s(layout), within, exact=False))
-    new = cost.workload.new_tokens
+    new, times = cost.workload.new_tokens, _request_times(cost)
 
     def rank(one: FoundServing) -> tuple[bool, float, float, float, Layout]:
         request_s = one.first_token_s + new * one.next_token_s
         if cost.workload.objective == "throughput":
             return not one.within_limits, -one.tokens_per_s, request_s, 0.0, one.layout
         # Sums of the same times in another order differ in their last bits.
-        return not one.within_limits, float(f"{request_s:.9g}"), _longest_s(cost, one.layout), 0.0, one.layout
+        return (
+            not one.within_limits,
+            float(f"{request_s:.12g}"),
+            _longest_s(times, one.layout),
+            0.0,
+            one.layout,
+        )
 
     found.sort(key=rank)
     if exact and found:
@@ -156,15 +163,16 @@ def _request_times(cost: ServingCost) -> Floats:
     return cost.prompt_s + cost.workload.new_tokens * cost.token_s(1)
 
 
-def _longest_s(cost: ServingCost, layout: Layout) -> float:
+def _longest_s(times: Floats, layout: Layout) -> float:
     """Return how long the busiest machine computes for one request."""
-    times = _request_times(cost)
-    return max(float(_differences(times[pool.members[0]])[pool.start, pool.stop]) for pool in layout.pools)
+    return max(
+        float(times[pool.members[0], pool.stop] - times[pool.members[0], pool.start]) for pool in layout.pools
+    )
 
 
-def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
+def _cut_evenly(cost: ServingCost, times: Floats, layout: Layout) -> Layout:
     """Return the same machines in the same order, cut so that the busiest computes as short as possible."""
-    times, num_layers = _request_times(cost), cost.num_layers
+    num_layers = cost.num_layers
     longest_s = np.full(num_layers + 1, np.inf)
     """Of the machines so far, by the number of layers that they have."""
     longest_s[0] = 0.0

@@ -27,19 +27,17 @@ class PackedLinear(nn.Module):
     Args:
         layer: to do what it does.
         plain: its weights, in any order, for products of few rows; None where only packed ones are kept.
+        is_shared: whether others use the layer's own weights too, so that they stay in any case.
     """
 
-    def __init__(self, layer: nn.Linear, plain: Tensor | None) -> None:
+    def __init__(self, layer: nn.Linear, plain: Tensor | None, *, is_shared: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
+        self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
         # One plain attribute: a module looks slowly for its parameters, and this is asked for a hundred times a token.
-        self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (
-            plain,
-            packed,
-            layer.bias,
-        )
+        self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
 
@@ -49,10 +47,13 @@ class PackedLinear(nn.Module):
         plain, packed, _ = self._weights
         return packed.to_dense() if plain is None else plain
 
-    def drop_plain(self) -> None:
-        """Keep packed weights alone."""
+    def smaller(self) -> nn.Module:
+        """Return a layer that does the same and holds its weights once."""
+        if self._shared is not None:
+            return self._shared[0]
         _, packed, bias = self._weights
         self._weights, self._few = (None, packed, bias), -1
+        return self
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply ``[..., in]``; return ``[..., out]``."""
@@ -93,20 +94,30 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    for part in list(module.modules()):
-        for name, child in list(part.named_children()):
-            if isinstance(child, PackedLinear):
-                if not keeps_plain:
-                    child.drop_plain()
-                continue
-            if type(child) is not nn.Linear:
-                continue
-            weight, is_shared = child.weight.detach(), uses[id(child.weight)] > 1
-            if weight.numel() < _SMALL and weight.itemsize > 2:
-                continue
-            if keeps_plain and weight.dtype != torch.bfloat16:
-                is_tall = child.out_features > child.in_features and weight.dtype == torch.float32
-                plain = weight.t().contiguous().t() if is_tall and not is_shared else weight
-                setattr(part, name, PackedLinear(child, plain))
-            elif keeps_plain or not is_shared:
-                setattr(part, name, PackedLinear(child, None))
+    # Names, not layers: who is packed must be free before the next one is.
+    places = [
+        (part, name) for part in module.modules() for name, child in part.named_children() if _may_pack(child)
+    ]
+    for part, name in places:
+        layer = getattr(part, name)
+        if not isinstance(layer, PackedLinear):
+            layer = _packed(layer, keeps_plain=keeps_plain, is_shared=uses[id(layer.weight)] > 1)
+        setattr(part, name, layer if keeps_plain or not isinstance(layer, PackedLinear) else layer.smaller())
+        del layer
+
+
+def _may_pack(layer: nn.Module) -> bool:
+    if isinstance(layer, PackedLinear):
+        return True
+    return type(layer) is nn.Linear and (layer.weight.numel() >= _SMALL or layer.weight.itemsize <= 2)
+
+
+def _packed(layer: nn.Linear, *, keeps_plain: bool, is_shared: bool) -> nn.Module:
+    if not keeps_plain:
+        return layer if is_shared else PackedLinear(layer, None)
+    weight = layer.weight.detach()
+    if weight.dtype == torch.bfloat16:
+        return PackedLinear(layer, None, is_shared=is_shared)
+    is_tall = layer.out_features > layer.in_features and weight.dtype == torch.float32
+    plain = weight.t().contiguous().t() if is_tall and not is_shared else weight
+    return PackedLinear(layer, plain, is_shared=is_shared)

@@ -24,6 +24,8 @@ from share_compute.topology import Topology
 _MOST_TURN_TOKENS = 512
 """Positions that one turn computes: more would make those who decode wait for long."""
 _LEAST_TURN_TOKENS = 16
+_PROCESS_BYTES = 480 * 2**20
+"""What a member's process takes beside its shard."""
 _MOST_QUEUED = 512
 """Sequences that wait to be begun."""
 _MOST_QUEUED_TEXTS = 8192
@@ -40,8 +42,8 @@ class Room:
     """That computing takes beside weights and caches."""
     cache_bytes: int
     """That is left for the caches of sequences, on paper."""
-    has_room_for_twins: bool
-    """Whether weights may be held twice, plain and packed, beside all caches that were planned."""
+    holds_weights_twice: bool
+    """Whether there is room for weights plain and packed, beside the process and all caches that were planned."""
 
     def beside(self, resident_bytes: int | None) -> int:
         """Return what is left for caches beside a process that takes so much; None where it takes it elsewhere."""
@@ -177,7 +179,7 @@ def _rooms(
             usable_bytes,
             needed_bytes - weight_bytes,
             usable_bytes - needed_bytes,
-            has_room_for_twins=spare_bytes >= weight_bytes,
+            holds_weights_twice=spare_bytes >= weight_bytes + _PROCESS_BYTES,
         )
     return rooms
 

@@ -61,12 +61,13 @@ def model_of(model_type: str) -> Any:
     return own.requires_grad_(requires_grad=False).eval()
 
 
-def fill(stage: ServingStage, model: Any) -> None:
+def fill(stage: ServingStage, model: Any, *keeps_plain: bool) -> None:
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in stage.tensors().items():
             tensor.copy_(state[name])
-    stage.seal()
+    for keeps in keeps_plain or (True,):
+        stage.seal(keeps_plain=keeps)
 
 
 def stages_of(model_type: str, cuts: Sequence[tuple[int, int]], **options: Any) -> list[ServingStage]:

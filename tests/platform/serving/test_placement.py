@@ -24,9 +24,10 @@ CACHE_BYTES = 4 * LAYERS * 64 * 640 * 16
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_weights_are_held_twice_only_beside_all_caches(copies: int) -> None:
-    lent = int((copies * WEIGHT_BYTES + CACHE_BYTES + MIB) / 0.9)
+    process_bytes = (copies - 1) * 480 * MIB
+    lent = int((copies * WEIGHT_BYTES + process_bytes + CACHE_BYTES + MIB) / 0.9)
     machine = Contributor("c0", "ada", (Device("cpu", "cpu", lent, {"float32": 1e10}),), 1, "ab", "192.0.2.7")
     spec = ServeJob.model_validate({"name": "llama", "model": {"path": "/models/llama"}})
     placement = place(spec, Topology((machine,)), PROFILE, window_tokens=1024, epoch=1, pools=None)
     assert placement.concurrent == 16
-    assert placement.rooms["c0"].has_room_for_twins == (copies == 2)
+    assert placement.rooms["c0"].holds_weights_twice == (copies == 2)

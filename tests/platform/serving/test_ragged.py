@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from tests.platform.serving.stages import (
     small_config,
     stages_of,
 )
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.errors import UserError
 from share_compute.planning.partitioning import Shard
-from share_compute.serving.packing import PackedLinear
+from share_compute.serving.packing import PackedLinear, pack
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turns import Chunk
 
@@ -105,24 +107,54 @@ def test_a_folder_of_another_size_is_refused(tmp_path: Path) -> None:
         stage.load(tmp_path)
 
 
-@pytest.mark.parametrize("keeps_plain", [True, False])
-def test_packed_weights_compute_the_same(keeps_plain: bool) -> None:
-    config = {**small_config("llama"), "hidden_size": 64, "intermediate_size": 8192, "vocab_size": 160}
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "sealed", [(True,), (False,), (True, False)], ids=["twice", "once", "once after all"]
+)
+def test_packed_weights_compute_the_same(tied: bool, sealed: tuple[bool, ...]) -> None:
+    config = {
+        **small_config("llama"),
+        "hidden_size": 64,
+        "intermediate_size": 8192,
+        "vocab_size": 8192,
+        "tie_word_embeddings": tied,
+    }
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     model.requires_grad_(requires_grad=False).eval()
     stage = ServingStage(config, Shard("m", 0, 3, LAYERS), CPU)
-    fill(stage, model)
-    stage.seal(keeps_plain=keeps_plain)
+    fill(stage, model, *sealed)
     packed = [part for part in stage._model.modules() if isinstance(part, PackedLinear)]
     assert bool(packed) == torch.backends.mkldnn.is_available()
-    assert all((part._weights[0] is not None) == keeps_plain for part in packed)
+    assert all((part._weights[0] is not None) == sealed[-1] for part in packed)
+    if packed:
+        # What an embedding holds anyway is not packed where it would be there twice.
+        assert isinstance(stage._model.lm_head, PackedLinear) == (sealed[-1] or not tied)
     serving = Serving([stage])
     for rows in (1, 2, 5):
         chunk = Chunk(rows, 0, rows, tuple(PROMPTS[1][:rows]), samples=True)
         (one,) = serving.turn(chunk, opens=[opening(rows, PROMPTS[1], logprobs=1)])
         expected = model(torch.tensor([PROMPTS[1][:rows]])).logits[0, -1].log_softmax(-1)
         assert one.top[0][1] == pytest.approx(float(expected.max()), abs=1e-4)
+
+
+@pytest.mark.parametrize("keeps_plain", [True, False])
+def test_weights_are_packed_one_layer_after_the_other(
+    keeps_plain: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+    own = [weakref.ref(layer) for layer in layers]
+    alive: list[int] = []
+    build = PackedLinear.__init__
+
+    def counting(self: PackedLinear, *arguments: Any, **options: Any) -> None:
+        alive.append(sum(layer() is not None for layer in own))
+        build(self, *arguments, **options)
+
+    monkeypatch.setattr(PackedLinear, "__init__", counting)
+    pack(layers, keeps_plain=keeps_plain)
+    assert alive == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("window", [64, 96])
