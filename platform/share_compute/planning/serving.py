@@ -73,8 +73,7 @@ def search_serving(cost: ServingCost, *, finalists: int = 8, pools: int | None =
         found = _ranked(cost, layouts, exact=False)
         layouts |= set(search(cost, _promising(cost, everyone, found), None, pools))
     if objective == "latency":
-        times = _request_times(cost)
-        layouts |= {_cut_evenly(cost, times, layout) for layout in layouts if len(layout.pools) > 1}
+        layouts |= {_cut_evenly(cost, layout) for layout in layouts if len(layout.pools) > 1}
     if pools is not None:
         layouts = {layout for layout in layouts if len(layout.pools) == pools}
     exact = small and (objective == "latency" or cost.workload.first_token_limit_s is None)
@@ -93,20 +92,14 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
             limit is None or time <= limit for time, limit in zip((first_s, next_s), limits, strict=True)
         )
         found.append(FoundServing(layout, first_s, next_s, cost.tokens_per_s(layout), within, exact=False))
-    new, times = cost.workload.new_tokens, _request_times(cost)
+    new = cost.workload.new_tokens
 
-    def rank(one: FoundServing) -> tuple[bool, float, float, float, Layout]:
+    def rank(one: FoundServing) -> tuple[bool, float, float, Layout]:
         request_s = one.first_token_s + new * one.next_token_s
         if cost.workload.objective == "throughput":
-            return not one.within_limits, -one.tokens_per_s, request_s, 0.0, one.layout
+            return not one.within_limits, -one.tokens_per_s, request_s, one.layout
         # Sums of the same times in another order differ in their last bits.
-        return (
-            not one.within_limits,
-            float(f"{request_s:.12g}"),
-            _longest_s(times, one.layout),
-            0.0,
-            one.layout,
-        )
+        return not one.within_limits, float(f"{request_s:.12g}"), _longest_s(cost, one.layout), one.layout
 
     found.sort(key=rank)
     if exact and found:
@@ -145,11 +138,10 @@ def _fastest(
 ) -> list[Layout]:
     """Find the row with the shortest request."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
-    times = _request_times(cost)
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
     sums = Sums(
-        stage=lambda machine: _stage(cost, times, machine),
+        stage=lambda machine: _stage(cost, cost.request_parts_s, machine),
         hop=(1 + new) * latency[:, :, None] + _carried(size, rate),
         back=new * (latency + _carried(np.array([TOKEN_ID_BYTES]), rate)[:, :, 0]),
         region=cost.network.region,
@@ -158,19 +150,15 @@ def _fastest(
     return [] if layout is None else [layout]
 
 
-def _request_times(cost: ServingCost) -> Floats:
-    """Return what a request of its own takes on each machine up to each layer, ``[machines, layers + 1]`` seconds."""
-    return cost.prompt_s + cost.workload.new_tokens * cost.token_s(1)
-
-
-def _longest_s(times: Floats, layout: Layout) -> float:
+def _longest_s(cost: ServingCost, layout: Layout) -> float:
     """Return how long the busiest machine computes for one request."""
+    times = cost.request_parts_s
     return max(
         float(times[pool.members[0], pool.stop] - times[pool.members[0], pool.start]) for pool in layout.pools
     )
 
 
-def _cut_evenly(cost: ServingCost, times: Floats, layout: Layout) -> Layout:
+def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
     """Return the same machines in the same order, cut so that the busiest computes as short as possible."""
     num_layers = cost.num_layers
     longest_s = np.full(num_layers + 1, np.inf)
@@ -178,7 +166,9 @@ def _cut_evenly(cost: ServingCost, times: Floats, layout: Layout) -> Layout:
     longest_s[0] = 0.0
     starts: list[NDArray[np.int64]] = []
     for machine in layout.machines:
-        stage = np.where(np.tri(num_layers + 1, dtype=bool), np.inf, _stage(cost, times, machine))
+        stage = np.where(
+            np.tri(num_layers + 1, dtype=bool), np.inf, _stage(cost, cost.request_parts_s, machine)
+        )
         longest_of = np.maximum(longest_s[:, None], stage)
         starts.append(longest_of.argmin(0))
         longest_s = longest_of.min(0)

@@ -75,6 +75,11 @@ class ServingCost(CostTables):
         return needed
 
     @cached_property
+    def request_parts_s(self) -> Floats:
+        """Time of the first l layers for one request of its own, ``[machines, layers + 1]``; infinite without speed."""
+        return self.prompt_s + self.workload.new_tokens * self.token_s(1)
+
+    @cached_property
     def prompt_s(self) -> Floats:
         """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without speed."""
         return self.corrected_s(self._prompt_estimates, self.timed("forward"))

@@ -102,7 +102,9 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
         layer = getattr(part, name)
         if not isinstance(layer, PackedLinear):
             layer = _packed(layer, keeps_plain=keeps_plain, is_shared=uses[id(layer.weight)] > 1)
-        setattr(part, name, layer if keeps_plain or not isinstance(layer, PackedLinear) else layer.smaller())
+        elif not keeps_plain:
+            layer = layer.smaller()
+        setattr(part, name, layer)
         del layer
 
 
