@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
 from share_compute.topology import Device, Link
+from share_compute_api.supervision.ray_errors import first_line
 
 
 class Machine(Protocol):
@@ -104,7 +105,8 @@ def _translated(contributor_id: str) -> Iterator[None]:
                 mend="run share-compute doctor there",
                 machine=contributor_id,
             ) from failure
-        first = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
         raise ContributorLost(
-            f"it was lost while it was measured: {first}", mend="let it join again", machine=contributor_id
+            f"it was lost while it was measured: {first_line(failure)}",
+            mend="let it join again",
+            machine=contributor_id,
         ) from failure
