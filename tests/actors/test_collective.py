@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -139,13 +139,33 @@ class Worker:
         tree = SummationTree((1,) * self.world)
         held = [(Node(rank, rank + 1),) for rank in range(self.world)]
         tensor = torch.ones(length)
+
+        def work() -> None:
+            wait = (
+                self.group.start_tree_sum([tensor], held, tree)
+                if by_tree
+                else self.group.start_allreduce(tensor)
+            )
+            wait()
+
+        return self._for_ever(work)
+
+    def pass_on_for_ever(self, length: int, *, to_all: bool) -> float:
+        """Do the same with what the last rank has: one message, from it to the first or to everybody."""
+        from ray.util import collective
+
+        tensor, last, name = torch.ones(length), self.world - 1, self.group.group_name
+        if to_all:
+            return self._for_ever(lambda: collective.broadcast(tensor, last, name))
+        if self.rank == last:
+            return self._for_ever(lambda: collective.send(tensor, 0, name))
+        return self._for_ever(lambda: collective.recv(tensor, last, name))
+
+    def _for_ever(self, work: Callable[[], None]) -> float:
         while True:
             self.since = time.perf_counter()
             try:
-                if by_tree:
-                    self.group.start_tree_sum([tensor], held, tree)()
-                else:
-                    self.group.start_allreduce(tensor)()
+                work()
             except ContributorLost:
                 return time.perf_counter() - self.since
             self.count()
@@ -318,6 +338,24 @@ def test_waiting_for_a_silent_member_can_be_ended(mortals: Crew, *, by_tree: boo
     assert max(ray.get(running[:2], timeout=20)) < SOON_S
     assert mortals.join("job/1/1/0", 2) < SOON_S
     assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_message_that_is_half_through_keeps_nobody(mortals: Crew, *, dies: bool, to_all: bool) -> None:
+    """Gloo forgets who waits for one: it must be ended from outside, and the group be left without gloo."""
+    mortals.join("job/1/0/0", 2)
+    running = [worker.pass_on_for_ever.remote(2**26, to_all=to_all) for worker in mortals.workers[:2]]
+    ray.get(mortals.workers[0].until.remote(1))
+    os.kill(mortals.process_ids[1], signal.SIGKILL if dies else signal.SIGSTOP)
+    if not dies:
+        assert ray.get(mortals.workers[0].abort.remote("job/1/0/0"))
+        assert ray.get(running[0], timeout=20) < SOON_S
+    ray.get(running[0], timeout=20)
+    start = time.perf_counter()
+    ray.get(mortals.workers[0].leave.remote("job/1/0/0"), timeout=20)
+    assert time.perf_counter() - start < SOON_S
 
 
 @pytest.mark.chaos

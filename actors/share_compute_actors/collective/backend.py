@@ -9,8 +9,9 @@ A group that lost a member is over: `EpochGroup.abort` ends what still waits in 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,7 @@ from share_compute_actors.collective.algorithms import (
     start_sharded,
     start_tree,
 )
+from share_compute_actors.collective.errands import Errands
 from share_compute_actors.collective.expression import expression, is_one_addition
 from share_compute_actors.collective.sockets import GroupSockets, listening_ports
 from share_compute_actors.messages import Rendezvous
@@ -61,6 +63,10 @@ _endings: dict[str, Callable[[], None]] = {}
 """What ends the waiting in each group that this process forms or has."""
 _forming = threading.Lock()
 """Held while connections of a group are told from those of another."""
+_LOOK_S = 0.1
+"""How long something waits without a look whether its connections still stand."""
+_LEAVE_S = 0.25
+"""How long what was ended may take to end."""
 
 
 class Meeting:
@@ -103,8 +109,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         else:
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
         self._links = Links(self._group, rank, world_size)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="sums")
+        self._errands = Errands("sums")
         """Sums over links advance here, one after the other, while the caller computes."""
+        self._works: list[Any] = []
+        """What gloo's own threads may be at."""
 
     @classmethod
     def backend(cls) -> str:
@@ -150,7 +158,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         if is_one_addition(tree, held):
             if out is not parts[0]:
                 out.copy_(parts[0])
-            return self._start_native(out, RayReduceOp.SUM)
+            return self._start_native(lambda: self._open.allreduce([out], _reduction(RayReduceOp.SUM)))
         counts = [len(nodes) for nodes in held]
         if self._device.type == "cuda":
             self._guard(lambda: packed(self._open, parts, counts, combine, out))
@@ -183,25 +191,39 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             few = _TREE_BYTES.get(self._links.size, _TREE_BYTES_OF_MANY)
             algorithm = "tree" if tensor.nbytes <= few else "ring"
         if algorithm == "ring" or self._device.type == "cuda":
-            return self._start_native(tensor, operation)
+            return self._start_native(lambda: self._open.allreduce([tensor], _reduction(operation)))
         flat = tensor.view(-1)
         if algorithm == "tree":
             return self._begin(start_tree(self._links, flat, _OPERATORS[operation]))
         counts = [1] * self._links.size
         return self._begin(start_sharded(self._links, [flat], counts, fold(_OPERATORS[operation]), flat))
 
-    def _start_native(self, tensor: Tensor, operation: Any) -> Callable[[], None]:
-        options = dist.AllreduceOptions()
-        options.reduceOp = _OPERATIONS[operation]
-        work = self._guard(lambda: self._open.allreduce([tensor], options))
-        return lambda: self._guard(work.wait)
-
     def _begin(self, run: Callable[[], None]) -> Callable[[], None]:
-        result = self._guard(lambda: self._worker.submit(run)).result
-        return lambda: self._guard(result)
+        errand = self._guard(lambda: self._errands.submit(run))
+        return lambda: self._guard(lambda: self._finish(errand.result, errand.done))
 
-    def _run(self, start: Callable[[], Any]) -> None:
-        self._guard(lambda: start().wait())
+    def _start_native(self, start: Callable[[], Any]) -> Callable[[], None]:
+        work = self._guard(start)
+        if self._device.type == "cuda":
+            return lambda: self._guard(work.wait)
+        self._works = [each for each in self._works if not each.is_completed()] + [work]
+        return lambda: self._guard(
+            lambda: self._finish(lambda look_s: work.wait(timedelta(seconds=look_s)), work.is_completed)
+        )
+
+    def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
+        """Wait until something is done, or can no longer be."""
+        while True:
+            is_over = self._sockets.is_broken
+            try:
+                wait(_LOOK_S)
+            except (RuntimeError, TimeoutError) as failure:
+                if is_done():
+                    raise
+                if is_over:
+                    raise RuntimeError("the connection to a member broke") from failure
+            else:
+                return
 
     @property
     def _open(self) -> Any:
@@ -215,6 +237,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         except (RuntimeError, dist.DistError, CancelledError) as failure:
             what = "was ended" if self._sockets.is_shut else f"failed: {str(failure).splitlines()[0]}"
             self.abort()  # others may wait for this member, which will send them nothing more
+            self._sockets.until_closed()
             raise ContributorLost(
                 f"a collective operation of {self._name} {what}",
                 mend="form the group of the next epoch, without the member that was lost",
@@ -228,20 +251,20 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def barrier(self, barrier_options: Any = None) -> None:  # noqa: ARG002 - Ray's interface
         """Wait for all members."""
-        self._run(lambda: self._open.barrier(dist.BarrierOptions()))
+        self._start_native(lambda: self._open.barrier(dist.BarrierOptions()))()
 
     def reduce(self, tensor: list[Tensor], reduce_options: Any = None) -> None:
         """Reduce to the root."""
         options = dist.ReduceOptions()
         options.reduceOp = _OPERATIONS[_operation(reduce_options)]
         options.rootRank = reduce_options.root_rank
-        self._run(lambda: self._open.reduce(tensor, options))
+        self._start_native(lambda: self._open.reduce(tensor, options))()
 
     def broadcast(self, tensor: list[Tensor], broadcast_options: Any = None) -> None:
         """Copy the root's tensor to all members."""
         options = dist.BroadcastOptions()
         options.rootRank = broadcast_options.root_rank
-        self._run(lambda: self._open.broadcast(tensor, options))
+        self._start_native(lambda: self._open.broadcast(tensor, options))()
 
     def allgather(
         self,
@@ -250,7 +273,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         allgather_options: Any = None,  # noqa: ARG002 - Ray's interface
     ) -> None:
         """Gather everybody's tensor at everybody."""
-        self._run(lambda: self._open.allgather(tensor_list, tensor))
+        self._start_native(lambda: self._open.allgather(tensor_list, tensor))()
 
     def reducescatter(
         self, tensor: list[Tensor], tensor_list: list[list[Tensor]], reducescatter_options: Any = None
@@ -258,27 +281,49 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Reduce, and leave each member its own part."""
         options = dist.ReduceScatterOptions()
         options.reduceOp = _OPERATIONS[_operation(reducescatter_options)]
-        self._run(lambda: self._open.reduce_scatter(tensor, tensor_list, options))
+        self._start_native(lambda: self._open.reduce_scatter(tensor, tensor_list, options))()
 
     def send(self, tensor: list[Tensor], send_options: Any) -> None:
         """Send to one member."""
-        self._run(lambda: self._open.send(tensor, send_options.dst_rank, 0))
+        self._begin(lambda: self._open.send(tensor, send_options.dst_rank, 0).wait())()
 
     def recv(self, tensor: list[Tensor], recv_options: Any) -> None:
         """Receive from one member."""
-        self._run(lambda: self._open.recv(tensor, recv_options.src_rank, 0))
+        self._begin(lambda: self._open.recv(tensor, recv_options.src_rank, 0).wait())()
 
     def destroy_group(self) -> None:
         """Leave; what the others still wait for here fails."""
         _endings.pop(self._name, None)
         self._sockets.shut()
-        self._worker.shutdown(cancel_futures=True)
-        self._group = None
+        self._errands.end()
+        group, self._group = self._group, None
         self._links.leave()
+        works, self._works = self._works, []
+
+        def is_idle() -> bool:
+            return self._errands.has_ended and all(work.is_completed() for work in works)
+
+        until_s = time.monotonic() + _LEAVE_S
+        while not is_idle() and time.monotonic() < until_s:
+            time.sleep(0.001)
+        if not is_idle():
+            threading.Thread(target=_keep, args=(group, is_idle), name="keeps", daemon=True).start()
+
+
+def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - it is what is kept
+    """Hold a group until its deadline: gloo's end of it waits for its threads, and holds up all of ours meanwhile."""
+    while not is_idle():
+        time.sleep(1.0)
 
 
 def _nothing() -> None:
     """Wait for what the device does in its own order."""
+
+
+def _reduction(operation: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = _OPERATIONS[operation]
+    return options
 
 
 def _operation(options: Any) -> Any:
@@ -303,6 +348,7 @@ def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sock
         if other != rank
         for port in store.get(f"ports/{other}").split()
     }
+    sockets.forget()  # the store's: nothing waits for it any more
     sockets.adopt(own, others)
     return group
 
