@@ -214,13 +214,13 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
         """Wait until something is done, or can no longer be."""
         while True:
-            is_over = self._sockets.is_broken
+            is_settled, is_over = is_done(), self._sockets.is_broken
             try:
                 wait(_LOOK_S)
             except (RuntimeError, TimeoutError) as failure:
-                if is_done():
+                if is_settled:
                     raise
-                if is_over:
+                if is_over and not is_done():
                     raise RuntimeError("the connection to a member broke") from failure
             else:
                 return
