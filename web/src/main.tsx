@@ -7,6 +7,7 @@ import { createRoot } from "react-dom/client";
 
 import { ApiProblem } from "./api/problem";
 import { adoptKeyFromAddress } from "./api/session";
+import { startWords } from "./i18n";
 import { router } from "./router";
 import "./styles.css";
 import { theme, variables } from "./theme";
@@ -30,6 +31,8 @@ const queries = new QueryClient({
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? "";
 // What keeps the page behind a dialog from scrolling adds a style of its own.
 setNonce(nonce);
+
+await startWords();
 
 createRoot(document.getElementById("root")!).render(
   <StrictMode>

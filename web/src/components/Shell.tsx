@@ -2,9 +2,11 @@
 import { ActionIcon, AppShell, Burger, Group, Text, UnstyledButton, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { Link, Outlet } from "@tanstack/react-router";
+import { useTranslation } from "react-i18next";
 
 import { signOut, useKey } from "../api/session";
 import { useLiveRefresh } from "../api/useLiveRefresh";
+import { choose, LANGUAGES, type Language } from "../i18n";
 import { SignIn } from "../pages/SignIn";
 import { LiveMark } from "./LiveMark";
 import classes from "./Shell.module.css";
@@ -23,21 +25,22 @@ export function Shell() {
 function Frame() {
   const live = useLiveRefresh();
   const [isOpen, menu] = useDisclosure(false);
+  const { t } = useTranslation();
   return (
     <AppShell header={{ height: 56 }} padding="md">
       <a className="skip" href="#content" onClick={focusContent}>
-        Skip to content
+        {t("Skip to content")}
       </a>
       <AppShell.Header className={classes.header}>
         <Group h="100%" px="md" gap="md" wrap="nowrap" maw={1280} mx="auto">
-          <Burger hiddenFrom="sm" size="sm" opened={isOpen} onClick={menu.toggle} aria-label="Navigation" aria-expanded={isOpen} />
+          <Burger hiddenFrom="sm" size="sm" opened={isOpen} onClick={menu.toggle} aria-label={t("Navigation")} aria-expanded={isOpen} />
           <Link to="/" className={classes.brand}>
             <img src="/icon.svg" width={24} height={24} alt="" />
             <Text component="span" fw={600}>
               share-compute
             </Text>
           </Link>
-          <nav className={classes.nav} data-open={isOpen} aria-label="Pages">
+          <nav className={classes.nav} data-open={isOpen} aria-label={t("Pages")}>
             {PLACES.map(({ to, label }) => (
               <Link
                 key={to}
@@ -46,13 +49,14 @@ function Frame() {
                 activeOptions={{ exact: to === "/" }}
                 onClick={menu.close}
               >
-                {label}
+                {t(label)}
               </Link>
             ))}
             <SignOut hiddenFrom="sm" />
           </nav>
           <Group gap="sm" wrap="nowrap" ml="auto">
             <LiveMark live={live} />
+            <LanguageSwitch />
             <SchemeSwitch />
             <SignOut visibleFrom="sm" />
           </Group>
@@ -73,14 +77,27 @@ function focusContent(event: React.MouseEvent) {
 }
 
 function SignOut(props: { visibleFrom?: "sm"; hiddenFrom?: "sm" }) {
+  const { t } = useTranslation();
   return (
     <UnstyledButton className={classes.link} onClick={() => signOut()} {...props}>
-      Sign out
+      {t("Sign out")}
+    </UnstyledButton>
+  );
+}
+
+/** Names the language that a click leads to, in that language. */
+function LanguageSwitch() {
+  const { i18n } = useTranslation();
+  const next: Language = i18n.language === "zh" ? "en" : "zh";
+  return (
+    <UnstyledButton className={classes.link} lang={next === "zh" ? "zh-Hans" : "en"} onClick={() => void choose(next)}>
+      {LANGUAGES[next]}
     </UnstyledButton>
   );
 }
 
 function SchemeSwitch() {
+  const { t } = useTranslation();
   const { setColorScheme } = useMantineColorScheme();
   const next = useComputedColorScheme("light") === "light" ? "dark" : "light";
   return (
@@ -88,7 +105,7 @@ function SchemeSwitch() {
       variant="subtle"
       color="gray"
       className={classes.quiet}
-      aria-label={`Use the ${next} colours`}
+      aria-label={next === "dark" ? t("Use the dark colours") : t("Use the light colours")}
       onClick={() => setColorScheme(next)}
     >
       <svg viewBox="0 0 20 20" width={18} height={18} aria-hidden fill="currentColor">
