@@ -44,10 +44,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let one worker run, one after the other, all tests that start machines: there are few cores for them."""
+    """Let one worker run, one after the other, all tests that start machines: there are few cores for them.
+
+    Such a test has deadlines, which a busy machine may miss: it has a second try, and the summary names who needed it.
+    """
     folder = item.path.relative_to(item.config.rootpath).as_posix()
     if folder.startswith(WITH_MACHINES) or MACHINES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.xdist_group("machines"))
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
