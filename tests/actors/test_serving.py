@@ -253,7 +253,9 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
     served.pull_until(lambda: len(served.ends) > 20)
     os.kill(killed.process_id, signal.SIGKILL)
     assert len(served.ends) < len(texts)
-    served.pull_until(lambda: served.status().recoveries == 1)  # else the offer may come first, and nobody is missed
+    served.pull_until(
+        lambda: served.status().recoveries == 1
+    )  # else the offer may come first, and nobody is missed
     left = tuple(
         topology[pool.contributor_id] for pool in status.pools if pool.contributor_id != killed.contributor_id
     )

@@ -103,11 +103,14 @@ class ServingCrew(Party):
         for worker in sorted(shards.keys() - self._newcomers.keys() - self._actors.keys()):
             assert placement is not None
             actor = self._start(worker)
-            self._newcomers[worker] = _Newcomer(actor, shards[worker], self._load(actor, worker, placement))
+            self._newcomers[worker] = _Newcomer(
+                actor, shards[worker], self._load(actor, worker, placement, is_awaited=False)
+            )
 
-    def _load(self, actor: Any, worker: Worker, placement: Placement) -> Any:
+    def _load(self, actor: Any, worker: Worker, placement: Placement, *, is_awaited: bool) -> Any:
         keeps_plain = placement.rooms[worker].holds_weights_twice
-        return actor.load.remote(self._weights, placement.shards[worker], keeps_plain=keeps_plain)
+        shard = placement.shards[worker]
+        return actor.load.remote(self._weights, shard, keeps_plain=keeps_plain, is_awaited=is_awaited)
 
     @property
     def expected(self) -> frozenset[Worker]:
@@ -168,7 +171,8 @@ class ServingCrew(Party):
         self.pulse.is_patient = True
         try:
             calls = {
-                worker: self._load(self._actors[worker], worker, placement) for worker in placement.workers
+                worker: self._load(self._actors[worker], worker, placement, is_awaited=True)
+                for worker in placement.workers
             }
             self.held.update(self.gather(calls))
         finally:

@@ -53,17 +53,14 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
     return ServingStage(config, shard, device, dtype, window_tokens=setup.window_tokens, tokenizer=tokenizer)
 
 
-def fill_shard(
-    setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor], *, keeps_plain: bool
-) -> None:
-    """Load what is to be filled, and make the stage ready to compute.
+def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
+    """Load what is to be filled.
 
     Args:
         setup: of the member.
         weights: the actor that gives weights.
         stage: newly built.
-        missing: what is to be filled, by stored name; empty afterwards.
-        keeps_plain: whether there is room for weights that are held twice.
+        missing: what is to be filled, by stored name; empty afterwards, or what is packed would be there twice.
 
     Raises:
         LibraryLost: who gives the weights died.
@@ -74,12 +71,9 @@ def fill_shard(
     exact = {name: tensor for name, tensor in missing.items() if tensor.dtype != stage.dtype}
     narrow = {name: tensor for name, tensor in missing.items() if name not in exact}
     missing.clear()
-    with fits(stage.shard, setup.name), torch.inference_mode():
-        with passing_through():
-            fill(exact, sources, "exact_weight")
-            fill(narrow, sources, "weight", stage.dtype)
-        del exact, narrow  # or what is packed would be there twice
-        stage.seal(keeps_plain=keeps_plain)
+    with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
+        fill(exact, sources, "exact_weight")
+        fill(narrow, sources, "weight", stage.dtype)
 
 
 def _tokenizer(weights: Any) -> Path | None:

@@ -24,6 +24,7 @@ from share_compute.serving.turns import Turn
 from share_compute_actors.member.allocator import trim
 from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.member.greeting import greet_all
+from share_compute_actors.member.loading import fits
 from share_compute_actors.messages import Peer
 from share_compute_actors.serving.loading import build_shard, fill_shard
 from share_compute_actors.serving.messages import Held, Row, ServingSetup, Sign, ToServer
@@ -62,22 +63,24 @@ class ServingMember:
     # -- between epochs ----------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
-    def load(self, weights: Any, shard: Shard, *, keeps_plain: bool) -> Held:
+    def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
         """Hold a shard; what is here of it already stays, all else goes.
 
         Args:
             weights: the actor that gives weights.
             shard: layers of the model.
             keeps_plain: whether there is room for weights that are held twice, plain and packed.
+            is_awaited: whether sequences wait for it: then what draws tokens is made fast after they went on.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the model cannot be served, or its weights do not belong to its configuration.
         """
-        return self._engine.order(partial(self._load, weights, shard, keeps_plain))
+        return self._engine.order(partial(self._load, weights, shard, keeps_plain, is_awaited))
 
-    def _load(self, weights: Any, shard: Shard, keeps_plain: bool) -> Held:
+    def _load(self, weights: Any, shard: Shard, keeps_plain: bool, is_awaited: bool) -> Held:
         engine, loaded_bytes = self._engine, 0
+        engine.keeps_plain = keeps_plain
         if engine.stage is not None:
             engine.stage.clear()
             if not keeps_plain:  # before anything is loaded: it needs the room
@@ -86,11 +89,16 @@ class ServingMember:
             stage, missing = build_shard(self._setup, weights, shard, engine.stage)
             engine.stage = None  # what is not taken over makes room
             loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
-            fill_shard(self._setup, weights, stage, missing, keeps_plain=keeps_plain)
+            fill_shard(self._setup, weights, stage, missing)
             engine.stage = stage
+            if not (is_awaited and stage.draws):
+                with fits(shard, self._setup.name):
+                    stage.seal(keeps_plain=keeps_plain)
         trim()  # or the caches of the epoch before would count
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
+        if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
+            resident_bytes += sum(tensor.nbytes for tensor in engine.stage.tensors().values())
         return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
 
     @ray.method(concurrency_group="orders")

@@ -45,6 +45,8 @@ class TurnEngine:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self.stage: TurnStage | None = None
+        self.keeps_plain = False
+        """Whether the stage has room for weights that are held twice, once it is sealed."""
         self.channel: Channel | None = None
         self._row: Row | None = None
         self._place = 0
@@ -150,6 +152,8 @@ class TurnEngine:
             self._open.difference_update(turn.closes)
             self._open.update(opening.sequence for opening in turn.opens)
         inputs = self._inputs(turn, self._row.names)
+        if not self.stage.is_sealed and all(chunk.count == 1 for chunk in turn.chunks):
+            self.stage.seal(keeps_plain=self.keeps_plain)  # all that waited for it have gone on
         start_s, self.is_computing = time.perf_counter(), True
         outputs = self.stage.compute(turn, inputs)
         self.computed_s += time.perf_counter() - start_s

@@ -154,16 +154,20 @@ def _sketching() -> Iterator[None]:
             nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def materialize(model: nn.Module, device: torch.device) -> None:
+def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool) -> None:
     """Move what is real to ``device``, and give memory to what was sketched.
 
-    Zeros cost nothing until they are written, and are what constructors start large parameters with that no rule of
-    initialisation covers (some routers of experts).
+    Args:
+        model: sketched.
+        device: where it is to be.
+        is_filled_later: whether everything will be overwritten: then no memory is touched before. Else it is zero, as
+            constructors start large parameters that no rule of initialisation covers (some routers of experts).
     """
+    fresh = torch.empty_like if is_filled_later else torch.zeros_like
     for module in model.modules():
         for name, parameter in module._parameters.items():  # noqa: SLF001
             if parameter is not None and parameter.is_meta:
-                filled = nn.Parameter(torch.zeros_like(parameter, device=device), parameter.requires_grad)
+                filled = nn.Parameter(fresh(parameter, device=device), parameter.requires_grad)
                 module._parameters[name] = filled  # noqa: SLF001
     model.to(device)
 
@@ -274,7 +278,7 @@ class HuggingFaceStage(Stage):
         )
         self._is_adapted = blueprint.lora is not None
         self._keep(model, outline)
-        materialize(model, device)
+        materialize(model, device, is_filled_later=serves_in is not None)
         present = set(model.state_dict())
         for target, source in tied.items():
             if target in present and source in present:  # each was given its own memory

@@ -81,7 +81,7 @@ class EncoderShard:
             for name in parts.closing:
                 setattr(model, name, nn.Identity())
         for module in self.modules():
-            materialize(module, device)
+            materialize(module, device, is_filled_later=True)
             module.requires_grad_(requires_grad=False).eval()
 
     def modules(self) -> Iterator[nn.Module]:

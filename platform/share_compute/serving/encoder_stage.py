@@ -94,6 +94,7 @@ class EncoderStage(TurnStage):
             if can_pack(self.dtype, self.device):
                 pack(module, keeps_plain=keeps_plain)
             call_directly(module)
+        self.is_sealed = True
 
     # -- turns ---------------------------------------------------------------------------------------------------
 

@@ -132,6 +132,7 @@ class ServingStage(TurnStage):
         if can_pack(self.dtype, self.device):
             pack(self._model, keeps_plain=keeps_plain)
         call_directly(self._model)
+        self.is_sealed = True
 
     # -- turns ---------------------------------------------------------------------------------------------------
 

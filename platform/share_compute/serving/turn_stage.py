@@ -16,7 +16,7 @@ from share_compute.serving.turns import Outcome, Turn
 
 
 class TurnStage(ABC):
-    """One shard, ready to compute turns once its weights are there and it is sealed."""
+    """One shard, ready to compute turns once its weights are there, and fast once it is sealed."""
 
     shard: Shard
     device: torch.device
@@ -24,6 +24,7 @@ class TurnStage(ABC):
     """Of weights and hidden states."""
     draws: bool
     """Whether tokens come of its model, which the first pool is fed with."""
+    is_sealed: bool = False
 
     # -- weights -------------------------------------------------------------------------------------------------
 
