@@ -19,6 +19,7 @@ from share_compute_api.routes.metrics import router as metrics_router
 from share_compute_api.routes.openai import router as openai_router
 from share_compute_api.serving import problems as openai_problems
 from share_compute_api.serving.replica import replica_launcher
+from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.batches import BatchSupervisor
 from share_compute_api.supervision.contributors import ContributorSupervisor
@@ -53,7 +54,9 @@ def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None 
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = Context(settings=settings, store=store, cluster=cluster)
+    app.state.context = Context(
+        settings=settings, store=store, cluster=cluster, sessions=Sessions(settings.data_folder)
+    )
     problems.install(app)
     openai_problems.install(app)
     openapi.install(app)

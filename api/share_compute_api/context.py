@@ -17,6 +17,7 @@ from share_compute_api.export_process import ExportProcesses
 from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.serving.engine import Engines
+from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
@@ -31,6 +32,8 @@ class Context:
     settings: Settings
     store: Store
     cluster: ClusterInfo | None
+    sessions: Sessions
+    """Of browsers that signed in."""
     bell: Bell = field(default_factory=Bell)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""

@@ -105,6 +105,24 @@ class Status(View):
     jobs: dict[JobState, int]
 
 
+class SignInRequest(StrictModel):
+    """A key in exchange for a session."""
+
+    model_config = _example(key="sck_...")
+
+    key: str = Field(min_length=1, max_length=200)
+    """An API key."""
+
+
+class SessionView(View):
+    """Who is signed in."""
+
+    key: ApiKeyRecord | None
+    """The key that the session stands for; null where nobody is signed in."""
+    expires_at: datetime | None
+    """When the session ends unless it is renewed, which asking for it does."""
+
+
 class KeyRequest(StrictModel):
     """A new API key."""
 
