@@ -12,6 +12,7 @@ from share_compute import __version__
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api import dashboard, openapi, problems
+from share_compute_api.alerts import AlertWatch
 from share_compute_api.context import Context
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
@@ -55,7 +56,11 @@ def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None 
         redoc_url=None,
     )
     app.state.context = Context(
-        settings=settings, store=store, cluster=cluster, sessions=Sessions(settings.data_folder)
+        settings=settings,
+        store=store,
+        cluster=cluster,
+        sessions=Sessions(settings.data_folder),
+        started_at=store.clock(),
     )
     problems.install(app)
     openai_problems.install(app)
@@ -79,6 +84,7 @@ def end_streams(app: FastAPI) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
     silence = context.store.on_commit(context.bell.ring)
+    context.spawn(keep_running("alerts", AlertWatch(context).run))
     if context.cluster is not None:
         _supervise(context, context.cluster)
     try:

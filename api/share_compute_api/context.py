@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -34,6 +35,8 @@ class Context:
     cluster: ClusterInfo | None
     sessions: Sessions
     """Of browsers that signed in."""
+    started_at: datetime
+    """When the server began."""
     bell: Bell = field(default_factory=Bell)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
