@@ -12,6 +12,7 @@ from share_compute import __version__
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api import dashboard, openapi, problems
+from share_compute_api.alerts import AlertWatch
 from share_compute_api.context import Context
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
@@ -19,6 +20,7 @@ from share_compute_api.routes.metrics import router as metrics_router
 from share_compute_api.routes.openai import router as openai_router
 from share_compute_api.serving import problems as openai_problems
 from share_compute_api.serving.replica import replica_launcher
+from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.batches import BatchSupervisor
 from share_compute_api.supervision.contributors import ContributorSupervisor
@@ -53,7 +55,13 @@ def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None 
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = Context(settings=settings, store=store, cluster=cluster)
+    app.state.context = Context(
+        settings=settings,
+        store=store,
+        cluster=cluster,
+        sessions=Sessions(settings.data_folder),
+        started_at=store.clock(),
+    )
     problems.install(app)
     openai_problems.install(app)
     openapi.install(app)
@@ -76,6 +84,7 @@ def end_streams(app: FastAPI) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
     silence = context.store.on_commit(context.bell.ring)
+    context.spawn(keep_running("alerts", AlertWatch(context).run))
     if context.cluster is not None:
         _supervise(context, context.cluster)
     try:

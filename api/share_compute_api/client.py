@@ -22,11 +22,14 @@ from share_compute.store.records import (
     EventRecord,
     JobRecord,
     MetricRecord,
+    QueuedJob,
 )
 from share_compute.topology_file import TopologyDocument
 from share_compute_api import chatting, downloads
 from share_compute_api.discovery import find_target
 from share_compute_api.schemas import (
+    Alert,
+    AlertList,
     ArtifactFiles,
     ArtifactList,
     CheckpointEntry,
@@ -46,6 +49,7 @@ from share_compute_api.schemas import (
     KeyList,
     Metrics,
     PlanRequest,
+    QueueView,
     ServingRequest,
     Status,
 )
@@ -380,6 +384,14 @@ class Client:
         return downloads.download(
             self._transport, self.artifact(job_id, name), folder, progress, called or name
         )
+
+    def alerts(self) -> list[Alert]:
+        """Return what is the matter now: errors first, then the latest first."""
+        return self._transport.read(AlertList, "GET", "/alerts").alerts
+
+    def queue(self) -> list[QueuedJob]:
+        """Return the jobs that wait, in the order they came."""
+        return self._transport.read(QueueView, "GET", "/queue").jobs
 
     # Keys, invites and contributors
 

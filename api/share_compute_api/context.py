@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -17,6 +18,7 @@ from share_compute_api.export_process import ExportProcesses
 from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.serving.engine import Engines
+from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
@@ -31,6 +33,10 @@ class Context:
     settings: Settings
     store: Store
     cluster: ClusterInfo | None
+    sessions: Sessions
+    """Of browsers that signed in."""
+    started_at: datetime
+    """When the server began."""
     bell: Bell = field(default_factory=Bell)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""

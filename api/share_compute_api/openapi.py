@@ -18,6 +18,7 @@ _TAGS = [
     {"name": "plans", "description": "Which plan a job would get, and why; what was measured."},
     {"name": "events", "description": "What happens, as pages or streams."},
     {"name": "artifacts", "description": "Finished results, and checkpoints."},
+    {"name": "session", "description": "How the dashboard is signed in, by a cookie in place of a key."},
     {"name": "keys", "description": "Keys that open this API."},
     {"name": "invites", "description": "Codes that let one machine join, once."},
     {"name": "contributors", "description": "Machines of the pool."},

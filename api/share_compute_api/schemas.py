@@ -22,6 +22,7 @@ from share_compute.store.records import (
     InviteState,
     JobRecord,
     MetricRecord,
+    QueuedJob,
 )
 from share_compute.strict import StrictModel
 from share_compute.topology_file import TopologyDocument, check_kind
@@ -101,8 +102,75 @@ class Status(View):
     database: Literal["sqlite", "postgresql"]
     has_cluster: bool
     """Whether machines can join and jobs can run."""
+    ray_address: str | None = None
+    """host:port of the Ray head; none without a cluster."""
+    versions: Versions
+    started_at: datetime
+    disk_free_bytes: int
+    """Of the disk that the data folder is on."""
     contributors: dict[ContributorState, int]
     jobs: dict[JobState, int]
+
+
+class Alert(View):
+    """Something that an operator should know of, for as long as it is so."""
+
+    id: str
+    """The same as long as it is the same trouble."""
+    kind: Literal[
+        "no-cluster",
+        "disk",
+        "machine-lost",
+        "machine-silent",
+        "versions-differ",
+        "job-failed",
+        "job-waits",
+        "job-fruitless",
+        "deployment-failed",
+        "deployment-degraded",
+        "deployment-waits",
+    ]
+    severity: Literal["error", "warning"]
+    """error: something does not work. warning: something may soon not."""
+    text: str
+    """What is the matter, in one sentence."""
+    mend: str | None = None
+    """What the operator can do about it."""
+    since: datetime | None = None
+    """When it began; null where nobody wrote that down."""
+    job_id: str | None = None
+    contributor_id: str | None = None
+    deployment_id: str | None = None
+
+
+class AlertList(View):
+    """All that is the matter now: errors first, then the latest first."""
+
+    alerts: list[Alert]
+
+
+class QueueView(View):
+    """Jobs that wait, in the order they came."""
+
+    jobs: list[QueuedJob]
+
+
+class SignInRequest(StrictModel):
+    """A key in exchange for a session."""
+
+    model_config = _example(key="sck_...")
+
+    key: str = Field(min_length=1, max_length=200)
+    """An API key."""
+
+
+class SessionView(View):
+    """Who is signed in."""
+
+    key: ApiKeyRecord | None
+    """The key that the session stands for; null where nobody is signed in."""
+    expires_at: datetime | None
+    """When the session ends unless it is renewed, which asking for it does."""
 
 
 class KeyRequest(StrictModel):
@@ -146,6 +214,8 @@ class InviteView(InviteRecord):
     """An invite and whether it still works."""
 
     state: InviteState
+    machine: str | None = None
+    """Name of the contributor that joined with it."""
 
 
 class InviteCreated(View):

@@ -11,7 +11,8 @@
     │   └── NotAuthorized      the key, invite or code does not allow this
     │       ├── InviteUnknown  no invite has this code
     │       ├── InviteExpired  its time is over
-    │       └── InviteRevoked  it was taken back
+    │       ├── InviteRevoked  it was taken back
+    │       └── OtherSite      a page of another site asks in a browser's name
     ├── PlanInfeasible         the machines cannot hold the job; says what is missing, in bytes
     │   └── OutOfMemory        a machine had less memory than it lends; says how much it had
     ├── NoCopy                 a machine cannot keep a copy of another's shard; training goes on without
@@ -165,6 +166,13 @@ class InviteRevoked(NotAuthorized):
 
     code = "invite-revoked"
     status = 410
+
+
+class OtherSite(NotAuthorized):
+    """A page of another site, or something that does not say where it is from, asks in a browser's name."""
+
+    code = "other-site"
+    status = 403
 
 
 class PlanInfeasible(ShareComputeError):

@@ -70,8 +70,6 @@ def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, pool: Poo
 
     finish(pool.store, job, pool.folder / "jobs" / job.id / "artifacts" / "model")
     expect(page.get_by_text("All 40 steps are done.", exact=True)).to_be_visible()
-    # Without a file dialog, which a headless browser has no window for.
-    page.evaluate("delete window.showSaveFilePicker")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download config.json").click()
     assert download.value.path().read_text() == '{"model_type": "layers"}'

@@ -1,6 +1,8 @@
+import i18next from "i18next";
 import { expect, test } from "vitest";
 
-import { ago, bytes, duration, latency, si, stepTime } from "./format";
+import { ago, bytes, count, duration, latency, si, stepTime } from "./format";
+import chinese from "./i18n/zh";
 
 test("bytes are in binary units", () => {
   expect(bytes(0)).toBe("0 B");
@@ -42,4 +44,14 @@ test("moments are told from now", () => {
   const now = Date.parse("2026-01-31T12:00:00Z");
   expect(ago("2026-01-31T11:59:59Z", now)).toBe("just now");
   expect(ago("2026-01-31T11:58:00Z", now)).toBe("2 min ago");
+});
+
+test("Chinese has its own units", async () => {
+  await i18next.init({ lng: "zh", keySeparator: false, nsSeparator: false, resources: { zh: { translation: chinese } } });
+  const now = Date.parse("2026-01-31T12:00:00Z");
+  expect(ago("2026-01-31T11:59:48Z", now)).toBe("12 秒前");
+  expect(ago("2026-01-31T12:00:00Z", now)).toBe("刚刚");
+  expect(duration(3600 + 240)).toBe("1 小时 4 分钟");
+  expect(stepTime(156)).toBe("2.6 分钟");
+  expect(count(12_345)).toBe("12,345");
 });

@@ -1,4 +1,13 @@
-/** Numbers as people read them. All figures are in SI units and tabular width. */
+/** Numbers and moments as people read them, in the language that is spoken. All figures are in SI units and tabular width. */
+import i18next from "i18next";
+
+import { locale } from "./i18n";
+
+/** As `useTranslation` has it; tests of what uses these functions speak English without starting anything. */
+function t(words: string, filled: Record<string, string | number> = {}): string {
+  if (i18next.isInitialized) return i18next.t(words, filled);
+  return words.replace(/\{\{(\w+)\}\}/g, (_, name: string) => String(filled[name]));
+}
 
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] as const;
 
@@ -24,40 +33,50 @@ export function si(value: number, unit: string): string {
 }
 
 export function count(value: number): string {
-  return value.toLocaleString("en");
+  return value.toLocaleString(locale());
 }
 
 /** Seconds in the two largest units that matter: "1 h 4 min", "12 s", "0.35 s". */
 export function duration(seconds: number): string {
-  if (seconds < 1) return `${seconds.toPrecision(2)} s`;
-  const whole = Math.round(seconds);
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  if (whole < 86_400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
+  return largestUnits(seconds).join(" ");
 }
 
-/** Seconds, unit, and the least number of it. */
+function largestUnits(seconds: number): string[] {
+  if (seconds < 1) return [inSeconds(seconds.toPrecision(2))];
+  const whole = Math.round(seconds);
+  if (whole < 60) return [inSeconds(whole)];
+  if (whole < 3600) return [inMinutes(Math.floor(whole / 60)), inSeconds(whole % 60)];
+  if (whole < 86_400) return [inHours(Math.floor(whole / 3600)), inMinutes(Math.floor((whole % 3600) / 60))];
+  return [t("{{number}} d", { number: Math.floor(whole / 86_400) }), inHours(Math.floor((whole % 86_400) / 3600))];
+}
+
+const inSeconds = (number: number | string) => t("{{number}} s", { number });
+const inMinutes = (number: number | string) => t("{{number}} min", { number });
+const inHours = (number: number | string) => t("{{number}} h", { number });
+const inDays = (number: number | string) => t("{{number}} days", { number });
+const inYears = (number: number | string) => t("{{number}} years", { number });
+
+/** Units of long times by their seconds; each from two of it on. */
 const LONG = [
-  [365.25 * 86_400, "years", 2],
-  [86_400, "days", 2],
-  [3600, "h", 2],
-  [60, "min", 2],
+  [365.25 * 86_400, inYears],
+  [86_400, inDays],
+  [3600, inHours],
+  [60, inMinutes],
 ] as const;
 
 /** The time of one step, as `share_compute.planning.words.seconds_text` writes it: "12.4 ms", "1.31 s", "3.2 min". */
 export function stepTime(seconds: number): string {
-  for (const [unitSeconds, unit, least] of LONG) {
-    if (seconds >= least * unitSeconds) return `${oneDecimal(seconds / unitSeconds)} ${unit}`;
+  for (const [unitSeconds, inUnits] of LONG) {
+    if (seconds >= 2 * unitSeconds) return inUnits(oneDecimal(seconds / unitSeconds));
   }
   // Compared as it will be written, so that 0.99996 s is no "1000.0 ms".
-  if (Math.round(seconds * 1e4) >= 1e4) return `${seconds.toFixed(2)} s`;
+  if (Math.round(seconds * 1e4) >= 1e4) return inSeconds(seconds.toFixed(2));
   if (Math.round(seconds * 1e6) >= 1e3) return `${oneDecimal(seconds * 1e3)} ms`;
   return `${Math.round(seconds * 1e6)} us`;
 }
 
 function oneDecimal(value: number): string {
-  return value.toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+  return value.toLocaleString(locale(), { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 }
 
 /** By how much one time is above another: "+25%". */
@@ -69,7 +88,7 @@ export function difference(measured: number, predicted: number): string {
 /** How long ago a moment was: "just now", "12 s ago". */
 export function ago(moment: string, now: number): string {
   const seconds = (now - Date.parse(moment)) / 1000;
-  return seconds < 2 ? "just now" : `${duration(seconds).split(" ").slice(0, 2).join(" ")} ago`;
+  return seconds < 2 ? t("just now") : t("{{time}} ago", { time: largestUnits(seconds)[0]! });
 }
 
 /** Three figures at most, always in ms, so that links can be compared down a column. */
@@ -78,12 +97,17 @@ export function latency(seconds: number): string {
   return `${milliseconds < 10 ? milliseconds.toFixed(2) : Math.round(milliseconds)} ms`;
 }
 
+/** Where dates and times of the day are written as there: English ones with the day first, and 24 hours. */
+function place(): string {
+  return locale() === "en" ? "en-GB" : locale();
+}
+
 export function clock(moment: string): string {
-  return new Date(moment).toLocaleTimeString("en-GB");
+  return new Date(moment).toLocaleTimeString(place());
 }
 
 export function dateAndTime(moment: string): string {
-  return new Date(moment).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+  return new Date(moment).toLocaleString(place(), { dateStyle: "medium", timeStyle: "short" });
 }
 
 export function loss(value: number): string {

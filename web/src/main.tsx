@@ -6,15 +6,13 @@ import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 
 import { ApiProblem } from "./api/problem";
-import { adoptKeyFromAddress } from "./api/session";
+import { startSession } from "./api/session";
 import { startWords } from "./i18n";
 import { router } from "./router";
 import "./styles.css";
 import { theme, variables } from "./theme";
 
-adoptKeyFromAddress();
-// The link of share-compute up may be opened in a tab that already shows this page.
-addEventListener("hashchange", adoptKeyFromAddress);
+void startSession();
 
 const queries = new QueryClient({
   defaultOptions: {

@@ -57,7 +57,7 @@ def list_invites(as_json: Json = False) -> None:
             escape(one.label or ""),
             since(one.created_at),
             since(one.expires_at),
-            one.used_by,
+            escape(one.machine or one.used_by or ""),
         )
         for one in found
     )

@@ -10,22 +10,26 @@ from share_compute_api.cli.output import console, number, print_json, print_tabl
 
 _GONE = ("left", "lost")
 _MOST_JOBS = 10
+_SIGNS = {"error": "[red]error[/]", "warning": "[yellow]warn [/]"}
 
 
 def status(as_json: Json = False) -> None:
-    """Show the server, the machines that are here, and the latest jobs."""
+    """Show the server, what is the matter, the machines that are here, and the latest jobs."""
     from share_compute_api.cli.describe import progress
     from share_compute_api.client import Client
 
     with Client() as client:
         found, machines, jobs = client.status(), client.contributors(), client.jobs(limit=_MOST_JOBS).jobs
+        alerts = client.alerts()
     here = [machine for machine in machines if machine.state.value not in _GONE]
     if as_json:
-        print_json({"server": found, "contributors": here, "jobs": jobs})
+        print_json({"server": found, "alerts": alerts, "contributors": here, "jobs": jobs})
         return
     console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)} in {escape(found.data_folder)}")
-    if not found.has_cluster:
-        console.print("[yellow]without a cluster: machines cannot join and jobs wait[/]")
+    for alert in alerts:
+        console.print(f"{_SIGNS[alert.severity]} {escape(alert.text)}")
+        if alert.mend:
+            console.print(f"      [dim]{escape(alert.mend)}[/]", soft_wrap=True)
     console.print()
     rows = (
         (

@@ -19,6 +19,7 @@ from share_compute_api.routes import (
     keys,
     plans,
     server,
+    session,
     topology,
 )
 
@@ -29,6 +30,7 @@ def api_router() -> APIRouter:
     """Return all routes; those that change or reveal anything need an API key or a contributor's own."""
     router = APIRouter(prefix=PREFIX, responses=documented(422))
     router.include_router(server.open_router)
+    router.include_router(session.router)
     router.include_router(agents.router)
     for keyed in (
         server.router,

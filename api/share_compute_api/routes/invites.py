@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
 
 from share_compute.store import InviteRecord
@@ -13,8 +15,15 @@ from share_compute_api.schemas import InviteCreated, InviteList, InviteRequest, 
 router = APIRouter(prefix="/invites", tags=["invites"])
 
 
-def _view(context: Context, record: InviteRecord) -> InviteView:
-    return InviteView(**record.model_dump(), state=invite_state(record, context.store.clock()))
+def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView]:
+    names = context.store.contributors.names([record.used_by for record in records if record.used_by])
+    now = context.store.clock()
+    return [
+        InviteView(
+            **record.model_dump(), state=invite_state(record, now), machine=names.get(record.used_by or "")
+        )
+        for record in records
+    ]
 
 
 @router.post("", status_code=201, operation_id="createInvite")
@@ -32,10 +41,10 @@ def create_invite(wanted: InviteRequest, context: InContext, request: Request) -
 @router.get("", operation_id="listInvites")
 def list_invites(context: InContext) -> InviteList:
     """List all invites, newest first, without their codes."""
-    return InviteList(invites=[_view(context, record) for record in context.store.invites.list()])
+    return InviteList(invites=_views(context, context.store.invites.list()))
 
 
 @router.delete("/{invite_id}", operation_id="revokeInvite", responses=documented(404, 409))
 def revoke_invite(invite_id: str, context: InContext) -> InviteView:
     """Take an invite back; one that was used cannot be."""
-    return _view(context, context.store.invites.revoke(invite_id))
+    return _views(context, [context.store.invites.revoke(invite_id)])[0]

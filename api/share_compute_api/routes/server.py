@@ -1,14 +1,17 @@
-"""The server itself: health, status, the schema of a job."""
+"""The server itself: health, status, alerts, the queue, the schema of a job."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
 from share_compute.specification import job_schema
+from share_compute_api.alerts import find_alerts
 from share_compute_api.context import InContext
-from share_compute_api.schemas import Health, Status
+from share_compute_api.schemas import AlertList, Health, QueueView, Status
 from share_compute_api.versions import local_versions
 
 open_router = APIRouter(tags=["server"])
@@ -36,6 +39,28 @@ def get_status(context: InContext, request: Request) -> Status:
         data_folder=str(context.settings.data_folder),
         database=cast("Any", context.store.kind),
         has_cluster=context.cluster is not None,
+        ray_address=context.cluster.ray_address if context.cluster else None,
+        versions=local_versions(),
+        started_at=context.started_at,
+        disk_free_bytes=_free_bytes(context.settings.data_folder),
         contributors=context.store.contributors.counts(),
         jobs=context.store.jobs.counts(),
     )
+
+
+def _free_bytes(folder: Path) -> int:
+    """Return the room on the disk that a folder is on, or will be."""
+    place = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    return shutil.disk_usage(place).free
+
+
+@router.get("/alerts", operation_id="listAlerts")
+def list_alerts(context: InContext) -> AlertList:
+    """Say what is the matter now. An event of kind ``alerts`` tells each change."""
+    return AlertList(alerts=find_alerts(context))
+
+
+@router.get("/queue", operation_id="getQueue")
+def get_queue(context: InContext) -> QueueView:
+    """List the jobs that wait, in the order they came, each with why and since when."""
+    return QueueView(jobs=context.store.jobs.queue())

@@ -15,6 +15,7 @@ from share_compute.store.records import (
     InviteState,
     JobRecord,
     MetricRecord,
+    QueuedJob,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "InviteState",
     "JobRecord",
     "MetricRecord",
+    "QueuedJob",
     "Store",
     "upgrade",
 ]

@@ -101,9 +101,18 @@ class Contributors:
         page = found[:limit]
         return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
 
-    def list(self, states: Collection[ContributorState] | None = None) -> list[ContributorRecord]:
-        """Return contributors in the order they joined, in these states or in all."""
+    def list(
+        self, states: Collection[ContributorState] | None = None, *, gone_since: datetime | None = None
+    ) -> list[ContributorRecord]:
+        """Return contributors in the order they joined.
+
+        Args:
+            states: only those in one of these.
+            gone_since: of those that are gone, only those that went at this moment or later.
+        """
         query = select(Contributor).order_by(Contributor.joined_at, Contributor.id)
+        if gone_since is not None:
+            query = query.where(or_(Contributor.left_at.is_(None), Contributor.left_at >= gone_since))
         if states is not None:
             query = query.where(Contributor.state.in_([state.value for state in states]))
         with self._database.read() as session:
@@ -115,6 +124,12 @@ class Contributors:
             rows = session.execute(select(Contributor.state, func.count()).group_by(Contributor.state)).all()
         found = {ContributorState(state): count for state, count in rows}
         return {state: found.get(state, 0) for state in ContributorState}
+
+    def names(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the names of contributors by their ids, however long they are gone."""
+        with self._database.read() as session:
+            rows = session.execute(select(Contributor.id, Contributor.name).where(Contributor.id.in_(ids)))
+            return dict(rows.tuples())
 
     def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
         """Return the contributor if the key is its own; NotAuthorized tells no more than that it is not."""

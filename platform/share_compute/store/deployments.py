@@ -103,6 +103,16 @@ class Deployments:
         page = found[:limit]
         return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
 
+    def failed_since(self, moment: datetime) -> list[DeploymentRecord]:
+        """Return the deployments that failed at this moment or later, the latest first."""
+        query = (
+            select(Deployment)
+            .where(Deployment.state == DeploymentState.failed.value, Deployment.ended_at >= moment)
+            .order_by(Deployment.ended_at.desc(), Deployment.id)
+        )
+        with self._database.read() as session:
+            return [DeploymentRecord.model_validate(row) for row in session.scalars(query)]
+
     def set_state(
         self,
         deployment_id: str,

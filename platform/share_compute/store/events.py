@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,10 +15,16 @@ from share_compute.store.tables import Event
 
 
 class Events:
-    """The table of events; rows are written by the tables whose change they tell."""
+    """The table of events; rows are written by the tables whose change they tell, or by `tell`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
+        self._clock = clock
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        """Write an event of the server itself, which is no change of a row."""
+        with self._database.write() as session:
+            add_event(session, kind, self._clock(), data)
 
     def after(self, seq: int, *, job_id: str | None = None, limit: int = 500) -> list[EventRecord]:
         """Return the next events after number ``seq``, of one job or of the whole pool."""

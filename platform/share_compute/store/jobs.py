@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, tuple_, update
+from sqlalchemy import ScalarSelect, func, select, tuple_, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
@@ -16,9 +16,9 @@ from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
-from share_compute.store.records import JobRecord
+from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
-from share_compute.store.tables import Contributor, Job
+from share_compute.store.tables import Contributor, Event, Job
 
 
 class Jobs:
@@ -105,6 +105,28 @@ class Jobs:
     def queued(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
         """Return the jobs of these kinds, or of all, that wait, in the order they came."""
         return self._in_order([JobState.queued], kinds)
+
+    def queue(self) -> list[QueuedJob]:
+        """Return all jobs that wait, in the order they came, with what an operator wants to know of them."""
+        columns = (Job.id, Job.name, Job.kind, Job.reason, Job.attempt, Job.fruitless_attempts)
+        query = (
+            select(*columns, Job.created_at, _attempt_began().label("began"))
+            .where(Job.state == JobState.queued.value)
+            .order_by(Job.created_at, Job.id)
+        )
+        with self._database.read() as session:
+            rows = session.execute(query).mappings().all()
+        return [QueuedJob(**{**row, "waiting_since": row["began"] or row["created_at"]}) for row in rows]
+
+    def failed_since(self, moment: datetime) -> list[JobRecord]:
+        """Return the jobs that failed at this moment or later, the latest first."""
+        query = (
+            select(Job)
+            .where(Job.state == JobState.failed.value, Job.finished_at >= moment)
+            .order_by(Job.finished_at.desc(), Job.id)
+        )
+        with self._database.read() as session:
+            return [JobRecord.model_validate(row) for row in session.scalars(query)]
 
     def active(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
         """Return the jobs of these kinds, or of all, that an attempt is being made at, in the order they came."""
@@ -278,6 +300,26 @@ class Jobs:
             for row in rows:
                 _again_unless_cancelled(session, row, why, now, leaves_members=True)
             return [JobRecord.model_validate(row) for row in rows if row.state == JobState.queued]
+
+
+def _attempt_began() -> ScalarSelect[datetime]:
+    """Return when a job's attempt began to wait; events are in order, so both questions follow the index."""
+    earlier = (
+        select(Event.seq)
+        .where(Event.job_id == Job.id, Event.attempt < Job.attempt)
+        .order_by(Event.seq.desc())
+        .limit(1)
+        .correlate(Job)
+        .scalar_subquery()
+    )
+    return (
+        select(Event.at)
+        .where(Event.job_id == Job.id, Event.seq > func.coalesce(earlier, 0))
+        .order_by(Event.seq)
+        .limit(1)
+        .correlate(Job)
+        .scalar_subquery()
+    )
 
 
 def job_row(session: Session, job_id: str) -> Job:

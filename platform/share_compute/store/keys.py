@@ -38,6 +38,12 @@ class ApiKeys:
                 return None
             return ApiKeyRecord.model_validate(row)
 
+    def valid(self, key_id: str) -> ApiKeyRecord | None:
+        """Return the record of a key, by its id, that is valid now, else None."""
+        with self._database.read() as session:
+            row = session.get(ApiKey, key_id)
+            return None if row is None or row.revoked_at is not None else ApiKeyRecord.model_validate(row)
+
     def list(self) -> list[ApiKeyRecord]:
         """Return all keys, oldest first."""
         with self._database.read() as session:

@@ -165,6 +165,23 @@ class JobRecord(Record):
         return not isinstance(self.spec, TrainJob) or self.spec.model.layers is None
 
 
+class QueuedJob(Record):
+    """A job that waits, without what it asks for."""
+
+    id: str
+    name: str
+    kind: str
+    reason: str
+    """Why it waits, in one sentence."""
+    attempt: int
+    """Counted from 1."""
+    fruitless_attempts: int
+    """Attempts in a row that were lost before they committed a step."""
+    created_at: datetime
+    waiting_since: datetime
+    """When it was submitted, resumed, or put back after an attempt."""
+
+
 class DeploymentRecord(Record):
     """A model that is served, or was."""
 

@@ -41,7 +41,7 @@ class Store:
         self.deployments = Deployments(self._database, clock)
         self.leases = Leases(self._database)
         self.progress = Progress(self._database, clock)
-        self.events = Events(self._database)
+        self.events = Events(self._database, clock)
 
     @property
     def kind(self) -> str:

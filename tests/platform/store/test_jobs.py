@@ -508,3 +508,36 @@ def test_what_somebody_works_at_is_not_queued_again(store: Store) -> None:
 def test_text_that_the_database_cannot_hold_is_the_callers_mistake(store: Store) -> None:
     with pytest.raises(UserError, match="cannot be stored"):
         store.invites.create("nul \0")
+
+
+def test_the_queue_tells_since_when_each_job_waits(store: Store, clock: Any) -> None:
+    first = store.jobs.create(spec("first"))
+    clock.pass_s(1)
+    second = store.jobs.create(spec("second"))
+    store.jobs.begin(store.jobs.create(spec("runs")).id, [])
+    submitted_at = clock()
+    store.jobs.begin(first.id, [])
+    store.progress.record(first.id, 1, [Started(first_step=1, total_steps=4), step(1)])
+    clock.pass_s(60)
+    store.jobs.requeue(first.id, "ada was lost", attempt=1, fruitless_attempts=1)
+    put_back_at = clock()
+    clock.pass_s(60)
+    store.jobs.explain(first.id, "waiting for contributors")
+    store.jobs.explain(second.id, "waiting for contributors")
+    assert [(one.name, one.attempt, one.waiting_since) for one in store.jobs.queue()] == [
+        ("first", 2, put_back_at),
+        ("second", 1, submitted_at),
+    ]
+    assert store.jobs.queue()[0].reason == "waiting for contributors"
+    assert store.jobs.queue()[0].fruitless_attempts == 1
+
+
+def test_failures_are_found_by_when_they_happened(store: Store, clock: Any) -> None:
+    job = store.jobs.create(spec())
+    store.jobs.begin(job.id, [])
+    clock.pass_s(3600)
+    store.jobs.move(job.id, JobState.failed, "it broke", attempt=1)
+    failed_at = clock()
+    clock.pass_s(1)
+    assert [one.id for one in store.jobs.failed_since(failed_at)] == [job.id]
+    assert store.jobs.failed_since(clock()) == []

@@ -3,12 +3,11 @@ import createClient from "openapi-fetch";
 
 import { ApiProblem, problemOf, unreachable } from "./problem";
 import type { paths } from "./schema";
-import { currentKey, signOut } from "./session";
+import { currentSession, sessionIsOver } from "./session";
 
-/** Fetch with the key of this tab; anything but success is thrown as an `ApiProblem`. */
+/** Fetch as who is signed in: the browser sends the cookie. Anything but success is thrown as an `ApiProblem`. */
 export async function authorizedFetch(request: Request): Promise<Response> {
-  const key = currentKey();
-  if (key !== null) request.headers.set("Authorization", `Bearer ${key}`);
+  const session = currentSession();
   let response: Response;
   try {
     response = await fetch(request);
@@ -18,7 +17,7 @@ export async function authorizedFetch(request: Request): Promise<Response> {
   }
   if (response.ok) return response;
   const problem = await problemOf(response);
-  if (response.status === 401 && key !== null && key === currentKey()) signOut("The server no longer accepts this key.");
+  if (response.status === 401) sessionIsOver(session);
   throw problem;
 }
 
@@ -34,13 +33,4 @@ export async function body<T>(answer: Promise<{ data?: T; response: Response }>)
     throw new ApiProblem(response.status, { detail: "the server's answer is not what its API promises" });
   }
   return data as Exclude<T, string>;
-}
-
-/** Whether the server knows a key; an error other than "no" is thrown. */
-export async function isKeyGood(key: string): Promise<boolean> {
-  const response = await fetch("/api/v1/status", { headers: { Authorization: `Bearer ${key}` } }).catch(() => null);
-  if (response === null) throw unreachable();
-  if (response.status === 401 || response.status === 403) return false;
-  if (!response.ok) throw await problemOf(response);
-  return true;
 }

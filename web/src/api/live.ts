@@ -1,5 +1,6 @@
 /**
- * Server-sent events over fetch, since EventSource cannot send an Authorization header.
+ * Server-sent events over fetch: EventSource cannot begin at an event of one's choice, and tells neither that a
+ * session is over nor that a stream is complete.
  *
  * A lost connection is opened again from the last event that was seen (`Last-Event-ID`), after a wait that doubles
  * up to `SLOWEST_MS`; the server repeats nothing before it and leaves nothing out after it.
@@ -19,7 +20,7 @@ export interface Listener {
   onState: (state: LiveState) => void;
 }
 
-/** Listen until `signal` aborts, or the server says that it never will (the key is wrong, the job is gone). */
+/** Listen until `signal` aborts, or the server says that it never will (the session is over, the job is gone). */
 export async function listen(
   url: string,
   startId: string | undefined,

@@ -4,6 +4,26 @@
  */
 
 export interface paths {
+    "/api/v1/alerts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Alerts
+         * @description Say what is the matter now. An event of kind ``alerts`` tells each change.
+         */
+        get: operations["listAlerts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors": {
         parameters: {
             query?: never;
@@ -598,6 +618,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/queue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Queue
+         * @description List the jobs that wait, in the order they came, each with why and since when.
+         */
+        get: operations["getQueue"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/schemas/job": {
         parameters: {
             query?: never;
@@ -613,6 +653,34 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/session": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Session
+         * @description Say by which key this browser is signed in, if it is, and renew a session that is used.
+         */
+        get: operations["getSession"];
+        put?: never;
+        /**
+         * Sign In
+         * @description Exchange an API key for a cookie that scripts cannot read; only a page of this server may.
+         */
+        post: operations["signIn"];
+        /**
+         * Sign Out
+         * @description Take the cookie back; the key stays as it is.
+         */
+        delete: operations["signOut"];
         options?: never;
         head?: never;
         patch?: never;
@@ -782,6 +850,57 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * Alert
+         * @description Something that an operator should know of, for as long as it is so.
+         */
+        Alert: {
+            /** Contributor Id */
+            contributor_id?: string | null;
+            /** Deployment Id */
+            deployment_id?: string | null;
+            /**
+             * Id
+             * @description The same as long as it is the same trouble.
+             */
+            id: string;
+            /** Job Id */
+            job_id?: string | null;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "no-cluster" | "disk" | "machine-lost" | "machine-silent" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
+            /**
+             * Mend
+             * @description What the operator can do about it.
+             */
+            mend?: string | null;
+            /**
+             * Severity
+             * @description error: something does not work. warning: something may soon not.
+             * @enum {string}
+             */
+            severity: "error" | "warning";
+            /**
+             * Since
+             * @description When it began; null where nobody wrote that down.
+             */
+            since?: string | null;
+            /**
+             * Text
+             * @description What is the matter, in one sentence.
+             */
+            text: string;
+        };
+        /**
+         * AlertList
+         * @description All that is the matter now: errors first, then the latest first.
+         */
+        AlertList: {
+            /** Alerts */
+            alerts: components["schemas"]["Alert"][];
+        };
         /**
          * Alternative
          * @description What another strategy would have made of the same job.
@@ -2615,6 +2734,11 @@ export interface components {
             id: string;
             /** Label */
             label: string | null;
+            /**
+             * Machine
+             * @description Name of the contributor that joined with it.
+             */
+            machine?: string | null;
             /** Revoked At */
             revoked_at: string | null;
             state: components["schemas"]["InviteState"];
@@ -3944,6 +4068,52 @@ export interface components {
             wasted_tokens: number;
         };
         /**
+         * QueueView
+         * @description Jobs that wait, in the order they came.
+         */
+        QueueView: {
+            /** Jobs */
+            jobs: components["schemas"]["QueuedJob"][];
+        };
+        /**
+         * QueuedJob
+         * @description A job that waits, without what it asks for.
+         */
+        QueuedJob: {
+            /**
+             * Attempt
+             * @description Counted from 1.
+             */
+            attempt: number;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Fruitless Attempts
+             * @description Attempts in a row that were lost before they committed a step.
+             */
+            fruitless_attempts: number;
+            /** Id */
+            id: string;
+            /** Kind */
+            kind: string;
+            /** Name */
+            name: string;
+            /**
+             * Reason
+             * @description Why it waits, in one sentence.
+             */
+            reason: string;
+            /**
+             * Waiting Since
+             * Format: date-time
+             * @description When it was submitted, resumed, or put back after an attempt.
+             */
+            waiting_since: string;
+        };
+        /**
          * ReplanProposed
          * @description Another plan pays for moving to it; it is carried out as soon as its machines are there.
          */
@@ -4623,6 +4793,33 @@ export interface components {
             window_tokens?: number | null;
         };
         /**
+         * SessionView
+         * @description Who is signed in.
+         */
+        SessionView: {
+            /**
+             * Expires At
+             * @description When the session ends unless it is renewed, which asking for it does.
+             */
+            expires_at: string | null;
+            /** @description The key that the session stands for; null where nobody is signed in. */
+            key: components["schemas"]["ApiKeyRecord"] | null;
+        };
+        /**
+         * SignInRequest
+         * @description A key in exchange for a session.
+         * @example {
+         *       "key": "sck_..."
+         *     }
+         */
+        SignInRequest: {
+            /**
+             * Key
+             * @description An API key.
+             */
+            key: string;
+        };
+        /**
          * Status
          * @description The pool at a glance.
          */
@@ -4639,6 +4836,11 @@ export interface components {
              */
             database: "sqlite" | "postgresql";
             /**
+             * Disk Free Bytes
+             * @description Of the disk that the data folder is on.
+             */
+            disk_free_bytes: number;
+            /**
              * Has Cluster
              * @description Whether machines can join and jobs can run.
              */
@@ -4647,8 +4849,19 @@ export interface components {
             jobs: {
                 [key: string]: number;
             };
+            /**
+             * Ray Address
+             * @description host:port of the Ray head; none without a cluster.
+             */
+            ray_address?: string | null;
+            /**
+             * Started At
+             * Format: date-time
+             */
+            started_at: string;
             /** Url */
             url: string;
+            versions: components["schemas"]["Versions"];
         };
         /**
          * StreamOptions
@@ -5297,6 +5510,44 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    listAlerts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AlertList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     listContributors: {
         parameters: {
             query?: {
@@ -7293,6 +7544,44 @@ export interface operations {
             };
         };
     };
+    getQueue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getJobSchema: {
         parameters: {
             query?: never;
@@ -7311,6 +7600,122 @@ export interface operations {
                     "application/json": {
                         [key: string]: unknown;
                     };
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SessionView"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    signIn: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SignInRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SessionView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    signOut: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
                 };
             };
             /** @description The request is not valid. */

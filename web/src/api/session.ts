@@ -1,43 +1,121 @@
-/** The API key of this tab: taken from the address bar or the sign-in form, kept until the tab closes. */
+/**
+ * Who is signed in. The session itself is a cookie that no script can read: an API key is exchanged for it once, by
+ * the sign-in form or by the link of `share-compute up`, and is kept nowhere. This knows no more than the key's name.
+ */
 import { useSyncExternalStore } from "react";
 
-const NAME = "share-compute.key";
+import { problemOf, unreachable, type ApiProblem } from "./problem";
+import type { components } from "./schema";
+
+export type Session =
+  | { state: "asking" }
+  | { state: "in"; key: SignedInKey }
+  /** Why nobody is: a refused key, or a session that is over; neither on a first visit and after signing out. */
+  | { state: "out"; why?: "refused" | "over" }
+  | { state: "failed"; error: Error; retry: () => void };
+
+type SessionView = components["schemas"]["SessionView"];
+export type SignedInKey = NonNullable<SessionView["key"]>;
+
+const ADDRESS = "/api/v1/session";
 const listeners = new Set<() => void>();
+/** Tabs share the cookie, so each tells the others. */
+const tabs = typeof BroadcastChannel === "undefined" ? undefined : new BroadcastChannel("share-compute.session");
 
-/** Why the last key was put away, for the sign-in page. */
-let farewell: string | undefined;
+let current: Session = { state: "asking" };
 
-export function currentKey(): string | null {
-  return sessionStorage.getItem(NAME);
+export function currentSession(): Session {
+  return current;
 }
 
-export function signIn(key: string): void {
-  farewell = undefined;
-  sessionStorage.setItem(NAME, key);
-  listeners.forEach((tell) => tell());
-}
-
-export function signOut(reason?: string): void {
-  farewell = reason;
-  sessionStorage.removeItem(NAME);
-  listeners.forEach((tell) => tell());
-}
-
-export function signOutReason(): string | undefined {
-  return farewell;
-}
-
-/** Take the key out of `#key=...`, so that it stands neither in the address bar nor in the history. */
-export function adoptKeyFromAddress(): void {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (key === null) return;
-  history.replaceState(history.state, "", location.pathname + location.search);
-  if (key.trim() !== "") signIn(key.trim());
-}
-
-export function useKey(): string | null {
+export function useSession(): Session {
   return useSyncExternalStore((tell) => {
     listeners.add(tell);
     return () => listeners.delete(tell);
-  }, currentKey);
+  }, currentSession);
+}
+
+function become(next: Session): void {
+  current = next;
+  listeners.forEach((tell) => tell());
+}
+
+/** Find out who is signed in: by the key in `#key=...` if there is one, else by the cookie. */
+export async function startSession(): Promise<void> {
+  addEventListener("hashchange", () => void adoptKeyFromAddress());
+  if (tabs !== undefined) tabs.onmessage = () => void lookAgain();
+  if (!(await adoptKeyFromAddress())) await lookAgain();
+}
+
+/** Take the key out of the address, so that it stands neither there nor in the history, and sign in with it. */
+async function adoptKeyFromAddress(): Promise<boolean> {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key")?.trim();
+  if (key === undefined) return false;
+  history.replaceState(history.state, "", location.pathname + location.search);
+  if (key === "") return false;
+  try {
+    await signIn(key);
+  } catch (failure) {
+    const { status } = failure as ApiProblem;
+    if (status === 401) become({ state: "out", why: "refused" });
+    else fail(failure, () => void signIn(key).catch(() => undefined));
+  }
+  return true;
+}
+
+/** Exchange a key for a session; a key that the server does not know is a problem with status 401. */
+export async function signIn(key: string): Promise<void> {
+  const body = JSON.stringify({ key });
+  const response = await ask({ method: "POST", body, headers: { "Content-Type": "application/json" } });
+  settle((await response.json()) as SessionView);
+  tabs?.postMessage("changed");
+}
+
+export async function signOut(): Promise<void> {
+  try {
+    await ask({ method: "DELETE" });
+  } catch (failure) {
+    // The cookie is still there: nobody must believe that it is not.
+    fail(failure, () => void signOut());
+    return;
+  }
+  become({ state: "out" });
+  tabs?.postMessage("changed");
+}
+
+/** The server refused a request of this session. */
+export function sessionIsOver(refused: Session): void {
+  if (refused.state === "in" && refused === current) become({ state: "out", why: "over" });
+}
+
+async function lookAgain(): Promise<void> {
+  try {
+    settle((await (await ask({ cache: "no-store" })).json()) as SessionView);
+  } catch (failure) {
+    if (current.state !== "in") fail(failure, () => void lookAgain());
+  }
+}
+
+function settle({ key }: SessionView): void {
+  if (key === null) {
+    if (current.state !== "out") become({ state: "out" });
+  } else if (current.state !== "in" || current.key.id !== key.id) {
+    become({ state: "in", key });
+  }
+}
+
+function fail(failure: unknown, retry: () => void): void {
+  const again = () => {
+    become({ state: "asking" });
+    retry();
+  };
+  become({ state: "failed", error: failure as Error, retry: again });
+}
+
+async function ask(request: RequestInit): Promise<Response> {
+  const response = await fetch(ADDRESS, request).catch(() => {
+    throw unreachable();
+  });
+  if (!response.ok) throw await problemOf(response);
+  return response;
 }

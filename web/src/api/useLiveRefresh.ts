@@ -31,7 +31,7 @@ export function useLiveRefresh(): Live {
     };
     const onEvent = (_kind: string, data: string) => batch.add(JSON.parse(data) as PoolEvent);
     listen("/api/v1/events", undefined, { onEvent, onState }, stop.signal).catch(() => {
-      // A refused key has signed this tab out already; any other refusal will not change by asking again.
+      // A session that is over has led to the sign-in page already; any other refusal will not change by asking again.
       onState("lost");
     });
     return () => {

@@ -1,13 +1,15 @@
 /** What a page shows while it has nothing else to show. */
 import { Alert, Button, Skeleton, Stack, Text, Title } from "@mantine/core";
 import type { ReactNode } from "react";
+import { useTranslation } from "react-i18next";
 
 import { ApiProblem } from "../api/problem";
 
 /** Grey lines where a list is about to be. */
 export function Loading({ lines = 4 }: { lines?: number }) {
+  const { t } = useTranslation();
   return (
-    <Stack gap="sm" role="status" aria-label="Loading">
+    <Stack gap="sm" role="status" aria-label={t("Loading")}>
       {Array.from({ length: lines }, (_, line) => (
         <Skeleton key={line} height={36} radius="sm" />
       ))}
@@ -29,6 +31,7 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 
 /** An error in words, its mend, and a second try. */
 export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
+  const { t } = useTranslation();
   const mend = error instanceof ApiProblem ? error.mend : undefined;
   return (
     <Alert className="failure" title={sentence(error.message)}>
@@ -36,7 +39,7 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
         {mend !== undefined && <Text size="sm">{sentence(mend)}</Text>}
         {retry !== undefined && (
           <Button size="xs" variant="default" onClick={retry}>
-            Try again
+            {t("Try again")}
           </Button>
         )}
       </Stack>

@@ -1,4 +1,5 @@
 import { Group, Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
 
 import type { Live } from "../api/useLiveRefresh";
 import { ago } from "../format";
@@ -8,13 +9,14 @@ import classes from "./LiveMark.module.css";
 /** Says whether what is on screen is current, and since when not. */
 export function LiveMark({ live }: { live: Live }) {
   const now = useNow(live.state === "lost");
-  const words = { connecting: "Connecting", live: "Live", lost: "Reconnecting" }[live.state];
+  const { t } = useTranslation();
+  const words = { connecting: t("Connecting"), live: t("Live"), lost: t("Reconnecting") }[live.state];
   return (
     <Group gap={6} wrap="nowrap" role="status">
       <span className={classes.dot} data-state={live.state} aria-hidden />
       <Text size="sm" c="dimmed" truncate>
         {words}
-        {live.state === "lost" && live.lastHeard !== null && ` · last heard ${ago(live.lastHeard, now)}`}
+        {live.state === "lost" && live.lastHeard !== null && ` · ${t("last heard {{when}}", { when: ago(live.lastHeard, now) })}`}
       </Text>
     </Group>
   );

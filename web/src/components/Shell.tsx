@@ -1,13 +1,14 @@
 /** The frame around every page: navigation, the state of the live connection, sign-out. */
-import { ActionIcon, AppShell, Burger, Group, Text, UnstyledButton, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
+import { ActionIcon, AppShell, Burger, Container, Group, Text, UnstyledButton, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { Link, Outlet } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
-import { signOut, useKey } from "../api/session";
+import { signOut, useSession } from "../api/session";
 import { useLiveRefresh } from "../api/useLiveRefresh";
 import { choose, LANGUAGES, type Language } from "../i18n";
 import { SignIn } from "../pages/SignIn";
+import { Failure } from "./Feedback";
 import { LiveMark } from "./LiveMark";
 import classes from "./Shell.module.css";
 
@@ -19,7 +20,21 @@ const PLACES = [
 ] as const;
 
 export function Shell() {
-  return useKey() === null ? <SignIn /> : <Frame />;
+  const session = useSession();
+  switch (session.state) {
+    case "asking":
+      return null;
+    case "out":
+      return <SignIn why={session.why} />;
+    case "failed":
+      return (
+        <Container component="main" py="xl">
+          <Failure error={session.error} retry={session.retry} />
+        </Container>
+      );
+    case "in":
+      return <Frame />;
+  }
 }
 
 function Frame() {
@@ -79,7 +94,7 @@ function focusContent(event: React.MouseEvent) {
 function SignOut(props: { visibleFrom?: "sm"; hiddenFrom?: "sm" }) {
   const { t } = useTranslation();
   return (
-    <UnstyledButton className={classes.link} onClick={() => signOut()} {...props}>
+    <UnstyledButton className={classes.link} onClick={() => void signOut()} {...props}>
       {t("Sign out")}
     </UnstyledButton>
   );

@@ -1,14 +1,15 @@
+import { useTranslation } from "react-i18next";
+
 import { Empty } from "../components/Feedback";
 import { AnchorLink } from "../components/links";
 import { Page } from "../components/Page";
 
 export function NotFound() {
+  const { t } = useTranslation();
   return (
-    <Page title="Not found">
-      <Empty title="There is no page at this address">
-        <AnchorLink to="/">
-          Go to the pool
-        </AnchorLink>
+    <Page title={t("Not found")}>
+      <Empty title={t("There is no page at this address")}>
+        <AnchorLink to="/">{t("Go to the pool")}</AnchorLink>
       </Empty>
     </Page>
   );

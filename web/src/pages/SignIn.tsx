@@ -1,47 +1,55 @@
 import { Button, PasswordInput, Stack, Text, Title } from "@mantine/core";
 import { useDocumentTitle } from "@mantine/hooks";
-import { useMutation } from "@tanstack/react-query";
-import { useState, type FormEvent } from "react";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useState, type FormEvent } from "react";
+import { useTranslation } from "react-i18next";
 
-import { isKeyGood } from "../api/client";
-import { signIn, signOutReason } from "../api/session";
+import { ApiProblem } from "../api/problem";
+import { signIn } from "../api/session";
 import { sentence } from "../components/Feedback";
 import classes from "./SignIn.module.css";
 
-/** Shown in place of any page while the tab has no key; the address stays, so that the page comes after. */
-export function SignIn() {
-  useDocumentTitle("Sign in · share-compute");
+/** Shown in place of any page while nobody is signed in; the address stays, so that the page comes after. */
+export function SignIn({ why }: { why: "refused" | "over" | undefined }) {
+  const { t } = useTranslation();
+  useDocumentTitle(`${t("Sign in")} · share-compute`);
+  const client = useQueryClient();
+  // The next one to sign in is shown nothing of what this one saw.
+  useEffect(() => client.clear(), [client]);
   const [key, setKey] = useState("");
-  const attempt = useMutation({
-    mutationFn: async () => {
-      if (!(await isKeyGood(key.trim()))) throw new Error("the server does not know this key");
-      signIn(key.trim());
-    },
-  });
+  const attempt = useMutation({ mutationFn: () => signIn(key.trim()) });
   const submit = (event: FormEvent) => {
     event.preventDefault();
     attempt.mutate();
   };
+  const isUnknown = attempt.error instanceof ApiProblem && attempt.error.status === 401;
+  const error = isUnknown ? t("The server does not know this key.") : attempt.error && sentence(attempt.error.message);
   return (
     <main className={classes.page}>
       <form className={`card ${classes.form}`} onSubmit={submit}>
         <Stack gap="md">
           <img src="/icon.svg" width={40} height={40} alt="" />
           <Title order={1}>share-compute</Title>
-          {signOutReason() !== undefined && <Text size="sm">{signOutReason()}</Text>}
+          {why !== undefined && (
+            <Text size="sm">
+              {why === "refused" ? t("The server does not know the key of this link.") : t("Your session is over.")}
+            </Text>
+          )}
           <PasswordInput
-            label="API key"
-            description="share-compute up prints it, with a link that signs you in. The key is forgotten when this tab closes."
+            label={t("API key")}
+            description={t(
+              "share-compute up prints it, with a link that signs you in. You stay signed in until the browser is closed.",
+            )}
             value={key}
             onChange={(event) => setKey(event.currentTarget.value)}
-            error={attempt.error !== null && sentence(attempt.error.message)}
+            error={error}
             autoComplete="off"
             data-autofocus
             required
             withAsterisk={false}
           />
           <Button type="submit" loading={attempt.isPending}>
-            Sign in
+            {t("Sign in")}
           </Button>
         </Stack>
       </form>

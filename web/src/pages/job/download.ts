@@ -1,38 +1,14 @@
-/** Downloads need the Authorization header, which a plain link cannot send. */
-import { authorizedFetch } from "../../api/client";
+/** Files of artifacts, at addresses that the browser downloads by itself: it sends the session's cookie. */
 
-interface FilePicker {
-  showSaveFilePicker?: (options: { suggestedName: string }) => Promise<FileSystemFileHandle>;
-}
-
-/** Save one file of an artifact: straight to disk where the browser can, through memory elsewhere. */
-export async function download(jobId: string, artifactName: string, path: string): Promise<void> {
+export function fileAddress(jobId: string, artifactName: string, path: string): string {
   const address = ["/api/v1/jobs", encodeURIComponent(jobId), "artifacts", encodeURIComponent(artifactName), "files"];
-  const url = `${address.join("/")}/${path.split("/").map(encodeURIComponent).join("/")}`;
-  const suggestedName = path.split("/").at(-1) ?? path;
-  const pick = (window as FilePicker).showSaveFilePicker;
-  if (pick === undefined) {
-    const response = await authorizedFetch(new Request(url));
-    saveBlob(await response.blob(), suggestedName);
-    return;
-  }
-  let handle: FileSystemFileHandle;
-  try {
-    handle = await pick.call(window, { suggestedName });
-  } catch (failure) {
-    // Closing the dialog is an answer, not an error.
-    if (failure instanceof DOMException && failure.name === "AbortError") return;
-    throw failure;
-  }
-  const response = await authorizedFetch(new Request(url));
-  // The file appears under its name only when the stream ends well.
-  await response.body?.pipeTo(await handle.createWritable());
+  return `${address.join("/")}/${path.split("/").map(encodeURIComponent).join("/")}`;
 }
 
-function saveBlob(blob: Blob, name: string): void {
+/** Have the browser download one file of an artifact: to disk as it arrives, with its own progress and resume. */
+export async function download(jobId: string, artifactName: string, path: string): Promise<void> {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
+  link.href = fileAddress(jobId, artifactName, path);
+  link.download = path.split("/").at(-1) ?? path;
   link.click();
-  URL.revokeObjectURL(link.href);
 }

@@ -1,0 +1,225 @@
+"""What an operator should know of: machines that are lost, jobs that fail or wait, versions that differ, a full disk.
+
+Alerts are not written down. They are what the rows say at one moment, so that none can be out of date; a watch
+tells by an event when they change, since some begin by time alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from share_compute.errors import ShareComputeError, VersionMismatch
+from share_compute.jobs.states import ContributorState
+from share_compute.serving.states import LIVE, DeploymentState
+from share_compute.store import ContributorRecord, DeploymentRecord, JobRecord, QueuedJob
+from share_compute_actors.machine.preflight import check_disk
+from share_compute_api.context import Context
+from share_compute_api.schemas import Alert, Versions
+from share_compute_api.versions import check_versions, local_versions
+
+REMEMBERED: Final = timedelta(hours=1)
+"""How long a loss or a failure is told after it happened."""
+SILENCE: Final = timedelta(seconds=20)
+"""After so long without a word from its agent, which speaks every 2 s, a machine counts as silent."""
+HELD_UP: Final = timedelta(minutes=10)
+"""What waits for longer is told."""
+_FRUITLESS: Final = 2
+_MOST_DEPLOYMENTS: Final = 500
+_LOOK_S: Final = 5.0
+_HEARD = (ContributorState.probing, ContributorState.ready, ContributorState.draining)
+"""States in which an agent speaks; one that joins is given up by whoever watches contributors."""
+_log = logging.getLogger(__name__)
+
+
+def find_alerts(context: Context) -> list[Alert]:
+    """Return all that is the matter now: errors first, then the latest first."""
+    store, now = context.store, context.store.clock()
+    lately = now - REMEMBERED
+    deployments, _ = store.deployments.page(states=LIVE, limit=_MOST_DEPLOYMENTS)
+    found = [
+        *_of_server(context),
+        *of_machines(store.contributors.list(gone_since=lately), local_versions(), now, context.started_at),
+        *of_jobs(store.jobs.queue(), store.jobs.failed_since(lately), now),
+        *of_deployments([*deployments, *store.deployments.failed_since(lately)], now),
+    ]
+    oldest = datetime.min.replace(tzinfo=UTC)
+    found.sort(key=lambda alert: alert.since or oldest, reverse=True)
+    return sorted(found, key=lambda alert: alert.severity != "error")
+
+
+def _of_server(context: Context) -> Iterator[Alert]:
+    if context.cluster is None:
+        yield Alert(
+            id="no-cluster",
+            kind="no-cluster",
+            severity="error",
+            text="the server runs without a cluster: machines cannot join, and jobs wait",
+            mend="start it with `share-compute up`",
+            since=context.started_at,
+        )
+    disk = check_disk(context.settings.data_folder)
+    if disk.state != "ok":
+        yield Alert(id="disk", kind="disk", severity="error", text=disk.text, mend=disk.mend)
+
+
+def of_machines(
+    machines: Iterable[ContributorRecord], server: Versions, now: datetime, started_at: datetime
+) -> Iterator[Alert]:
+    """Tell machines that are lost or silent, and those that cannot work with the server.
+
+    Args:
+        machines: those that are here, and those that went within the time that is told.
+        server: versions of the server.
+        now: this moment.
+        started_at: when the server began to listen; nobody could be heard before.
+    """
+    machines = list(machines)
+    here = {machine.name for machine in machines if machine.left_at is None}
+    for machine in machines:
+        if machine.state is ContributorState.lost:
+            # Who came back with another invite is not missed.
+            if machine.name not in here:
+                yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
+            continue
+        if machine.left_at is not None:
+            continue
+        heard_at = max(machine.last_seen_at, started_at)
+        if machine.state in _HEARD and now - heard_at > SILENCE:
+            yield _of_machine(
+                "machine-silent",
+                machine,
+                "is silent: its agent does not answer, though its Ray node does",
+                heard_at,
+            )
+        mismatch = _mismatch(server, machine)
+        if mismatch is not None:
+            yield _of_machine("versions-differ", machine, f"does not fit: {mismatch.message}").model_copy(
+                update={"mend": mismatch.mend}
+            )
+
+
+def _of_machine(kind: str, machine: ContributorRecord, text: str, since: datetime | None = None) -> Alert:
+    return Alert.model_validate(
+        {
+            "id": f"{kind} {machine.id}",
+            "kind": kind,
+            "severity": "warning",
+            "text": f"machine {machine.name} {text}",
+            "mend": f"look at `share-compute join` on {machine.host}; it says what it does",
+            "since": since,
+            "contributor_id": machine.id,
+        }
+    )
+
+
+def _mismatch(server: Versions, machine: ContributorRecord) -> VersionMismatch | None:
+    """Return why a machine's versions do not work with the server's; it was let in by an earlier one."""
+    if not set(Versions.model_fields) <= set(machine.versions):
+        return None
+    try:
+        check_versions(server, Versions(**machine.versions))
+    except VersionMismatch as failure:
+        return failure
+    return None
+
+
+def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime) -> Iterator[Alert]:
+    """Tell jobs that failed, and those that wait for long or come back again and again."""
+    for job in failed:
+        yield Alert(
+            id=f"job-failed {job.id} {job.attempt}",
+            kind="job-failed",
+            severity="error",
+            text=f"job {job.name} failed: {job.reason}",
+            mend=(job.error or {}).get("mend"),
+            since=job.finished_at,
+            job_id=job.id,
+        )
+    for waiting in queue:
+        if waiting.fruitless_attempts >= _FRUITLESS:
+            yield Alert(
+                id=f"job-fruitless {waiting.id}",
+                kind="job-fruitless",
+                severity="warning",
+                text=f"job {waiting.name} gets nowhere: {waiting.fruitless_attempts} attempts in a row were "
+                f"lost before a step was committed",
+                mend=f"look into its log: share-compute logs {waiting.id}",
+                since=waiting.waiting_since,
+                job_id=waiting.id,
+            )
+        elif now - waiting.waiting_since > HELD_UP:
+            yield Alert(
+                id=f"job-waits {waiting.id} {waiting.attempt}",
+                kind="job-waits",
+                severity="warning",
+                text=f"job {waiting.name} waits: {waiting.reason}",
+                since=waiting.waiting_since,
+                job_id=waiting.id,
+            )
+
+
+def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> Iterator[Alert]:
+    """Tell deployments that failed, that lost a part, and that wait for long."""
+    for one in deployments:
+        match one.state:
+            case DeploymentState.failed:
+                told = Alert(
+                    id=f"deployment-failed {one.id}",
+                    kind="deployment-failed",
+                    severity="error",
+                    text=f"deployment {one.name} failed: {one.reason}",
+                    mend=(one.error or {}).get("mend"),
+                    since=one.ended_at,
+                    deployment_id=one.id,
+                )
+            case DeploymentState.degraded:
+                told = Alert(
+                    id=f"deployment-degraded {one.id}",
+                    kind="deployment-degraded",
+                    severity="warning",
+                    text=f"deployment {one.name} is degraded: {one.reason}",
+                    deployment_id=one.id,
+                )
+            case DeploymentState.pending | DeploymentState.loading if now - one.created_at > HELD_UP:
+                told = Alert(
+                    id=f"deployment-waits {one.id}",
+                    kind="deployment-waits",
+                    severity="warning",
+                    text=f"deployment {one.name} does not answer: {one.reason}",
+                    # Of one that answered before, nothing says when it stopped.
+                    since=one.created_at if one.ready_at is None else None,
+                    deployment_id=one.id,
+                )
+            case _:
+                continue
+        yield told
+
+
+class AlertWatch:
+    """Looks again and again, and tells by an event when alerts began or ended."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[str, Alert] | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self.look)
+            except ShareComputeError as failure:
+                _log.warning("alerts could not be looked for: %s", failure.message)
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Look once. What is found first is no change: whoever listens has asked for it."""
+        found = {alert.id: alert for alert in find_alerts(self._context)}
+        known, self._known = self._known, found
+        if known is not None and known.keys() != found.keys():
+            began = [alert.text for name, alert in found.items() if name not in known]
+            ended = [alert.text for name, alert in known.items() if name not in found]
+            self._context.store.events.tell("alerts", {"began": began, "ended": ended})
