@@ -124,7 +124,7 @@ def test_one_step_of_a_jobs_own_plan(plane: Any, http: httpx.Client, client: Cli
     arrive(plane, "grace")
     plan = client.plan(llama()).plan
     assert plan.prediction is not None
-    job_id = http.post("/jobs", json=llama()).json()["id"]
+    job_id = plane.store.jobs.create(parse_job(llama())).id
     problem(http.get(f"/jobs/{job_id}/timeline"), 409, "conflict")
     plane.store.jobs.begin(job_id, [])
     plane.store.progress.record(job_id, 1, [Planned(plan=plan)])
