@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable
 from contextlib import suppress
+from typing import Any, Literal
 
 from share_compute.errors import ShareComputeError, Unavailable
-from share_compute.planning.report import PlanReport
+from share_compute.planning.report import PlanReport, PlanTimeline
 from share_compute_api.module_process import run_module
+from share_compute_api.planning import TimelineRequest
 from share_compute_api.schemas import PlanRequest
 from share_compute_api.transport import error_of
 
@@ -20,6 +23,7 @@ _TIMEOUT_S = 240.0
 _MEMORY_BYTES = 4 * 2**30
 """Torch and its libraries take about half a GiB of it."""
 _SHOWN_CHARACTERS = 4000
+_TIMELINES_KEPT = 32
 _ALONE = "plan on your own: share-compute plan --topology FILE"
 _log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class PlanProcesses:
         self._memory_bytes = memory_bytes
         self.under_way = 0
         """Requests whose plan is being made, or waits for its turn."""
+        self._timelines: OrderedDict[str, PlanTimeline] = OrderedDict()
 
     async def plan(self, request: PlanRequest, gone: Awaitable[object]) -> PlanReport | None:
         """Return the report of a dry run; None when whoever asked for it went away first.
@@ -59,8 +64,32 @@ class PlanProcesses:
             ShareComputeError: what the planner raised.
             Unavailable: too many wait already, it took too long or too much memory, or its process died.
         """
+        report = await self._answer("plan", request.model_dump_json(), gone)
+        return None if report is None else PlanReport.model_validate(report)
+
+    async def timeline(self, request: TimelineRequest, gone: Awaitable[object]) -> PlanTimeline | None:
+        """Return one step of a plan; None when whoever asked for it went away first.
+
+        What was asked for before is known: pages ask for the same plan again and again.
+
+        Raises:
+            ShareComputeError: as `plan`.
+        """
+        text = request.model_dump_json()
+        known = self._timelines.get(text)
+        if known is None:
+            answer = await self._answer("timeline", text, gone)
+            if answer is None:
+                return None
+            known = self._timelines[text] = PlanTimeline.model_validate(answer)
+            if len(self._timelines) > _TIMELINES_KEPT:
+                self._timelines.popitem(last=False)
+        self._timelines.move_to_end(text)
+        return known
+
+    async def _answer(self, wanted: Literal["plan", "timeline"], text: str, gone: Awaitable[object]) -> Any:
         self.under_way += 1
-        work = asyncio.ensure_future(self._in_turn(request))
+        work = asyncio.ensure_future(self._in_turn(wanted, text))
         watch = asyncio.ensure_future(gone)
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -72,7 +101,7 @@ class PlanProcesses:
                 with suppress(asyncio.CancelledError, ShareComputeError):
                     await task
 
-    async def _in_turn(self, request: PlanRequest) -> PlanReport:
+    async def _in_turn(self, wanted: str, text: str) -> Any:
         if self.under_way > self._most_under_way:
             raise Unavailable(
                 f"{self.under_way - 1} plans are being made or wait for their turn",
@@ -82,9 +111,7 @@ class PlanProcesses:
         try:
             async with asyncio.timeout(self._timeout_s), self._turns:
                 has_begun = True
-                status, answer, complaints = await _run(
-                    request.model_dump_json().encode(), self._memory_bytes
-                )
+                status, answer, complaints = await _run(wanted, text.encode(), self._memory_bytes)
         except TimeoutError:
             if not has_begun:
                 raise Unavailable(
@@ -108,11 +135,12 @@ class PlanProcesses:
         document = json.loads(answer)
         if (problem := document.get("problem")) is not None:
             raise error_of(problem["code"], problem["detail"], problem)
-        return PlanReport.model_validate(document["report"])
+        return document["report"]
 
 
-async def _run(request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
+async def _run(wanted: str, request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
     """Return the planner's exit status, its answer and what it complained about."""
     # One thread each is enough for tables, and their stacks would count as memory on machines with many processors.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return await run_module("share_compute_api.planning", str(memory_bytes), request=request, **threads)
+    module = "share_compute_api.planning"
+    return await run_module(module, wanted, str(memory_bytes), request=request, **threads)

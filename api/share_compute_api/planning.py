@@ -1,8 +1,9 @@
 """Plans on paper, in this process: the model is counted on torch's meta device, then laid over a topology.
 
-``python -m share_compute_api.planning BYTES`` reads a `PlanRequest` as JSON from standard input and writes
-``{"report": ...}`` or ``{"problem": ...}``: the control plane never imports torch, it asks a process of its own, which
-takes no more than so much memory and lets others go first.
+``python -m share_compute_api.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
+``{"report": ...}`` or ``{"problem": ...}``; with ``timeline`` in place of ``plan`` it reads a `TimelineRequest`. The
+control plane never imports torch: it asks a process of its own, which takes no more than so much memory and lets others
+go first.
 """
 
 from __future__ import annotations
@@ -13,15 +14,29 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.planning.plan import Plan
+from share_compute.planning.timings import MachineTimings
 from share_compute.planning.words import bytes_text
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
+from share_compute.strict import StrictModel
 from share_compute.topology import Topology
 
 if TYPE_CHECKING:
-    from share_compute.planning.report import PlanReport
+    from share_compute.planning.profile import ModelProfile
+    from share_compute.planning.report import PlanReport, PlanTimeline
 
 _NICENESS = 10
+
+
+class TimelineRequest(StrictModel):
+    """Which plan is to be laid out, and what is known of its machines."""
+
+    job: TrainJob
+    plan: Plan
+    topology: Topology
+    timings: dict[str, MachineTimings]
+    """By contributor id."""
 
 
 def plan_on_paper(
@@ -45,12 +60,36 @@ def plan_on_paper(
         PlanInfeasible: the machines cannot hold it; ``details`` says what is missing.
         UserError: the model or the strategy does not exist.
     """
-    from share_compute.data.tokenization import expected_vocab_size
-    from share_compute.models.blueprint import blueprint_of, dissect
     from share_compute.planning.report import dry_run
 
-    profile = dissect(blueprint_of(spec, expected_vocab_size(spec)))
-    return dry_run(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)
+    return dry_run(spec, topology, _profile(spec), strategy=strategy, compare=compare, serving=serving)
+
+
+def _profile(spec: TrainJob) -> ModelProfile:
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of, dissect
+
+    return dissect(blueprint_of(spec, expected_vocab_size(spec)))
+
+
+def _lay_out(request: TimelineRequest) -> PlanTimeline:
+    from share_compute.planning.report import lay_out
+
+    return lay_out(request.job, request.plan, request.topology, _profile(request.job), request.timings)
+
+
+def _plan(text: str) -> PlanReport:
+    from share_compute_api.schemas import PlanRequest
+
+    request = PlanRequest.model_validate_json(text)
+    assert request.topology is not None
+    return plan_on_paper(
+        request.job,
+        request.topology.topology(),
+        strategy=request.strategy,
+        compare=request.compare,
+        serving=request.serving.workload() if request.serving is not None else None,
+    )
 
 
 def _give_way(memory_bytes: int) -> None:
@@ -66,22 +105,13 @@ def _give_way(memory_bytes: int) -> None:
 
 def main() -> None:
     """Answer one request."""
-    from share_compute_api.schemas import PlanRequest
-
-    memory_bytes = int(sys.argv[1])
+    wanted, memory_bytes = sys.argv[1], int(sys.argv[2])
     _give_way(memory_bytes)
     # Libraries print what they like; the answer must stay alone on its pipe.
     answer, sys.stdout = sys.stdout, sys.stderr
-    request = PlanRequest.model_validate_json(sys.stdin.read())
-    assert request.topology is not None
+    text = sys.stdin.read()
     try:
-        report = plan_on_paper(
-            request.job,
-            request.topology.topology(),
-            strategy=request.strategy,
-            compare=request.compare,
-            serving=request.serving.workload() if request.serving is not None else None,
-        )
+        report = _plan(text) if wanted == "plan" else _lay_out(TimelineRequest.model_validate_json(text))
     except ShareComputeError as failure:
         _refuse(failure, answer)
     except (MemoryError, OSError, RuntimeError) as failure:

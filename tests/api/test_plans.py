@@ -18,8 +18,9 @@ import pytest
 
 from share_compute import __version__
 from share_compute.errors import NotAuthorized, PlanInfeasible, Unavailable, UserError, VerificationFailed
+from share_compute.jobs.events import Planned
 from share_compute.planning.plan import NOT_MEASURED, Plan
-from share_compute.planning.report import PlanReport
+from share_compute.planning.report import PlanReport, PlanTimeline
 from share_compute.specification import parse_job
 from share_compute.topology import HEAD, Device, Link
 from share_compute.topology_file import TopologyDocument, parse_topology
@@ -116,6 +117,28 @@ def test_a_dry_run_on_the_live_machines(plane: Any, client: Client) -> None:
     names = {member.name for pool in report.plan.pools for member in pool.members}
     assert names == {"ada", "grace"}
     assert report.plan.strategy == "uniform"
+
+
+def test_one_step_of_a_jobs_own_plan(plane: Any, http: httpx.Client, client: Client) -> None:
+    ada = arrive(plane, "ada", links=[Link("ada", HEAD, 1e-3, 1e8)])
+    arrive(plane, "grace")
+    plan = client.plan(llama()).plan
+    assert plan.prediction is not None
+    job_id = plane.store.jobs.create(parse_job(llama())).id
+    problem(http.get(f"/jobs/{job_id}/timeline"), 409, "conflict")
+    plane.store.jobs.begin(job_id, [])
+    plane.store.progress.record(job_id, 1, [Planned(plan=plan)])
+    timeline = PlanTimeline.model_validate(http.get(f"/jobs/{job_id}/timeline").json())
+    assert timeline.step_s == pytest.approx(plan.prediction.step_s)
+    members = {(place, seat) for place, pool in enumerate(plan.pools) for seat in range(len(pool.members))}
+    assert {(cell.pool, cell.member) for cell in timeline.cells} == members
+    assert {(update.pool, update.member) for update in timeline.updates} == members
+    assert timeline.cell_count == len(timeline.cells) == 2 * plan.microbatches * len(plan.pools)
+    assert len(timeline.transfers) == 2 * plan.microbatches * (len(plan.pools) - 1)
+
+    plane.store.contributors.ready(ada, capacity=[Device("cpu", "unmeasured", 2**33)], links=[])
+    unknown = PlanTimeline.model_validate(http.get(f"/jobs/{job_id}/timeline").json())
+    assert (unknown.step_s, unknown.problem) == (None, "the speed of ada was not measured")
 
 
 def test_machines_that_were_not_measured_are_named_and_not_denied(plane: Any, http: httpx.Client) -> None:

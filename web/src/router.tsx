@@ -3,7 +3,7 @@ import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
-import { JOB_STATES, type JobState } from "./api/types";
+import { jobSearch, jobsSearch } from "./pages/job/search";
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
@@ -16,22 +16,22 @@ const pool = createRoute({
 const jobs = createRoute({
   getParentRoute: () => root,
   path: "/jobs",
-  validateSearch: (search): { state?: JobState } => {
-    const state = JOB_STATES.find((known) => known === search.state);
-    return state === undefined ? {} : { state };
-  },
+  validateSearch: jobsSearch,
   component: lazyRouteComponent(() => import("./pages/Jobs"), "Jobs"),
 });
 
 const job = createRoute({
   getParentRoute: () => root,
   path: "/jobs/$jobId",
+  validateSearch: jobSearch,
   component: lazyRouteComponent(() => import("./pages/Job"), "Job"),
 });
 
 const submit = createRoute({
   getParentRoute: () => root,
   path: "/submit",
+  // The job that the form begins with.
+  validateSearch: (search): { from?: string } => (typeof search.from === "string" ? { from: search.from } : {}),
   component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
 });
 

@@ -32,6 +32,10 @@ async def get_job_events(
     context: InContext,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+    without: Annotated[
+        list[str] | None,
+        Query(max_length=20, description="Kinds that a page leaves out; may be given several times."),
+    ] = None,
     last_event_id: LastEventId = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> EventPage | Response:
@@ -40,7 +44,9 @@ async def get_job_events(
     start = starting_point(after, last_event_id, default=0)
     if MEDIA_TYPE in accept:
         return stream(context, start, job_id=job_id)
-    events = await run_in_threadpool(context.store.events.after, start, job_id=job_id, limit=limit)
+    events = await run_in_threadpool(
+        context.store.events.after, start, job_id=job_id, without=without or (), limit=limit
+    )
     return EventPage(events=events, next_after=events[-1].seq if events else start)
 
 

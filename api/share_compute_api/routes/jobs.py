@@ -9,15 +9,20 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from share_compute.errors import Conflict, Unavailable
 from share_compute.jobs.states import JobState
+from share_compute.planning.report import PlanTimeline, unpredictable
 from share_compute.specification import TrainJob, parse_any_job
 from share_compute.store import JobRecord, MetricRecord
 from share_compute_api.batches.submission import check_batch
 from share_compute_api.context import Context, InContext
+from share_compute_api.departures import departure
+from share_compute_api.planning import TimelineRequest
 from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
 from share_compute_api.schemas import JobPage, Metrics
 from share_compute_api.submission import check_job
+from share_compute_api.supervision.live_topology import live_topology
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -87,6 +92,34 @@ def get_job(job_id: str, context: InContext) -> JobRecord:
     return context.store.jobs.get(job_id)
 
 
+@router.get("/{job_id}/timeline", operation_id="getTimeline", responses=documented(404, 409, 500, 503))
+async def get_timeline(job_id: str, request: Request, context: InContext) -> PlanTimeline:
+    """Lay out one step of the job's plan, cell by cell: predicted, with the layer times that were measured so far."""
+    wanted = await run_in_threadpool(_timeline_request, job_id, context)
+    problem = unpredictable(wanted.plan, wanted.topology)
+    if problem is not None:
+        return PlanTimeline(problem=problem)
+    timeline = await context.plans.timeline(wanted, departure(request.receive, context.bell))
+    if timeline is None:
+        raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
+    return timeline
+
+
+def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
+    job = context.store.jobs.get(job_id)
+    spec = job.training
+    if job.plan is None:
+        raise Conflict(f"job {job_id} has no plan", mend="wait until it runs", job=job_id)
+    # Machines that are gone had their speed, too.
+    machines = [one for one in context.store.contributors.list() if one.id in job.plan.machines]
+    return TimelineRequest(
+        job=spec,
+        plan=job.plan,
+        topology=live_topology(machines),
+        timings=context.store.progress.timings(job_id),
+    )
+
+
 @router.post("/{job_id}/cancel", operation_id="cancelJob", responses=documented(404, 409))
 def cancel_job(job_id: str, context: InContext) -> JobRecord:
     """Cancel a queued job at once; ask a running one to stop after its step."""
@@ -113,9 +146,19 @@ def get_metrics(
     context: InContext,
     format: Literal["json", "csv"] = "json",  # noqa: A002 - the name of the query parameter
     after_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    until_step: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="The last one told.")] = None,
+    most: Annotated[
+        int | None,
+        Query(
+            ge=16,
+            le=100_000,
+            description="Where a split has more steps than this, of each stretch of them only the one with the lowest"
+            " and the one with the highest loss are told, so that a curve through them looks the same.",
+        ),
+    ] = None,
 ) -> Metrics | Response:
     """Return what each step measured, as JSON or as CSV with a column for each figure."""
-    metrics = context.store.progress.metrics(job_id, after_step=after_step)
+    metrics = context.store.progress.metrics(job_id, after_step=after_step, until_step=until_step, most=most)
     if format == "json":
         return Metrics(metrics=metrics)
     return Response(

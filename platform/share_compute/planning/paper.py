@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from share_compute.errors import PlanInfeasible, ShareComputeError
+from share_compute.planning.cost import TrainingCost
 from share_compute.planning.islands import propose_islands
+from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.partitioning import strategy_names
 from share_compute.planning.plan import Plan
-from share_compute.planning.planner import Solution, solve
+from share_compute.planning.planner import Solution, solve, workload
 from share_compute.planning.profile import ModelProfile
+from share_compute.planning.regions import complete
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
     PlanReport,
+    PlanTimeline,
     TimelineCell,
+    TimelineTransfer,
+    TimelineUpdate,
+    unpredictable,
 )
+from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.serving_plan import plan_serving
+from share_compute.planning.strategies import with_nominal_speeds
+from share_compute.planning.timings import MachineTimings, holding
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
@@ -48,6 +59,68 @@ def report(
         alternatives=_alternatives(spec, topology, profile, solution) if compare else (),
         islands=_islands(solution),
         serving=served,
+    )
+
+
+def timeline_of(
+    spec: TrainJob,
+    plan: Plan,
+    topology: Topology,
+    profile: ModelProfile,
+    timings: Mapping[str, MachineTimings],
+) -> PlanTimeline:
+    """Lay out one step of a plan that was made before; see `share_compute.planning.report.lay_out`."""
+    problem = unpredictable(plan, topology)
+    if problem is not None:
+        return PlanTimeline(problem=problem)
+    usable = with_nominal_speeds(topology)
+    known = holding(timings, usable, spec.training.batch_size // plan.microbatches)
+    cost = TrainingCost(profile, usable, complete(usable), workload(spec, plan.microbatches), known)
+    index = {machine.id: place for place, machine in enumerate(usable.contributors)}
+    # Who computes nothing in a step has no place in it.
+    seats = [
+        [place for place, member in enumerate(pool.members) if member.microbatches] for pool in plan.pools
+    ]
+    layout = Layout(
+        tuple(
+            PoolLayout(
+                pool.start,
+                pool.stop,
+                tuple(index[pool.members[place].contributor_id] for place in places),
+                tuple(len(pool.members[place].microbatches) for place in places),
+            )
+            for pool, places in zip(plan.pools, seats, strict=True)
+        )
+    )
+    step = simulate_step(cost, layout, with_transfers=True)
+    if math.isinf(step.step_s):
+        return PlanTimeline(problem="a link of this plan carries nothing, as it was measured last")
+    if len(step.cells) > _MOST_CELLS:
+        return PlanTimeline(step_s=step.step_s, cell_count=len(step.cells))
+    return PlanTimeline(
+        step_s=step.step_s,
+        cell_count=len(step.cells),
+        cells=tuple(
+            TimelineCell.model_validate({**cell._asdict(), "member": seats[cell.pool][cell.member]})
+            for cell in step.cells
+        ),
+        transfers=tuple(
+            TimelineTransfer(
+                microbatch=sent.microbatch,
+                kind=sent.kind,
+                source=(sent.source[0], seats[sent.source[0]][sent.source[1]]),
+                target=(sent.target[0], seats[sent.target[0]][sent.target[1]]),
+                start_s=sent.start_s,
+                stop_s=sent.stop_s,
+            )
+            for sent in step.transfers
+        ),
+        updates=tuple(
+            TimelineUpdate(pool=place, member=seats[place][seat], start_s=start_s, stop_s=stop_s)
+            for place, pool in enumerate(layout.pools)
+            for seat, machine in enumerate(pool.members)
+            for start_s, stop_s in [step.updates[machine]]
+        ),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from share_compute.planning.plan import Bounded, Plan
+from share_compute.planning.words import listed
 from share_compute.planning.workload import ServingWorkload
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
@@ -12,6 +15,7 @@ from share_compute.topology import Topology
 
 if TYPE_CHECKING:
     from share_compute.planning.profile import ModelProfile
+    from share_compute.planning.timings import MachineTimings
 
 
 class TimelineCell(StrictModel):
@@ -23,6 +27,42 @@ class TimelineCell(StrictModel):
     kind: Literal["F", "B"]
     start_s: float
     stop_s: float
+
+
+class TimelineTransfer(StrictModel):
+    """One tensor on its way from a member to a member of the next pool (F) or of the one before (B)."""
+
+    microbatch: int
+    kind: Literal["F", "B"]
+    source: tuple[int, int]
+    """Pool, and place in it."""
+    target: tuple[int, int]
+    start_s: float
+    stop_s: float
+    """It is there."""
+
+
+class TimelineUpdate(StrictModel):
+    """When one member updates its weights; before that it waits for sums of gradients and for word of other pools."""
+
+    pool: int
+    member: int
+    start_s: float
+    stop_s: float
+
+
+class PlanTimeline(StrictModel):
+    """One step of a plan as the event simulator of the schedule lays it: predicted, with times that are known now."""
+
+    step_s: float | None = None
+    """None where nothing can be predicted; ``problem`` says why."""
+    cells: tuple[TimelineCell, ...] = ()
+    """Pools and members are places in the plan; empty when there are too many cells to look at."""
+    transfers: tuple[TimelineTransfer, ...] = ()
+    updates: tuple[TimelineUpdate, ...] = ()
+    cell_count: int = 0
+    """Of the whole step, looked at or not."""
+    problem: str | None = None
 
 
 class Alternative(StrictModel):
@@ -125,3 +165,36 @@ def dry_run(
     from share_compute.planning.paper import report  # noqa: PLC0415
 
     return report(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)
+
+
+def unpredictable(plan: Plan, topology: Topology) -> str | None:
+    """Return why nothing can be predicted of a plan on these machines; None when it can."""
+    measured = {machine.id for machine in topology.contributors if 0 < machine.flops_per_s() < math.inf}
+    unknown = {
+        member.name
+        for pool in plan.pools
+        for member in pool.members
+        if member.microbatches and member.contributor_id not in measured
+    }
+    return f"the speed of {listed(sorted(unknown))} was not measured" if unknown else None
+
+
+def lay_out(
+    spec: TrainJob,
+    plan: Plan,
+    topology: Topology,
+    profile: ModelProfile,
+    timings: Mapping[str, MachineTimings],
+) -> PlanTimeline:
+    """Lay out one step of a plan that was made before.
+
+    Args:
+        spec: the job.
+        plan: who holds what.
+        topology: the machines of the plan, maybe among others.
+        profile: what its model costs.
+        timings: what was timed of the job's layers; what does not hold any more is left out.
+    """
+    from share_compute.planning.paper import timeline_of  # noqa: PLC0415
+
+    return timeline_of(spec, plan, topology, profile, timings)

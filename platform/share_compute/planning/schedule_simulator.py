@@ -41,6 +41,21 @@ class SimulatedCell(NamedTuple):
     stop_s: float
 
 
+class SimulatedTransfer(NamedTuple):
+    """When one tensor is on its way between two members."""
+
+    microbatch: int
+    kind: Literal["F", "B"]
+    """An activation, or the gradient of one."""
+    source: tuple[int, int]
+    """Pool, and place in it."""
+    target: tuple[int, int]
+    start_s: float
+    """The link begins to carry it."""
+    stop_s: float
+    """It is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
     """One simulated step; times count from its start."""
@@ -51,16 +66,22 @@ class StepTimeline:
     """By pool, member and time."""
     busy_fractions: dict[int, float]
     """Share of the step in which a machine computes, by its index in the topology."""
+    updates: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """When a machine begins and ends to update its weights, by its index in the topology."""
+    transfers: tuple[SimulatedTransfer, ...] = ()
+    """Between pools, in the order they are sent; only where they were asked for."""
 
 
-def simulate_step(cost: TrainingCost, layout: Layout) -> StepTimeline:
+def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = False) -> StepTimeline:
     """Lay out one step of a layout.
 
     Args:
         cost: tables of the job on its machines.
         layout: pools in pipeline order; each pool's shares add up to the step's microbatches.
+        with_transfers: tell when tensors are on their way, too; searches have no use for it.
     """
-    pipeline = _Pipeline(cost, layout)
+    transfers: list[SimulatedTransfer] | None = [] if with_transfers else None
+    pipeline = _Pipeline(cost, layout, transfers)
     pipeline.run()
     prepared = [
         _prepared_s(cost, pool, members) + cost.log_s(pool, layout.machines)
@@ -81,6 +102,11 @@ def simulate_step(cost: TrainingCost, layout: Layout) -> StepTimeline:
         busy_fractions={
             machine: time / step_s if 0 < step_s < math.inf else 0.0 for machine, time in busy.items()
         },
+        updates={
+            machine: (done_s - takes_s - float(cost.call_s[machine]), done_s)
+            for machine, (done_s, takes_s) in updates.items()
+        },
+        transfers=tuple(transfers or ()),
     )
 
 
@@ -102,8 +128,9 @@ class _Member:
 class _Pipeline:
     """Runs all cells of a step."""
 
-    def __init__(self, cost: TrainingCost, layout: Layout) -> None:
+    def __init__(self, cost: TrainingCost, layout: Layout, transfers: list[SimulatedTransfer] | None) -> None:
         self._cost = cost
+        self._transfers = transfers
         self._count = cost.workload.microbatches
         self.members = [list(_members(cost, layout, index)) for index in range(len(layout.pools))]
         self._starts = [pool.start for pool in layout.pools]
@@ -147,17 +174,24 @@ class _Pipeline:
             return None
         target = self._owners[target_pool][action.microbatch]
         cut = self._starts[target_pool if forward else member.pool]
-        arrival_s = self._send(member.machine, target.machine, cut, member.free_s)
+        sent_s, arrival_s = self._send(member.machine, target.machine, cut, member.free_s)
+        if self._transfers is not None:
+            ends = (member.pool, member.place), (target.pool, target.place)
+            self._transfers.append(
+                SimulatedTransfer(action.microbatch, action.kind, *ends, sent_s, arrival_s)
+            )
         self._arrived[action.kind][target_pool][action.microbatch] = arrival_s
         done = len(target.cells)
         return target if done < len(target.actions) and target.actions[done] == action else None
 
-    def _send(self, source: int, target: int, cut: int, at_s: float) -> float:
+    def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
+        """Return when the link begins to carry a tensor, and when it arrives."""
         latency_s, bytes_per_s = self._cost.network.link(source, target)
         carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.boundary_bytes[cut]))
-        free_s = max(at_s, self._link_free_s.get((source, target), 0.0)) + carried_s
+        start_s = max(at_s, self._link_free_s.get((source, target), 0.0))
+        free_s = start_s + carried_s
         self._link_free_s[source, target] = free_s
-        return free_s + latency_s
+        return start_s, free_s + latency_s
 
 
 def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member]:

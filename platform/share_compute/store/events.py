@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,11 +26,15 @@ class Events:
         with self._database.write() as session:
             add_event(session, kind, self._clock(), data)
 
-    def after(self, seq: int, *, job_id: str | None = None, limit: int = 500) -> list[EventRecord]:
-        """Return the next events after number ``seq``, of one job or of the whole pool."""
+    def after(
+        self, seq: int, *, job_id: str | None = None, without: Collection[str] = (), limit: int = 500
+    ) -> list[EventRecord]:
+        """Return the next events after number ``seq``, of one job or of the whole pool, but none of these kinds."""
         query = select(Event).where(Event.seq > seq).order_by(Event.seq).limit(limit)
         if job_id is not None:
             query = query.where(Event.job_id == job_id)
+        if without:
+            query = query.where(Event.kind.not_in(without))
         with self._database.read() as session:
             return [EventRecord.model_validate(row) for row in session.scalars(query)]
 

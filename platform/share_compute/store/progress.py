@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, Subquery, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -84,13 +84,25 @@ class Progress:
         with self._database.read() as session:
             return session.scalar(query) or 0
 
-    def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
-        """Return what the steps after ``after_step`` measured, in order; NotFound without the job."""
-        query = (
-            select(Metric)
-            .where(Metric.job_id == job_id, Metric.step > after_step)
-            .order_by(Metric.step, Metric.split)
-        )
+    def metrics(
+        self, job_id: str, *, after_step: int = 0, until_step: int | None = None, most: int | None = None
+    ) -> list[MetricRecord]:
+        """Return what steps measured, in order; NotFound without the job.
+
+        Args:
+            job_id: the job.
+            after_step: only steps after this one.
+            until_step: only steps up to this one; None for all.
+            most: about as many of each split are enough. Where there are more, each stretch of them is told by the
+                step with the lowest and the one with the highest loss, and the last step is always there.
+        """
+        wanted = [Metric.job_id == job_id, Metric.step > after_step]
+        if until_step is not None:
+            wanted.append(Metric.step <= until_step)
+        query = select(Metric).where(*wanted).order_by(Metric.step, Metric.split)
+        if most is not None:
+            told = _telling(wanted, most)
+            query = query.join(told, (told.c.split == Metric.split) & (told.c.step == Metric.step))
         with self._database.read() as session:
             job_row(session, job_id)
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
@@ -128,6 +140,31 @@ class Progress:
                     job=job_id,
                 )
             return ArtifactRecord.model_validate(row)
+
+
+def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
+    """Return (split, step) of about ``most`` metrics of each split, through which a curve keeps its shape."""
+    loss = Metric.data["loss"].as_float()
+    rows = select(
+        Metric.split,
+        Metric.step,
+        loss.label("loss"),
+        (func.row_number().over(partition_by=Metric.split, order_by=Metric.step) - 1).label("place"),
+        func.count().over(partition_by=Metric.split).label("all"),
+    ).where(*wanted)
+    row = rows.subquery().c
+    stretch = row.place * (most // 2) // row.all
+    ranked = select(
+        row.split,
+        row.step,
+        func.row_number().over(partition_by=(row.split, stretch), order_by=(row.loss, row.step)).label("low"),
+        func.row_number()
+        .over(partition_by=(row.split, stretch), order_by=(row.loss.desc(), row.step))
+        .label("high"),
+        or_(row.all <= most, row.place == 0, row.place == row.all - 1).label("kept"),
+    )
+    one = ranked.subquery().c
+    return select(one.split, one.step).where(or_(one.kept, one.low == 1, one.high == 1)).subquery()
 
 
 def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> None:

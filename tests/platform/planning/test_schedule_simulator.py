@@ -101,6 +101,15 @@ def test_two_stages_over_a_link_by_hand() -> None:
     # The second machine updates when word of the first has reached it.
     assert timeline.step_s == 12.5
     assert timeline.busy_fractions == {0: 6 / 12.5, 1: 6 / 12.5}
+    assert timeline.updates == {0: (12, 12), 1: (12.5, 12.5)}
+    assert timeline.transfers == ()
+    sent = simulate_step(cost, row(cost), with_transfers=True).transfers
+    assert {(f"{one.microbatch}{one.kind}", one.source[0], one.start_s, one.stop_s) for one in sent} == {
+        ("0F", 0, 1, 2.5),
+        ("1F", 0, 2, 3.5),
+        ("0B", 1, 5.5, 7),
+        ("1B", 1, 8.5, 10),
+    }
 
 
 def test_a_link_carries_one_tensor_after_the_other() -> None:

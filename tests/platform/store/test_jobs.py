@@ -431,6 +431,23 @@ def test_events_are_read_on_from_any_point(store: Store) -> None:
     middle = all_events[3].seq
     assert store.events.after(middle, job_id=job.id) == all_events[4:]
     assert store.events.after(0, job_id=job.id, limit=2) == all_events[:2]
+    rest = store.events.after(0, job_id=job.id, without=["step", "planned"])
+    assert {event.kind for event in rest} == {"state"}
+
+
+def test_long_runs_are_told_by_the_steps_that_give_a_curve_its_shape(store: Store) -> None:
+    job = running(store)
+    steps = [step(number, 9.0 if number == 700 else 1 / number) for number in range(1, 1001)]
+    validated = [Validated(split="validation", step=number, loss=2.0) for number in range(100, 1001, 100)]
+    store.progress.record(job.id, 1, [*steps, *validated])
+    told = store.progress.metrics(job.id, most=50)
+    train = [one.step for one in told if one.split == "train"]
+    assert train == sorted(set(train))
+    assert 40 <= len(train) <= 53
+    assert {1, 700, 1000} <= set(train), "the ends and what stands out"
+    assert [one.step for one in told if one.split == "validation"] == list(range(100, 1001, 100))
+    part = store.progress.metrics(job.id, after_step=690, until_step=730, most=50)
+    assert [one.step for one in part if one.split == "train"] == list(range(691, 731))
 
 
 def test_listeners_hear_commits_and_not_rollbacks(store: Store) -> None:

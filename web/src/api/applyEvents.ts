@@ -1,7 +1,7 @@
 /** Carries events into what the pages have already loaded, and asks again only for what events do not tell. */
 import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
-import { artifacts, contributors, job, log, metrics } from "./queries";
+import { artifacts, checkpoints, contributors, job, log, metrics, MOST_POINTS } from "./queries";
 import type { Job, JobPage, Metric, PoolEvent } from "./types";
 
 export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
@@ -30,6 +30,9 @@ function applyToJob(client: QueryClient, id: string, events: PoolEvent[]): void 
   if (events.some((event) => event.kind === "artifact")) {
     void client.invalidateQueries({ queryKey: artifacts(id).queryKey });
   }
+  if (events.some((event) => event.kind === "checkpoint")) {
+    void client.invalidateQueries({ queryKey: checkpoints(id).queryKey });
+  }
   if (events.some(changesJob)) void client.invalidateQueries({ queryKey: job(id).queryKey, exact: true });
 }
 
@@ -56,7 +59,15 @@ export function mergeMetrics(known: Metric[], events: PoolEvent[]): Metric[] {
   if (fresh.length === 0) return known;
   const name = (metric: Metric) => `${metric.split} ${metric.step}`;
   const replaced = new Set(fresh.map(name));
-  return [...known.filter((metric) => !replaced.has(name(metric))), ...fresh].sort((a, b) => a.step - b.step);
+  return thinned([...known.filter((metric) => !replaced.has(name(metric))), ...fresh].sort((a, b) => a.step - b.step));
+}
+
+/** A page that stays open for days holds no more points than one that is opened anew, give or take a few times as many. */
+function thinned(metrics: Metric[]): Metric[] {
+  const train = metrics.filter((metric) => metric.split === "train");
+  if (train.length <= 3 * MOST_POINTS) return metrics;
+  const dropped = new Set(train.slice(0, -MOST_POINTS).filter((_, index) => index % 2 === 1));
+  return metrics.filter((metric) => !dropped.has(metric));
 }
 
 /** Put events after those that are known; the curves tell the steps, so the log leaves them out. */

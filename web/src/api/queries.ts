@@ -2,7 +2,7 @@
 import { infiniteQueryOptions, queryOptions } from "@tanstack/react-query";
 
 import { api, body } from "./client";
-import type { JobState, PoolEvent } from "./types";
+import type { JobKind, JobState, PoolEvent } from "./types";
 
 export const status = queryOptions({
   queryKey: ["status"],
@@ -15,11 +15,20 @@ export const contributors = queryOptions({
 });
 
 const JOBS_PER_PAGE = 50;
-const EVENTS_PER_PAGE = 500;
+const EVENTS_PER_PAGE = 2000;
+/** Points of a curve, more than a screen is wide: of longer runs the server tells those that give the curve its shape. */
+export const MOST_POINTS = 2000;
 
-export function jobs(state: JobState | undefined) {
+export interface JobFilter {
+  state?: JobState | undefined;
+  kind?: JobKind | undefined;
+  /** Part of the name. */
+  name?: string | undefined;
+}
+
+export function jobs({ state, kind, name }: JobFilter = {}) {
   return infiniteQueryOptions({
-    queryKey: ["jobs", state ?? "all"],
+    queryKey: ["jobs", state ?? "all", kind ?? "all", name ?? ""],
     queryFn: ({ signal, pageParam }) =>
       body(
         api.GET("/api/v1/jobs", {
@@ -28,6 +37,8 @@ export function jobs(state: JobState | undefined) {
             query: {
               limit: JOBS_PER_PAGE,
               ...(state !== undefined && { state: [state] }),
+              ...(kind !== undefined && { kind }),
+              ...(name !== undefined && { name }),
               ...(pageParam !== null && { cursor: pageParam }),
             },
           },
@@ -49,8 +60,38 @@ export function metrics(id: string) {
   return queryOptions({
     queryKey: ["job", id, "metrics"],
     queryFn: async ({ signal }) => {
-      const params = { path: { job_id: id } };
+      const params = { path: { job_id: id }, query: { most: MOST_POINTS } };
       return (await body(api.GET("/api/v1/jobs/{job_id}/metrics", { signal, params }))).metrics;
+    },
+  });
+}
+
+/** The metrics of a stretch of steps, both ends included: of a long run they are told closer together. */
+export function metricsBetween(id: string, first: number, last: number) {
+  return queryOptions({
+    queryKey: ["job", id, "metrics", first, last],
+    queryFn: async ({ signal }) => {
+      const query = { after_step: Math.max(0, first - 1), until_step: last, most: MOST_POINTS };
+      const params = { path: { job_id: id }, query };
+      return (await body(api.GET("/api/v1/jobs/{job_id}/metrics", { signal, params }))).metrics;
+    },
+  });
+}
+
+/** One step of the job's plan, cell by cell; `epoch` and `attempt` name the plan. */
+export function timeline(id: string, attempt: number, epoch: number) {
+  return queryOptions({
+    queryKey: ["job", id, "timeline", attempt, epoch],
+    queryFn: ({ signal }) => body(api.GET("/api/v1/jobs/{job_id}/timeline", { signal, params: { path: { job_id: id } } })),
+  });
+}
+
+export function checkpoints(id: string) {
+  return queryOptions({
+    queryKey: ["job", id, "checkpoints"],
+    queryFn: async ({ signal }) => {
+      const params = { path: { job_id: id } };
+      return (await body(api.GET("/api/v1/jobs/{job_id}/checkpoints", { signal, params }))).checkpoints;
     },
   });
 }
@@ -62,9 +103,10 @@ export function log(id: string) {
     queryFn: async ({ signal }) => {
       const kept: PoolEvent[] = [];
       for (let after = 0; ; ) {
-        const params = { path: { job_id: id }, query: { after, limit: EVENTS_PER_PAGE } };
+        const query = { after, limit: EVENTS_PER_PAGE, without: ["step"] };
+        const params = { path: { job_id: id }, query };
         const page = await body(api.GET("/api/v1/jobs/{job_id}/events", { signal, params }));
-        kept.push(...page.events.filter((event) => event.kind !== "step"));
+        kept.push(...page.events);
         if (page.events.length < EVENTS_PER_PAGE) return kept;
         after = page.next_after;
       }

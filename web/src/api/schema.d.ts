@@ -554,6 +554,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job_id}/timeline": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Timeline
+         * @description Lay out one step of the job's plan, cell by cell: predicted, with the layer times that were measured so far.
+         */
+        get: operations["getTimeline"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/keys": {
         parameters: {
             query?: never;
@@ -3812,6 +3832,41 @@ export interface components {
             topology: components["schemas"]["TopologyDocumentRequest"] | null;
         };
         /**
+         * PlanTimeline
+         * @description One step of a plan as the event simulator of the schedule lays it: predicted, with times that are known now.
+         */
+        PlanTimeline: {
+            /**
+             * Cell Count
+             * @description Of the whole step, looked at or not.
+             * @default 0
+             */
+            cell_count: number;
+            /**
+             * Cells
+             * @description Pools and members are places in the plan; empty when there are too many cells to look at.
+             * @default []
+             */
+            cells: components["schemas"]["TimelineCell"][];
+            /** Problem */
+            problem?: string | null;
+            /**
+             * Step S
+             * @description None where nothing can be predicted; ``problem`` says why.
+             */
+            step_s?: number | null;
+            /**
+             * Transfers
+             * @default []
+             */
+            transfers: components["schemas"]["TimelineTransfer"][];
+            /**
+             * Updates
+             * @default []
+             */
+            updates: components["schemas"]["TimelineUpdate"][];
+        };
+        /**
          * PoolPlan
          * @description One shard and the members that each hold all of it.
          */
@@ -4964,6 +5019,53 @@ export interface components {
             member: number;
             /** Microbatch */
             microbatch: number;
+            /** Pool */
+            pool: number;
+            /** Start S */
+            start_s: number;
+            /** Stop S */
+            stop_s: number;
+        };
+        /**
+         * TimelineTransfer
+         * @description One tensor on its way from a member to a member of the next pool (F) or of the one before (B).
+         */
+        TimelineTransfer: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "F" | "B";
+            /** Microbatch */
+            microbatch: number;
+            /**
+             * Source
+             * @description Pool, and place in it.
+             */
+            source: [
+                number,
+                number
+            ];
+            /** Start S */
+            start_s: number;
+            /**
+             * Stop S
+             * @description It is there.
+             */
+            stop_s: number;
+            /** Target */
+            target: [
+                number,
+                number
+            ];
+        };
+        /**
+         * TimelineUpdate
+         * @description When one member updates its weights; before that it waits for sums of gradients and for word of other pools.
+         */
+        TimelineUpdate: {
+            /** Member */
+            member: number;
             /** Pool */
             pool: number;
             /** Start S */
@@ -7075,6 +7177,8 @@ export interface operations {
                 /** @description Only events with a higher number. */
                 after?: number | null;
                 limit?: number;
+                /** @description Kinds that a page leaves out; may be given several times. */
+                without?: string[] | null;
             };
             header?: {
                 /** @description Number of the last event seen; wins over `after`. */
@@ -7202,6 +7306,10 @@ export interface operations {
             query?: {
                 format?: "json" | "csv";
                 after_step?: number;
+                /** @description The last one told. */
+                until_step?: number | null;
+                /** @description Where a split has more steps than this, of each stretch of them only the one with the lowest and the one with the highest loss are told, so that a curve through them looks the same. */
+                most?: number | null;
             };
             header?: never;
             path: {
@@ -7299,6 +7407,82 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getTimeline: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlanTimeline"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal Server Error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -1,4 +1,4 @@
-/** Curves over steps, drawn by uPlot: drag to zoom, double-click to zoom out. */
+/** Curves over steps, drawn by uPlot: drag to zoom, double-click to zoom out. Who shows it keeps the zoom. */
 import { useComputedColorScheme } from "@mantine/core";
 import { useElementSize, useMergedRef } from "@mantine/hooks";
 import { useEffect, useRef } from "react";
@@ -7,67 +7,97 @@ import "uplot/dist/uPlot.min.css";
 
 import classes from "./CurveChart.module.css";
 
-const HEIGHT = 260;
+const HEIGHT = 280;
 
 /** uPlot draws on a canvas, which knows no CSS variables. */
 const INK = {
-  light: { axis: "#4a5561", grid: "#e6eaee", curves: ["#0b7285", "#a34a00", "#5f3dc4"] },
-  dark: { axis: "#aab4be", grid: "#2b333b", curves: ["#4fc1cf", "#ffa94d", "#b197fc"] },
+  light: {
+    axis: "#4a5561",
+    grid: "#e6eaee",
+    curves: ["#0b7285", "#a34a00", "#5f3dc4", "#2b7a3e", "#a61e4d", "#1c5fb0"],
+  },
+  dark: {
+    axis: "#aab4be",
+    grid: "#2b333b",
+    curves: ["#4fc1cf", "#ffa94d", "#b197fc", "#8ce99a", "#faa2c1", "#74c0fc"],
+  },
 };
+/** Each hue has a dash of its own, for those who do not see hues. */
+const DASHES = [[], [8, 4], [2, 3], [12, 4, 2, 4], [5, 2], [1, 4]];
 
 export interface Curve {
   label: string;
   /** One value for each step, null where there is none. */
   values: (number | null)[];
+  /** Number of its colour and dash. */
+  ink: number;
   /** Few and far between: draw its points. */
   isSparse?: boolean;
+  /** Behind a smoothed curve of the same colour. */
+  isFaint?: boolean;
 }
+
+export type Zoom = readonly [first: number, last: number];
 
 interface Props {
   steps: number[];
   curves: Curve[];
   isLog: boolean;
+  /** First and last step shown; null for all. */
+  zoom: Zoom | null;
+  onZoom: (zoom: Zoom | null) => void;
   /** The picture in words. */
   description: string;
   format: (value: number) => string;
 }
 
-export function CurveChart({ steps, curves, isLog, description, format }: Props) {
+export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, format }: Props) {
   const scheme = useComputedColorScheme("light");
   const { ref: measured, width } = useElementSize<HTMLDivElement>();
   const frame = useRef<HTMLDivElement>(null);
   const ref = useMergedRef(frame, measured);
   const plot = useRef<uPlot | null>(null);
-  const labels = curves.map((curve) => curve.label).join("\n");
+  const shape = curves.map((curve) => [curve.label, curve.ink, curve.isSparse, curve.isFaint].join("\t")).join("\n");
   const data: AlignedData = [steps, ...curves.map((curve) => curve.values)];
-  const latest = useRef(data);
-  latest.current = data;
+  // What the chart asks for when it draws, without being made anew for it.
+  const latest = useRef({ data, zoom, onZoom, format });
+  latest.current = { data, zoom, onZoom, format };
   const hasWidth = width > 0;
 
   useEffect(() => {
     const holder = frame.current;
     if (holder === null || !hasWidth) return;
-    const ink = INK[scheme];
-    const axis = { stroke: ink.axis, grid: { stroke: ink.grid, width: 1 }, ticks: { stroke: ink.grid, width: 1 } };
     const drawn = new uPlot(
       {
         width: holder.clientWidth,
         height: HEIGHT,
-        scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
-        axes: [axis, { ...axis, size: 56 }],
+        cursor: {
+          drag: { x: true, y: false, setScale: false },
+          bind: { dblclick: () => () => (latest.current.onZoom(null), null) },
+        },
+        scales: {
+          x: { time: false, range: (_, min, max) => (latest.current.zoom as [number, number] | null) ?? [min, max] },
+          y: { distr: isLog ? 3 : 1 },
+        },
+        axes: axesOf(scheme, (value) => latest.current.format(value)),
         series: [
           { label: "step", value: (_, value) => value ?? "–" },
-          ...labels.split("\n").map((label, index) => ({
-            label,
-            stroke: ink.curves[index % ink.curves.length]!,
-            width: 2,
-            spanGaps: true,
-            value: (_: uPlot, value: number | null) => (value === null ? "–" : format(value)),
-            points: { show: curves[index]?.isSparse ?? false, size: 7 },
-          })),
+          ...curves.map((curve) => seriesOf(curve, scheme, (value) => latest.current.format(value))),
         ],
+        hooks: {
+          setSelect: [
+            (self) => {
+              const { left, width: wide } = self.select;
+              if (wide < 4) return;
+              const first = Math.round(self.posToVal(left, "x"));
+              const last = Math.round(self.posToVal(left + wide, "x"));
+              self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+              if (first < last) latest.current.onZoom([Math.max(0, first), last]);
+            },
+          ],
+        },
       },
-      latest.current,
+      latest.current.data,
       holder,
     );
     plot.current = drawn;
@@ -76,22 +106,37 @@ export function CurveChart({ steps, curves, isLog, description, format }: Props)
       drawn.destroy();
     };
     // New values reach the chart by setData below; only what changes its shape makes a new one.
-  }, [scheme, isLog, labels, hasWidth]);
+  }, [scheme, isLog, shape, hasWidth]);
 
   useEffect(() => {
     if (hasWidth) plot.current?.setSize({ width, height: HEIGHT });
   }, [width, hasWidth]);
 
   useEffect(() => {
-    const drawn = plot.current;
-    if (drawn === null) return;
-    // Somebody who zoomed in keeps the view while values arrive.
-    const { min, max } = drawn.scales.x ?? {};
-    const old = drawn.data[0];
-    const isZoomed = min != null && max != null && (min > (old[0] ?? min) || max < (old.at(-1) ?? max));
-    drawn.setData(latest.current, !isZoomed);
-    if (isZoomed) drawn.redraw();
-  }, [steps, curves]);
+    plot.current?.setData(latest.current.data);
+  }, [steps, curves, zoom?.[0], zoom?.[1]]);
 
   return <div ref={ref} className={classes.chart} role="img" aria-label={description} />;
+}
+
+function axesOf(scheme: "light" | "dark", format: (value: number) => string): uPlot.Axis[] {
+  const ink = INK[scheme];
+  const axis = { stroke: ink.axis, grid: { stroke: ink.grid, width: 1 }, ticks: { stroke: ink.grid, width: 1 } };
+  // A logarithmic axis leaves out what would stand too close.
+  const values = (_: uPlot, ticks: (number | null)[]) => ticks.map((tick) => (tick === null ? "" : format(tick)));
+  return [axis, { ...axis, size: 68, values }];
+}
+
+function seriesOf(curve: Curve, scheme: "light" | "dark", format: (value: number) => string): uPlot.Series {
+  const palette = INK[scheme].curves;
+  const hue = palette[curve.ink % palette.length]!;
+  return {
+    label: curve.label,
+    stroke: curve.isFaint ? `${hue}55` : hue,
+    width: curve.isFaint ? 1 : 2,
+    dash: DASHES[curve.ink % DASHES.length]!,
+    spanGaps: true,
+    value: (_: uPlot, value: number | null) => (value === null ? "–" : format(value)),
+    points: { show: curve.isSparse ?? false, size: 7 },
+  };
 }

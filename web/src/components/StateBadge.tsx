@@ -1,28 +1,37 @@
-import type { ContributorState, JobState } from "../api/types";
+import { useTranslation } from "react-i18next";
+
+import type { ContributorState, DeploymentState, JobState } from "../api/types";
 import classes from "./StateBadge.module.css";
 
 type Tone = "quiet" | "busy" | "active" | "good" | "bad" | "ending";
 
-const TONES: Record<JobState | ContributorState, Tone> = {
-  queued: "quiet",
-  planning: "busy",
-  running: "active",
-  succeeded: "good",
-  failed: "bad",
-  cancelled: "quiet",
-  joining: "busy",
-  probing: "busy",
-  ready: "good",
-  draining: "ending",
-  left: "quiet",
-  lost: "bad",
+export type State = JobState | ContributorState | DeploymentState;
+
+const TONES: Record<State, Tone> = {
+  "queued": "quiet",
+  "planning": "busy",
+  "running": "active",
+  "succeeded": "good",
+  "failed": "bad",
+  "cancelled": "quiet",
+  "joining": "busy",
+  "probing": "busy",
+  "ready": "good",
+  "draining": "ending",
+  "left": "quiet",
+  "lost": "bad",
+  "pending": "quiet",
+  "loading": "busy",
+  "degraded": "ending",
+  "stopped": "quiet",
 };
 
 /** A state as a word; its colour only repeats it. */
-export function StateBadge({ state }: { state: JobState | ContributorState }) {
+export function StateBadge({ state }: { state: State }) {
+  const { t } = useTranslation();
   return (
     <span className={classes.badge} data-tone={TONES[state]}>
-      {state}
+      {t(state)}
     </span>
   );
 }

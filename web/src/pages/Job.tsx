@@ -2,24 +2,31 @@
 import { Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
+import { useMemo } from "react";
+import { useTranslation } from "react-i18next";
 
-import { job as jobQuery } from "../api/queries";
-import type { Job as JobView } from "../api/types";
+import { job as jobQuery, log } from "../api/queries";
+import type { Job as JobView, PoolEvent } from "../api/types";
 import { Failure, Loading } from "../components/Feedback";
 import { Page, Section } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
 import { dateAndTime } from "../format";
-import { Placement } from "../placement/Placement";
+import { Placement, type Farewell } from "../placement/Placement";
 import { Actions } from "./job/Actions";
 import { Artifacts } from "./job/Artifacts";
+import { Batch } from "./job/Batch";
+import { Checkpoints } from "./job/Checkpoints";
 import { Curves } from "./job/Curves";
 import { Log } from "./job/Log";
 import { Progress } from "./job/Progress";
 import { Reality } from "./job/Reality";
+import { Samples } from "./job/Samples";
+import { Timeline } from "./job/Timeline";
 
 const route = getRouteApi("/jobs/$jobId");
 
 export function Job() {
+  const { t } = useTranslation();
   const { jobId } = route.useParams();
   const { data: job, error, refetch } = useQuery(jobQuery(jobId));
   if (job === undefined) {
@@ -30,37 +37,70 @@ export function Job() {
   return (
     <Page title={job.name} beside={<StateBadge state={job.state} />} actions={<Actions job={job} />}>
       <Progress job={job} />
-      {job.spec.kind === "train" && (
-        <>
-          <Section title="Loss">
-            <Curves job={job} />
-          </Section>
-          <Section title="Placement">
-            <PlacementOf job={job} />
-          </Section>
-        </>
+      {job.spec.kind === "train" ? (
+        <Training job={job} />
+      ) : (
+        <Section title={t("Batch")}>
+          <Batch job={job} />
+        </Section>
       )}
-      <Section title="Artifacts">
+      <Section title={t("Artifacts")}>
         <Artifacts job={job} />
       </Section>
-      <Section title="Log">
+      {job.spec.kind === "train" && (
+        <Section title={t("Checkpoints")}>
+          <Checkpoints job={job} />
+        </Section>
+      )}
+      <Section title={t("Events")}>
         <Log jobId={job.id} />
       </Section>
       <Text size="sm" c="dimmed">
-        {job.id} · attempt {job.attempt} · created {dateAndTime(job.created_at)}
+        {job.id} · {t("attempt {{attempt}}", { attempt: job.attempt })} · {t("created {{when}}", { when: dateAndTime(job.created_at) })}
       </Text>
     </Page>
   );
 }
 
-function PlacementOf({ job }: { job: JobView }) {
-  if (job.plan !== null) {
-    return (
-      <>
-        <Reality job={job} plan={job.plan} />
-        <Placement plan={job.plan} />
-      </>
-    );
+function Training({ job }: { job: JobView }) {
+  const { t } = useTranslation();
+  const { data } = useQuery(log(job.id));
+  const farewells = useMemo(() => farewellsIn(data ?? []), [data]);
+  return (
+    <>
+      <Section title={t("Curves")}>
+        <Curves job={job} />
+      </Section>
+      <Section title={t("Placement")}>
+        {job.plan === null ? (
+          <Text size="sm" c="dimmed">
+            {job.state === "queued" ? t("Planned when machines are free.") : t("There is no plan.")}
+          </Text>
+        ) : (
+          <>
+            <Placement plan={job.plan} farewells={farewells} />
+            <Reality job={job} plan={job.plan} />
+          </>
+        )}
+      </Section>
+      {job.plan !== null && (
+        <Section title={t("One step")}>
+          <Timeline job={job} plan={job.plan} />
+        </Section>
+      )}
+      <Samples jobId={job.id} />
+    </>
+  );
+}
+
+/** How each machine went that the job no longer has: the last word counts. */
+function farewellsIn(events: readonly PoolEvent[]): Map<string, Farewell> {
+  const found = new Map<string, Farewell>();
+  for (const { kind, data } of events) {
+    if (kind !== "reformed") continue;
+    const { lost = [], left = [] } = data as { lost?: string[]; left?: string[] };
+    for (const id of lost) found.set(id, "lost");
+    for (const id of left) found.set(id, "left");
   }
-  return <Text size="sm" c="dimmed">{job.state === "queued" ? "Planned when machines are free." : "There is no plan."}</Text>;
+  return found;
 }

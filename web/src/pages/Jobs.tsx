@@ -1,35 +1,37 @@
 /** All jobs, newest first. */
-import { Button, Progress, Table, Text } from "@mantine/core";
-import { useInfiniteQuery } from "@tanstack/react-query";
+import { Button, Group, NativeSelect, Progress, Table, Text, TextInput } from "@mantine/core";
+import { useDebouncedCallback } from "@mantine/hooks";
+import { keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
+import { useTranslation } from "react-i18next";
 
 import { jobs } from "../api/queries";
-import { JOB_STATES, type Job, type JobState } from "../api/types";
+import { JOB_KINDS, JOB_STATES, type Job, type JobKind } from "../api/types";
 import { Empty, Failure, Loading, sentence } from "../components/Feedback";
 import { AnchorLink, ButtonLink } from "../components/links";
 import { Page } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
 import { ago, count, loss, si } from "../format";
 import { useNow } from "../useNow";
-import classes from "./Jobs.module.css";
 import { progressOf, shareOf, speedUnit } from "./job/eta";
+import type { JobsSearch } from "./job/search";
+import classes from "./Jobs.module.css";
 
 const route = getRouteApi("/jobs");
+const TYPING_MS = 250;
+
+/** Keys of `t`. */
+const KINDS: Record<JobKind, string> = { train: "training", generate: "answers of a model", embed: "vectors of texts" };
 
 export function Jobs() {
-  const { state } = route.useSearch();
-  const query = useInfiniteQuery(jobs(state));
+  const { t } = useTranslation();
+  const search = route.useSearch();
+  const query = useInfiniteQuery({ ...jobs(search), placeholderData: keepPreviousData });
   const all = query.data?.pages.flatMap((page) => page.jobs);
+  const isFiltered = Object.keys(search).length > 0;
   return (
-    <Page
-      title="Jobs"
-      actions={
-        <ButtonLink to="/submit">
-          Submit a job
-        </ButtonLink>
-      }
-    >
-      <Filter state={state} />
+    <Page title={t("Jobs")} actions={<ButtonLink to="/submit">{t("Submit a job")}</ButtonLink>}>
+      <Filter search={search} />
       {all === undefined ? (
         query.error === null ? (
           <Loading />
@@ -37,53 +39,78 @@ export function Jobs() {
           <Failure error={query.error} retry={() => void query.refetch()} />
         )
       ) : all.length === 0 ? (
-        <Empty title={state === undefined ? "No job yet" : `No job is ${state}`}>
-          <Text>A job trains a model on the machines of the pool.</Text>
+        <Empty title={isFiltered ? t("No job is like this") : t("No job yet")}>
+          <Text>{isFiltered ? t("Other states, kinds or names may have some.") : t("A job trains a model on the machines of the pool.")}</Text>
         </Empty>
       ) : (
         <JobTable jobs={all} />
       )}
       {query.hasNextPage && (
         <Button variant="default" loading={query.isFetchingNextPage} onClick={() => void query.fetchNextPage()}>
-          Show older jobs
+          {t("Show older jobs")}
         </Button>
       )}
     </Page>
   );
 }
 
-function Filter({ state }: { state: JobState | undefined }) {
+function Filter({ search }: { search: JobsSearch }) {
+  const { t } = useTranslation();
+  const navigate = route.useNavigate();
+  const change = (next: Partial<JobsSearch>) => void navigate({ search: (old) => ({ ...old, ...next }), replace: true });
+  const find = useDebouncedCallback((name: string) => change({ name: name.trim() || undefined }), TYPING_MS);
   return (
-    <nav className={classes.filter} aria-label="Jobs by state">
-      {[undefined, ...JOB_STATES].map((one) => (
-        <Link
-          key={one ?? "all"}
-          to="/jobs"
-          search={one === undefined ? {} : { state: one }}
-          className={classes.choice}
-          data-chosen={one === state}
-          aria-current={one === state ? "page" : undefined}
-        >
-          {one ?? "all"}
-        </Link>
-      ))}
-    </nav>
+    <Group justify="space-between" align="center" gap="sm">
+      <nav className={classes.filter} aria-label={t("Jobs by state")}>
+        {[undefined, ...JOB_STATES].map((one) => (
+          <Link
+            key={one ?? "all"}
+            to="/jobs"
+            search={({ state: _, ...old }) => (one === undefined ? old : { ...old, state: one })}
+            className={classes.choice}
+            data-chosen={one === search.state}
+            aria-current={one === search.state ? "page" : undefined}
+            activeOptions={{ exact: true }}
+          >
+            {one === undefined ? t("all") : t(one)}
+          </Link>
+        ))}
+      </nav>
+      <Group gap="xs">
+        <NativeSelect
+          size="xs"
+          aria-label={t("Kind of job")}
+          value={search.kind ?? ""}
+          onChange={(event) => change({ kind: JOB_KINDS.find((one) => one === event.currentTarget.value) })}
+          data={[{ value: "", label: t("all kinds") }, ...JOB_KINDS.map((one) => ({ value: one, label: t(KINDS[one]) }))]}
+        />
+        <TextInput
+          size="xs"
+          type="search"
+          aria-label={t("Search by name")}
+          placeholder={t("Search by name")}
+          defaultValue={search.name ?? ""}
+          onChange={(event) => find(event.currentTarget.value)}
+        />
+      </Group>
+    </Group>
   );
 }
 
 function JobTable({ jobs: all }: { jobs: readonly Job[] }) {
+  const { t } = useTranslation();
   const now = useNow();
   return (
     <div className="card scroll">
       <Table className="stacking" verticalSpacing="sm" horizontalSpacing="md">
         <Table.Thead>
           <Table.Tr>
-            <Table.Th>Job</Table.Th>
-            <Table.Th>State</Table.Th>
-            <Table.Th>Progress</Table.Th>
-            <Table.Th className="numeric">Loss</Table.Th>
-            <Table.Th className="numeric">Speed</Table.Th>
-            <Table.Th className="numeric">Created</Table.Th>
+            <Table.Th>{t("Job")}</Table.Th>
+            <Table.Th>{t("State")}</Table.Th>
+            <Table.Th>{t("Progress")}</Table.Th>
+            <Table.Th className="numeric">{t("Loss")}</Table.Th>
+            <Table.Th className="numeric">{t("Speed")}</Table.Th>
+            <Table.Th className="numeric">{t("Created")}</Table.Th>
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
@@ -97,18 +124,21 @@ function JobTable({ jobs: all }: { jobs: readonly Job[] }) {
 }
 
 function Row({ job, now }: { job: Job; now: number }) {
+  const { t } = useTranslation();
   const { done, total, unit } = progressOf(job);
+  const numbers = { done: count(done), total: count(total) };
   return (
     <Table.Tr>
-      <Table.Td data-label="Job">
+      <Table.Td data-label={t("Job")}>
         <AnchorLink to="/jobs/$jobId" params={{ jobId: job.id }} size="sm" fw={600}>
           {job.name}
         </AnchorLink>
         <Text size="xs" c="dimmed">
           {job.id}
+          {job.spec.kind !== "train" && ` · ${t(KINDS[job.spec.kind])}`}
         </Text>
       </Table.Td>
-      <Table.Td data-label="State">
+      <Table.Td data-label={t("State")}>
         <StateBadge state={job.state} />
         {(job.state === "queued" || job.state === "failed") && (
           <Text size="xs" c="dimmed" mt={2} maw={280} lineClamp={2} title={job.reason}>
@@ -116,23 +146,27 @@ function Row({ job, now }: { job: Job; now: number }) {
           </Text>
         )}
       </Table.Td>
-      <Table.Td miw={150} data-label="Progress">
+      <Table.Td miw={150} data-label={t("Progress")}>
         <Progress
           className="wide"
           value={100 * shareOf(job)}
           size="sm"
           color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
-          aria-label={`${job.name}: progress`}
+          aria-label={t("{{name}}: progress", { name: job.name })}
         />
         <Text size="xs" c="dimmed" mt={4}>
-          {count(done)} of {count(total)} {unit}
+          {unit === "steps" ? t("Step {{done}} of {{total}}", numbers) : t("Rows: {{done}} of {{total}}", numbers)}
         </Text>
       </Table.Td>
-      <Table.Td className="numeric" data-label="Loss">{job.loss === null ? "–" : loss(job.loss)}</Table.Td>
-      <Table.Td className="numeric" data-label="Speed">
+      <Table.Td className="numeric" data-label={t("Loss")}>
+        {job.loss === null ? "–" : loss(job.loss)}
+      </Table.Td>
+      <Table.Td className="numeric" data-label={t("Speed")}>
         {job.state === "running" && job.tokens_per_s !== null ? si(job.tokens_per_s, speedUnit(job)) : "–"}
       </Table.Td>
-      <Table.Td className="numeric" data-label="Created">{ago(job.created_at, now)}</Table.Td>
+      <Table.Td className="numeric" data-label={t("Created")}>
+        {ago(job.created_at, now)}
+      </Table.Td>
     </Table.Tr>
   );
 }

@@ -1,28 +1,74 @@
-/** The placement picture: a model's layers as one bar, cut into shards, above the machines that hold them. */
-import { Text } from "@mantine/core";
-import { useState } from "react";
+/** The placement picture: a model's layers as one bar, cut into shards, lying on the machines that hold them. */
+import { Group, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
+import type { TFunction } from "i18next";
+import { useId, useState } from "react";
+import { useTranslation } from "react-i18next";
 
-import type { Plan, Pool } from "../api/types";
-import { bytes, count, si } from "../format";
-import { joined, layerRange, poolShares, ranges } from "./layout";
+import type { Plan } from "../api/types";
+import { count, si } from "../format";
+import { Details, figuresOf } from "./Details";
+import { Idle } from "./Idle";
+import { joined, layerRange, poolShares, type Block, type Size } from "./layout";
+import { MemberTable } from "./MemberTable";
 import classes from "./Placement.module.css";
+import { useBlocks } from "./useBlocks";
 
 /** Above this, single layers are thinner than their gaps. */
-const MOST_TICKS = 96;
+const MOST_TICKS = 200;
 
-export function Placement({ plan }: { plan: Plan }) {
-  const [lit, setLit] = useState<number | null>(null);
-  const shares = poolShares(plan);
+/** How a machine went that the plan no longer has. */
+export type Farewell = "lost" | "left";
+
+interface Props {
+  plan: Plan;
+  /** How a machine went, by its id, where that is known. */
+  farewells?: ReadonlyMap<string, Farewell>;
+}
+
+export function Placement({ plan, farewells }: Props) {
+  const { t } = useTranslation();
+  const [size, setSize] = useState<Size>("layers");
+  const [lit, setLit] = useState<string | null>(null);
+  const shown = useBlocks(plan, size);
+  const prefix = useId();
+  const shares = poolShares(plan, size);
+  const current = shown.blocks.find((block) => block.id === lit);
+
+  function move(event: React.KeyboardEvent) {
+    const next = neighbour(shown.blocks, current, event.key);
+    if (next === undefined) return;
+    event.preventDefault();
+    setLit(next.id);
+  }
+
   return (
     <figure className={classes.figure} aria-label={describe(plan)}>
       <figcaption className={classes.caption}>
-        <Text component="span" size="sm">
-          {plan.num_layers} layers, {si(plan.parameters, "")} parameters, {plan.pools.length}{" "}
-          {plan.pools.length === 1 ? "pool" : "pools"}
-        </Text>
-        <Text component="span" size="sm" c="dimmed">
-          {plan.strategy.replaceAll("_", " ")} · epoch {plan.epoch}
-        </Text>
+        <div>
+          <Text component="span" size="sm">
+            {t("{{count}} layers", { count: plan.num_layers })}, {t("{{number}} parameters", { number: si(plan.parameters, "") })},{" "}
+            {t("{{count}} pools", { count: plan.pools.length })}
+          </Text>
+          <Text component="span" size="sm" c="dimmed">
+            {" "}
+            · {plan.strategy.replaceAll("_", " ")} · {t("epoch {{epoch}}", { epoch: plan.epoch })}
+          </Text>
+        </div>
+        <Group gap="xs">
+          <Text size="xs" c="dimmed" id={`${prefix}size`}>
+            {t("Width by")}
+          </Text>
+          <SegmentedControl
+            size="xs"
+            aria-labelledby={`${prefix}size`}
+            value={size}
+            onChange={(value) => setSize(value as Size)}
+            data={[
+              { value: "layers", label: t("layers") },
+              { value: "memory", label: t("memory") },
+            ]}
+          />
+        </Group>
       </figcaption>
       <div className={classes.bar} aria-hidden>
         {plan.pools.map((pool, index) => (
@@ -30,10 +76,8 @@ export function Placement({ plan }: { plan: Plan }) {
             key={index}
             className={classes.segment}
             data-hue={index % 6}
-            data-dim={lit !== null && lit !== index}
+            data-dim={current !== undefined && current.pool !== index}
             style={{ flexGrow: shares[index] }}
-            onPointerEnter={() => setLit(index)}
-            onPointerLeave={() => setLit(null)}
           >
             {plan.num_layers <= MOST_TICKS &&
               Array.from({ length: pool.stop - pool.start }, (_, layer) => <i key={layer} className={classes.layer} />)}
@@ -41,75 +85,78 @@ export function Placement({ plan }: { plan: Plan }) {
           </div>
         ))}
       </div>
-      <ol className={classes.pools}>
-        {plan.pools.map((pool, index) => (
-          <PoolCard
-            key={index}
-            pool={pool}
-            index={index}
-            isDim={lit !== null && lit !== index}
-            onLit={(on) => setLit(on ? index : null)}
-          />
+      <div
+        className={classes.machines}
+        style={{ height: shown.height }}
+        role="listbox"
+        aria-orientation="horizontal"
+        aria-label={t("Machines of this plan")}
+        tabIndex={0}
+        aria-activedescendant={current && `${prefix}${current.id}`}
+        onKeyDown={move}
+        onFocus={() => lit === null && setLit(shown.blocks[0]?.id ?? null)}
+        onBlur={() => setLit(null)}
+        onPointerLeave={() => setLit(null)}
+      >
+        {shown.blocks.map((block) => (
+          <div
+            key={block.id}
+            id={`${prefix}${block.id}`}
+            role="option"
+            aria-selected={block.id === lit}
+            aria-label={`${block.name}: ${figuresOf(plan, block, t).join(", ")}`}
+            className={classes.block}
+            data-hue={block.pool % 6}
+            data-lit={block.id === lit}
+            data-dim={current !== undefined && block.id !== lit}
+            data-new={shown.come.has(block.id)}
+            style={place(block)}
+            onPointerEnter={() => setLit(block.id)}
+          >
+            <span className={classes.name} data-flat={block.height < 24}>
+              {block.name}
+            </span>
+          </div>
         ))}
-      </ol>
-      {plan.idle.length > 0 && (
-        <div>
-          <Text size="sm" fw={500}>
-            Without work
-          </Text>
-          <ul className={classes.idle}>
-            {plan.idle.map((machine) => (
-              <li key={machine.name}>
-                <Text size="xs" c="dimmed">
-                  {machine.name}: {machine.reason}
-                </Text>
-              </li>
-            ))}
-          </ul>
-        </div>
-      )}
+        {shown.gone.map((block) => (
+          <div key={`gone ${block.id}`} className={classes.gone} style={place(block)} aria-hidden>
+            <span className={classes.name} data-flat={block.height < 24}>
+              {block.name} · {farewellOf(farewells?.get(block.id), t)}
+            </span>
+          </div>
+        ))}
+      </div>
+      <Details plan={plan} block={current} />
+      <VisuallyHidden role="status">
+        {shown.gone.map((block) => `${block.name}: ${farewellOf(farewells?.get(block.id), t)}. `)}
+      </VisuallyHidden>
+      <MemberTable plan={plan} />
+      <Idle machines={plan.idle} />
     </figure>
   );
 }
 
-interface PoolCardProps {
-  pool: Pool;
-  index: number;
-  isDim: boolean;
-  onLit: (on: boolean) => void;
+function farewellOf(farewell: Farewell | undefined, t: TFunction): string {
+  if (farewell === undefined) return t("gone");
+  return farewell === "lost" ? t("lost") : t("left");
 }
 
-function PoolCard({ pool, index, isDim, onLit }: PoolCardProps) {
-  return (
-    <li
-      className={classes.pool}
-      data-hue={index % 6}
-      data-dim={isDim}
-      onPointerEnter={() => onLit(true)}
-      onPointerLeave={() => onLit(false)}
-    >
-      <Text size="sm" fw={600}>
-        Pool {index + 1} · {pool.stop - pool.start === 1 ? "layer" : "layers"} {layerRange(pool)}
-      </Text>
-      <Text size="xs" c="dimmed">
-        {si(pool.parameters, "")} parameters
-      </Text>
-      {pool.members.map((member) => (
-        <div key={member.contributor_id} className={classes.member}>
-          <Text size="sm" fw={500}>
-            {member.name}
-          </Text>
-          <Text size="xs" c="dimmed">
-            needs {bytes(member.memory_bytes)} ·{" "}
-            {member.microbatches.length === 1 ? "microbatch" : "microbatches"} {ranges(member.microbatches)}
-          </Text>
-          <Text size="xs" c="dimmed">
-            {member.reason}
-          </Text>
-        </div>
-      ))}
-    </li>
-  );
+function place({ left, width, top, height }: Block): React.CSSProperties {
+  return { left: `${100 * left}%`, width: `${100 * width}%`, top, height };
+}
+
+/** The machine that an arrow key leads to: across pools, or up and down within one. */
+function neighbour(blocks: readonly Block[], from: Block | undefined, key: string): Block | undefined {
+  if (key === "Home" || from === undefined) return key.startsWith("Arrow") || key === "Home" ? blocks[0] : undefined;
+  if (key === "End") return blocks.at(-1);
+  if (key === "ArrowUp" || key === "ArrowDown") {
+    const seat = from.seat + (key === "ArrowDown" ? 1 : -1);
+    return blocks.find((block) => block.pool === from.pool && block.seat === seat) ?? from;
+  }
+  if (key !== "ArrowLeft" && key !== "ArrowRight") return undefined;
+  const pool = from.pool + (key === "ArrowRight" ? 1 : -1);
+  const there = blocks.filter((block) => block.pool === pool);
+  return there[Math.min(from.seat, there.length - 1)] ?? from;
 }
 
 /** The picture in words, for those who do not see it. */

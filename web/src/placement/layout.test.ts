@@ -1,8 +1,32 @@
 import { expect, test } from "vitest";
 
-import { joined, layerRange, poolShares, ranges } from "./layout";
+import type { Plan } from "../api/types";
+import { blocksOf, changes, joined, layerRange, pictureHeight, poolShares, ranges } from "./layout";
 
 const pool = (start: number, stop: number) => ({ start, stop, parameters: 1, members: [] });
+
+const member = (name: string, microbatches: number, memory_bytes = 1) => ({
+  contributor_id: name,
+  name,
+  microbatches: Array.from({ length: microbatches }, (_, id) => id),
+  memory_bytes,
+  reason: "",
+  standing: "",
+});
+
+function plan(...pools: ReturnType<typeof member>[][]): Plan {
+  return {
+    epoch: 0,
+    model_id: "model",
+    strategy: "auto",
+    num_layers: pools.length,
+    parameters: 1,
+    microbatches: 4,
+    idle: [],
+    prediction: null,
+    pools: pools.map((members, start) => ({ start, stop: start + 1, parameters: 1, members })),
+  };
+}
 
 test("pools take their share of the bar", () => {
   expect(poolShares({ num_layers: 4, pools: [pool(0, 1), pool(1, 4)] })).toEqual([0.25, 0.75]);
@@ -12,6 +36,42 @@ test("a small pool beside a large one is still seen, and the bar stays whole", (
   const shares = poolShares({ num_layers: 1000, pools: [pool(0, 1), pool(1, 1000)] });
   expect(shares[0]).toBeGreaterThan(0.038);
   expect(shares.reduce((sum, share) => sum + share)).toBeCloseTo(1);
+});
+
+test("forty pools differ by their layers, too", () => {
+  const pools = Array.from({ length: 40 }, (_, index) => pool(index * 5, index === 39 ? 210 : index * 5 + 5));
+  const shares = poolShares({ num_layers: 210, pools });
+  expect(shares[39]! / shares[0]!).toBeCloseTo(15 / 5);
+});
+
+test("the bar can be cut by memory", () => {
+  expect(poolShares(plan([member("ash", 4, 300)], [member("birch", 4, 100)]), "memory")).toEqual([0.75, 0.25]);
+});
+
+test("members of a pool lie above each other, as high as their share of the microbatches", () => {
+  const blocks = blocksOf(plan([member("ash", 3), member("birch", 1)], [member("cedar", 4)]), "layers", 100);
+  expect(blocks.map(({ name, left, top, height }) => [name, left, top, height])).toEqual([
+    ["ash", 0, 0, 75],
+    ["birch", 0, 75, 25],
+    ["cedar", 0.5, 0, 100],
+  ]);
+});
+
+test("a member that computes nothing for now can still be pointed at", () => {
+  const [, idle] = blocksOf(plan([member("ash", 4), member("birch", 0)]), "layers", 100);
+  expect(idle!.height).toBeGreaterThan(10);
+});
+
+test("many machines do not make an endless picture", () => {
+  expect(pictureHeight(plan(Array.from({ length: 40 }, (_, index) => member(`m${index}`, 1))))).toBe(560);
+});
+
+test("who is gone and who has come", () => {
+  const before = blocksOf(plan([member("ash", 4)], [member("birch", 4)]), "layers", 100);
+  const after = blocksOf(plan([member("cedar", 4)], [member("ash", 4)]), "layers", 100);
+  const { gone, come } = changes(before, after);
+  expect(gone.map((block) => block.name)).toEqual(["birch"]);
+  expect([...come]).toEqual(["cedar"]);
 });
 
 test("ranges are written with both ends", () => {

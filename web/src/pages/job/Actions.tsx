@@ -1,14 +1,17 @@
 import { Button, Group, Modal, Stack, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { job as jobQuery } from "../../api/queries";
 import type { Job } from "../../api/types";
+import { ButtonLink } from "../../components/links";
 import { Failure } from "../../components/Feedback";
 
-/** Cancel, or resume what ended too early. */
+/** Cancel, resume what ended too early, or submit the like. */
 export function Actions({ job }: { job: Job }) {
+  const { t } = useTranslation();
   const client = useQueryClient();
   const [asks, question] = useDisclosure(false);
   const params = { path: { job_id: job.id } };
@@ -31,27 +34,32 @@ export function Actions({ job }: { job: Job }) {
       {resume.error !== null && <Failure error={resume.error} />}
       {canResume && (
         <Button loading={resume.isPending} onClick={() => resume.mutate()}>
-          {job.checkpoint_step === null ? "Start again" : `Resume from step ${job.checkpoint_step}`}
+          {job.checkpoint_step === null ? t("Start again") : t("Resume from step {{step}}", { step: job.checkpoint_step })}
         </Button>
       )}
       {isOpen && (
         <Button variant="default" onClick={question.open} disabled={job.cancel_requested_at !== null}>
-          {job.cancel_requested_at === null ? "Cancel job" : "Cancelling"}
+          {job.cancel_requested_at === null ? t("Cancel job") : t("Cancelling")}
         </Button>
       )}
-      <Modal opened={asks} onClose={question.close} title={`Cancel ${job.name}?`} centered>
+      <ButtonLink variant="default" to="/submit" search={{ from: job.id }}>
+        {t("Clone")}
+      </ButtonLink>
+      <Modal opened={asks} onClose={question.close} title={t("Cancel {{name}}?", { name: job.name })} centered>
         <Stack>
           <Text size="sm">
-            It stops after the step that it is in, and its machines are free again. It can be resumed{" "}
-            {job.checkpoint_step === null ? "from the start" : `from step ${job.checkpoint_step}`}.
+            {t("It stops after what it is at, and its machines are free again.")}{" "}
+            {job.checkpoint_step === null
+              ? t("It can be started again.")
+              : t("It can be resumed from step {{step}}.", { step: job.checkpoint_step })}
           </Text>
           {cancel.error !== null && <Failure error={cancel.error} />}
           <Group justify="end">
             <Button variant="default" onClick={question.close} data-autofocus>
-              Keep it
+              {t("Keep it")}
             </Button>
             <Button color="red" loading={cancel.isPending} onClick={() => cancel.mutate()}>
-              Cancel job
+              {t("Cancel job")}
             </Button>
           </Group>
         </Stack>

@@ -1,5 +1,6 @@
 import { Button, Group, Stack, Text } from "@mantine/core";
 import { useMutation, useQuery } from "@tanstack/react-query";
+import { useTranslation } from "react-i18next";
 
 import { artifact, artifacts } from "../../api/queries";
 import type { Artifact, Job } from "../../api/types";
@@ -10,10 +11,11 @@ import { download } from "./download";
 
 /** The results, file by file. */
 export function Artifacts({ job }: { job: Job }) {
+  const { t } = useTranslation();
   const { data, error, refetch } = useQuery(artifacts(job.id));
   if (data === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
   if (data.length === 0) {
-    return <Text size="sm" c="dimmed">{job.state === "running" ? "Written when the last step is done." : "There is none."}</Text>;
+    return <Text size="sm" c="dimmed">{job.state === "running" ? t("Written when all is done.") : t("There is none.")}</Text>;
   }
   return (
     <Stack gap="lg">
@@ -25,13 +27,14 @@ export function Artifacts({ job }: { job: Job }) {
 }
 
 function Files({ jobId, summary }: { jobId: string; summary: Artifact }) {
+  const { t } = useTranslation();
   const { data, error } = useQuery(artifact(jobId, summary.name));
   return (
     <div>
       <Group gap="sm" mb="xs">
         <Text fw={600}>{summary.name}</Text>
         <Text size="sm" c="dimmed">
-          {bytes(summary.size_bytes)} · all of it: <code>share-compute artifacts get {jobId}</code>
+          {bytes(summary.size_bytes)} · {t("all of it:")} <code className={classes.command}>share-compute artifacts get {jobId} {summary.name}</code>
         </Text>
       </Group>
       {error !== null && <Failure error={error} />}
@@ -52,6 +55,7 @@ interface FileProps {
 }
 
 function File({ jobId, artifactName, path, sizeBytes }: FileProps) {
+  const { t } = useTranslation();
   const fetching = useMutation({ mutationFn: () => download(jobId, artifactName, path) });
   return (
     <li className={classes.file}>
@@ -66,9 +70,9 @@ function File({ jobId, artifactName, path, sizeBytes }: FileProps) {
         variant="default"
         loading={fetching.isPending}
         onClick={() => fetching.mutate()}
-        aria-label={`Download ${path}`}
+        aria-label={t("Download {{path}}", { path })}
       >
-        Download
+        {t("Download")}
       </Button>
       {fetching.error !== null && <Failure error={fetching.error} />}
     </li>

@@ -1,28 +1,116 @@
-import { Text } from "@mantine/core";
+import { Button, Group, NativeSelect, Switch, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
-import { Fragment } from "react";
+import { useNavigate, useSearch } from "@tanstack/react-router";
+import { Fragment, memo, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { useTranslation } from "react-i18next";
 
 import { log } from "../../api/queries";
+import type { PoolEvent } from "../../api/types";
 import { Failure, Loading } from "../../components/Feedback";
-import { clock, dateAndTime } from "../../format";
+import { clock, count, dateAndTime } from "../../format";
 import classes from "./Log.module.css";
-import { toneOf, wordsFor } from "./words";
+import { EVENT_GROUPS, type EventGroup } from "./search";
+import { groupOf, toneOf, wordsFor } from "./words";
 
-/** What happened, newest first; the steps are in the curves. */
+/** Rows on screen at first, and how many more a click brings: ten thousand at once would make the page slow. */
+const ROWS = 200;
+/** So near to the end counts as being there. */
+const NEAR_PX = 24;
+
+/** Keys of `t`. */
+const GROUPS: Record<EventGroup, string> = {
+  plan: "Plan and machines",
+  progress: "Measurements",
+  samples: "Samples",
+  results: "Checkpoints and artifacts",
+  notes: "Notes and problems",
+};
+
+/** What happened, in order, following the end; the steps are in the curves. */
 export function Log({ jobId }: { jobId: string }) {
+  const { t } = useTranslation();
   const { data, error, refetch } = useQuery(log(jobId));
+  const { events: group } = useSearch({ from: "/jobs/$jobId" });
+  const navigate = useNavigate({ from: "/jobs/$jobId" });
+  const [follows, setFollows] = useState(true);
+  const [rows, setRows] = useState(ROWS);
+  const wanted = useMemo(() => (data ?? []).filter((event) => group === undefined || groupOf(event) === group), [data, group]);
+  const shown = wanted.slice(-rows);
+  const scroll = useFollowing(shown, follows, setFollows);
+
   if (data === undefined) return error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />;
-  if (data.length === 0) return <Text c="dimmed">Nothing has happened yet.</Text>;
   return (
-    <div className={classes.scroll} tabIndex={0} role="log" aria-label="Log">
-      <dl className={classes.log}>
-        {data.toReversed().map((event) => (
-          <Fragment key={event.seq}>
-            <dt title={dateAndTime(event.at)}>{clock(event.at)}</dt>
-            <dd data-tone={toneOf(event)}>{wordsFor(event)}</dd>
-          </Fragment>
-        ))}
-      </dl>
+    <div>
+      <Group justify="space-between" align="end" mb="xs">
+        <NativeSelect
+          size="xs"
+          label={t("Show")}
+          value={group ?? ""}
+          onChange={(event) => {
+            const events = EVENT_GROUPS.find((one) => one === event.currentTarget.value);
+            setRows(ROWS);
+            void navigate({ search: ({ events: _, ...old }) => (events ? { ...old, events } : old), replace: true, resetScroll: false });
+          }}
+          data={[{ value: "", label: t("All events") }, ...EVENT_GROUPS.map((one) => ({ value: one, label: t(GROUPS[one]) }))]}
+        />
+        <Text size="xs" c="dimmed">
+          {t("{{count}} events", { count: wanted.length })}
+        </Text>
+        <Switch label={t("Follow the end")} checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} />
+      </Group>
+      {wanted.length === 0 ? (
+        <Text size="sm" c="dimmed">
+          {data.length === 0 ? t("Nothing has happened yet.") : t("Nothing of this kind has happened.")}
+        </Text>
+      ) : (
+        <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("Events")} ref={scroll}>
+          {wanted.length > rows && (
+            <Button size="compact-sm" variant="default" mb="xs" onClick={() => (setFollows(false), setRows(rows + 5 * ROWS))}>
+              {t("Show {{number}} older events", { number: count(Math.min(wanted.length - rows, 5 * ROWS)) })}
+            </Button>
+          )}
+          <dl className={classes.log}>
+            {shown.map((event) => (
+              <Line key={event.seq} event={event} />
+            ))}
+          </dl>
+        </div>
+      )}
     </div>
   );
+}
+
+const Line = memo(function Line({ event }: { event: PoolEvent }) {
+  return (
+    <Fragment>
+      <dt title={dateAndTime(event.at)}>{clock(event.at)}</dt>
+      <dd data-tone={toneOf(event)}>{wordsFor(event)}</dd>
+    </Fragment>
+  );
+});
+
+/** Keep the end in view while it is followed; who scrolls away stops following, who comes back goes on. */
+function useFollowing(shown: readonly PoolEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
+  const [holder, setHolder] = useState<HTMLDivElement | null>(null);
+  const last = shown.at(-1)?.seq;
+  const isOurs = useRef(false);
+
+  useLayoutEffect(() => {
+    if (holder === null || !follows) return;
+    isOurs.current = true;
+    holder.scrollTop = holder.scrollHeight;
+  }, [holder, follows, last]);
+
+  useEffect(() => {
+    if (holder === null) return;
+    const onScroll = () => {
+      const isAtEnd = holder.scrollHeight - holder.scrollTop - holder.clientHeight < NEAR_PX;
+      if (isOurs.current) isOurs.current = false;
+      else setFollows(isAtEnd);
+    };
+    holder.addEventListener("scroll", onScroll, { passive: true });
+    return () => holder.removeEventListener("scroll", onScroll);
+  }, [holder, setFollows]);
+
+  return setHolder;
 }

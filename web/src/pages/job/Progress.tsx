@@ -1,5 +1,7 @@
 import { Alert, Group, Progress as Bar, SimpleGrid, Stack, Text } from "@mantine/core";
 
+import { useTranslation } from "react-i18next";
+
 import type { Job } from "../../api/types";
 import { Figure } from "../../components/Figure";
 import { sentence } from "../../components/Feedback";
@@ -8,10 +10,12 @@ import { useNow } from "../../useNow";
 import { etaS, progressOf, shareOf, speedUnit, tokensPerStep } from "./eta";
 
 export function Progress({ job }: { job: Job }) {
+  const { t } = useTranslation();
   const isRunning = job.state === "running";
   const now = useNow(isRunning);
   const share = shareOf(job);
   const { done, total, unit } = progressOf(job);
+  const numbers = { done: count(done), total: count(total) };
   const eta = isRunning ? etaS(job, tokensPerStep(job)) : null;
   return (
     <Stack gap="md">
@@ -22,15 +26,15 @@ export function Progress({ job }: { job: Job }) {
             value={100 * share}
             color={job.state === "failed" ? "red" : job.state === "succeeded" ? "green" : "lagoon"}
             animated={isRunning}
-            aria-label="Progress"
-            aria-valuetext={`${done} of ${total} ${unit}`}
+            aria-label={t("Progress")}
+            aria-valuetext={unit === "steps" ? t("Step {{done}} of {{total}}", numbers) : t("Rows: {{done}} of {{total}}", numbers)}
           />
         </Bar.Root>
         <Group justify="space-between" mt={6}>
           <Text size="sm" c="dimmed">
-            {unit === "steps" ? "Step" : "Rows:"} {count(done)} of {count(total)}
-            {job.rows != null && job.rows.failed > 0 && ` · ${count(job.rows.failed)} with an error`}
-            {job.checkpoint_step !== null && ` · checkpoint at ${count(job.checkpoint_step)}`}
+            {unit === "steps" ? t("Step {{done}} of {{total}}", numbers) : t("Rows: {{done}} of {{total}}", numbers)}
+            {job.rows != null && job.rows.failed > 0 && ` · ${t("{{number}} with an error", { number: count(job.rows.failed) })}`}
+            {job.checkpoint_step !== null && ` · ${t("checkpoint at {{step}}", { step: count(job.checkpoint_step) })}`}
           </Text>
           <Text size="sm" c="dimmed">
             {Math.floor(100 * share)} %
@@ -38,10 +42,14 @@ export function Progress({ job }: { job: Job }) {
         </Group>
       </div>
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
-        <Figure label="Loss" value={job.loss === null ? "–" : loss(job.loss)} />
-        <Figure label="Speed" value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, speedUnit(job))} />
-        <Figure label="Running for" value={elapsed(job, now)} />
-        <Figure label="Time left" value={eta === null ? "–" : duration(eta)} title="at the speed of the last steps" />
+        {unit === "steps" ? (
+          <Figure label={t("Loss")} value={job.loss === null ? "–" : loss(job.loss)} />
+        ) : (
+          <Figure label={t("Rows per second")} value={job.rows?.rows_per_s == null ? "–" : job.rows.rows_per_s.toPrecision(3)} />
+        )}
+        <Figure label={t("Speed")} value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, speedUnit(job))} />
+        <Figure label={t("Running for")} value={elapsed(job, now)} />
+        <Figure label={t("Time left")} value={eta === null ? "–" : duration(eta)} title={t("at the speed measured last")} />
       </SimpleGrid>
     </Stack>
   );

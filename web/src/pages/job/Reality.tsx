@@ -1,47 +1,130 @@
 /** What the plan predicted, beside what was measured, and what a step waits for most. */
-import { Text } from "@mantine/core";
+import { Alert, SimpleGrid, Table, Text } from "@mantine/core";
+import type { TFunction } from "i18next";
+import { useTranslation } from "react-i18next";
 
-import type { Job, Plan, Prediction } from "../../api/types";
+import type { Job, Measured, Plan, Prediction } from "../../api/types";
 import { sentence } from "../../components/Feedback";
+import { Figure } from "../../components/Figure";
 import { difference, stepTime } from "../../format";
+import { layerRange } from "../../placement/layout";
 
 export function Reality({ job, plan }: { job: Job; plan: Plan }) {
+  const { t } = useTranslation();
   const { prediction } = plan;
   const measured = job.measured ?? null;
-  if (prediction == null && measured === null) return null;
+  if (prediction == null && measured === null) {
+    return (
+      <Text size="sm" c="dimmed">
+        {t("Nothing is predicted of this plan, and too few steps are done to measure it.")}
+      </Text>
+    );
+  }
+  const off = prediction != null && measured !== null ? difference(measured.measured_step_s, prediction.step_s) : undefined;
   return (
-    <div>
-      <Text size="sm">{stepWords(prediction?.step_s, measured?.measured_step_s)}</Text>
+    <>
+      <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
+        <Figure label={t("Step, predicted")} value={prediction == null ? "–" : stepTime(prediction.step_s)} />
+        <Figure
+          label={t("Step, measured")}
+          value={measured === null ? "–" : stepTime(measured.measured_step_s)}
+          title={t("median of the last steps")}
+        />
+        <Figure label={t("Off by")} value={off ?? "–"} />
+        <Figure
+          label={t("At best")}
+          value={prediction == null ? "–" : stepTime(prediction.lower_bound_s)}
+          title={t("no plan for these machines takes less")}
+        />
+      </SimpleGrid>
       {prediction != null && (
-        <Text size="sm" c="dimmed">
-          Slowest part: {prediction.bottleneck.sentence}. {boundWords(prediction)}
+        <Text size="sm">
+          <b>{t("Bottleneck")}</b>: {sentence(prediction.bottleneck.sentence)}{" "}
+          <Text component="span" inherit c="dimmed">
+            {boundWords(prediction, t)}
+            {prediction.links_assumed && ` ${t("No link was measured, so communication is an assumption.")}`}
+          </Text>
         </Text>
       )}
-      {measured !== null && measured.pools.length > 1 && (
-        <Text size="sm" c="dimmed">
-          Busy in a step: {measured.pools.map((pool, index) => `pool ${index + 1} ${busyWords(pool)}`).join("; ")}.
-        </Text>
+      {job.proposal != null && (
+        <Alert title={t("A better plan is on its way")} color="lagoon" className="notice">
+          <Text size="sm">{sentence(job.proposal.sentence)}</Text>
+          <Text size="sm" c="dimmed">
+            {t("It saves {{gain}} over the steps that are left; moving costs {{cost}}.", {
+              gain: stepTime(job.proposal.gain_s),
+              cost: stepTime(job.proposal.move_cost_s),
+            })}
+          </Text>
+        </Alert>
       )}
-      {job.proposal != null && <Text size="sm">{sentence(`a better plan: ${job.proposal.sentence}`)}</Text>}
-    </div>
+      <Busy plan={plan} measured={measured} />
+    </>
   );
 }
 
-function stepWords(predicted?: number, measured?: number): string {
-  if (measured === undefined) return `A step should take ${stepTime(predicted ?? 0)}.`;
-  if (predicted === undefined) return `A step takes ${stepTime(measured)}.`;
-  return `A step takes ${stepTime(measured)}; predicted ${stepTime(predicted)} (${difference(measured, predicted)}).`;
+/** How long each machine computes in a step, on paper and in reality. */
+function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
+  const { t } = useTranslation();
+  const step = plan.prediction?.step_s;
+  const isKnown = measured !== null || plan.pools.some((pool) => pool.members.some((member) => member.busy_fraction != null));
+  if (!isKnown) return null;
+  return (
+    <details>
+      <summary>{t("How long each machine computes in a step")}</summary>
+      <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
+        <Table.Thead>
+          <Table.Tr>
+            <Table.Th>{t("Machine")}</Table.Th>
+            <Table.Th>{t("Shard")}</Table.Th>
+            <Table.Th className="numeric">{t("Predicted")}</Table.Th>
+            <Table.Th className="numeric">{t("Pool, predicted")}</Table.Th>
+            <Table.Th className="numeric">{t("Pool, measured")}</Table.Th>
+          </Table.Tr>
+        </Table.Thead>
+        <Table.Tbody>
+          {plan.pools.flatMap((pool, index) => {
+            const timing = measured?.pools[index];
+            return pool.members.map((member, seat) => (
+              <Table.Tr key={member.contributor_id}>
+                <Table.Td data-label={t("Machine")}>
+                  <span>{member.name}</span>
+                </Table.Td>
+                <Table.Td data-label={t("Shard")}>
+                  <span>
+                    {t("pool {{pool}}", { pool: index + 1 })} · {layerRange(pool)}
+                  </span>
+                </Table.Td>
+                <Table.Td className="numeric" data-label={t("Predicted")}>
+                  <span>{busyWords(member.busy_fraction, step)}</span>
+                </Table.Td>
+                <Table.Td className="numeric" data-label={t("Pool, predicted")}>
+                  <span>{seat > 0 || timing?.predicted_busy_s == null ? "–" : stepTime(timing.predicted_busy_s)}</span>
+                </Table.Td>
+                <Table.Td className="numeric" data-label={t("Pool, measured")}>
+                  <span>{seat > 0 || timing === undefined ? "–" : stepTime(timing.measured_busy_s)}</span>
+                </Table.Td>
+              </Table.Tr>
+            ));
+          })}
+        </Table.Tbody>
+      </Table>
+      <Text size="xs" c="dimmed" mt={4}>
+        {t("Of a pool, the time of its busiest member is measured.")}
+      </Text>
+    </details>
+  );
+}
+
+function busyWords(fraction: number | null | undefined, step: number | undefined): string {
+  if (fraction == null) return "–";
+  const share = `${Math.round(100 * fraction)} %`;
+  return step === undefined ? share : `${stepTime(step * fraction)} (${share})`;
 }
 
 /** How good the plan is known to be, as `share-compute plan` says it. */
-function boundWords({ gap, lower_bound_s, exact }: Prediction): string {
-  const proof = exact ? "proven best by the formula" : "the best that was found";
-  if (gap === null) return `It is ${proof}.`;
-  const above = gap > 0.0005 ? `this one is ${(gap * 100).toFixed(1)}% above` : "this one takes no more";
-  return `No plan takes less than ${stepTime(lower_bound_s)}; ${above}, ${proof}.`;
-}
-
-function busyWords(pool: { measured_busy_s: number; predicted_busy_s?: number | null }): string {
-  const predicted = pool.predicted_busy_s == null ? "" : `, predicted ${stepTime(pool.predicted_busy_s)}`;
-  return `${stepTime(pool.measured_busy_s)}${predicted}`;
+function boundWords({ gap, exact }: Prediction, t: TFunction): string {
+  const proof = exact ? t("proven best by the formula") : t("the best that was found");
+  if (gap === null) return t("The plan is {{proof}}.", { proof });
+  if (gap <= 0.0005) return t("The plan takes no more than the bound, {{proof}}.", { proof });
+  return t("The plan is {{percent}} % above the bound, {{proof}}.", { percent: (gap * 100).toFixed(1), proof });
 }

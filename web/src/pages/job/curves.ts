@@ -1,32 +1,89 @@
 /** Turns measured steps into the columns that the chart draws. */
 import type { Metric } from "../../api/types";
 import type { Curve } from "../../components/CurveChart";
-import { loss } from "../../format";
+import { loss, si, stepTime } from "../../format";
+import type { FigureName } from "./search";
 
-const NAMES = { train: "training", validation: "validation", test: "test" } as const;
+const SPLITS = ["train", "validation", "test"] as const;
+export const NAMES = { train: "training", validation: "validation", test: "test" } as const;
 
-interface Drawn {
+/** One job's metrics, and what the legend calls it; no name when it is alone. */
+export interface Run {
+  name: string | null;
+  metrics: readonly Metric[];
+}
+
+export interface Drawn {
   steps: number[];
   curves: Curve[];
-  /** What the picture shows, in a sentence. */
-  summary: string;
 }
 
-export function lossCurves(metrics: readonly Metric[]): Drawn {
-  const steps = [...new Set(metrics.map((metric) => metric.step))].sort((a, b) => a - b);
+/** How each figure is written. */
+export const WRITTEN: Record<FigureName, (value: number) => string> = {
+  loss,
+  learning_rate: (value) => value.toPrecision(3),
+  tokens_per_s: (value) => si(value, "/s"),
+  seconds: stepTime,
+  gradient_norm: loss,
+  accuracy: (value) => `${(100 * value).toFixed(1)} %`,
+  perplexity: (value) => value.toPrecision(3),
+};
+
+/** The figures that there are measurements of, in the order of `WRITTEN`. */
+export function figuresIn(metrics: readonly Metric[]): FigureName[] {
+  const found = new Set(metrics.flatMap((metric) => Object.keys(metric.data).filter((name) => metric.data[name] != null)));
+  return (Object.keys(WRITTEN) as FigureName[]).filter((name) => found.has(name));
+}
+
+/**
+ * The curves of one figure of several jobs over their common steps.
+ *
+ * @param smoothing from 0 (none) to below 1: weight of what came before in a running mean.
+ */
+export function curvesOf(runs: readonly Run[], figure: FigureName, smoothing = 0): Drawn {
+  const points = runs.flatMap(({ metrics }) => metrics.filter((metric) => valueOf(metric, figure) !== null));
+  const steps = [...new Set(points.map((metric) => metric.step))].sort((a, b) => a - b);
   const column = new Map(steps.map((step, index) => [step, index]));
-  const curves: Curve[] = [];
-  for (const split of ["train", "validation", "test"] as const) {
-    const own = metrics.filter((metric) => metric.split === split);
-    if (own.length === 0) continue;
-    const values: (number | null)[] = new Array(steps.length).fill(null);
-    for (const metric of own) values[column.get(metric.step)!] = lossOf(metric);
-    curves.push({ label: NAMES[split], values, isSparse: split !== "train" });
-  }
-  return { steps, curves, summary: summarize(metrics) };
+  const curves = runs.flatMap(({ name, metrics }, place) =>
+    SPLITS.flatMap((split, order): Curve[] => {
+      const own = metrics.filter((metric) => metric.split === split && valueOf(metric, figure) !== null);
+      if (own.length === 0) return [];
+      const values: (number | null)[] = new Array(steps.length).fill(null);
+      for (const metric of own) values[column.get(metric.step)!] = valueOf(metric, figure);
+      // Alone, its splits differ by hue; among others, each job has one, and its splits differ by their points.
+      const ink = runs.length === 1 ? order : place;
+      const curve = { label: name === null ? NAMES[split] : `${name}, ${NAMES[split]}`, values, ink, isSparse: split !== "train" };
+      if (smoothing === 0 || split !== "train") return [curve];
+      return [
+        { ...curve, label: `${curve.label}, as measured`, isFaint: true },
+        { ...curve, values: smoothed(values, smoothing) },
+      ];
+    }),
+  );
+  return { steps, curves };
 }
 
-function summarize(metrics: readonly Metric[]): string {
+/** A running mean that forgets: each value counts `weight` times as much as the one after it. Starts without a bias. */
+export function smoothed(values: readonly (number | null)[], weight: number): (number | null)[] {
+  let sum = 0;
+  let whole = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = sum * weight + value;
+    whole = whole * weight + 1;
+    return sum / whole;
+  });
+}
+
+/** What is known of all steps, and in a stretch of them all that was told of it alone. */
+export function together(all: readonly Metric[], stretch: readonly Metric[]): Metric[] {
+  const name = (metric: Metric) => `${metric.split} ${metric.step}`;
+  const known = new Set(all.map(name));
+  return [...all, ...stretch.filter((metric) => !known.has(name(metric)))].sort((a, b) => a.step - b.step);
+}
+
+/** The loss in a sentence. */
+export function summarize(metrics: readonly Metric[]): string {
   const training = metrics.filter((metric) => metric.split === "train");
   const first = training.at(0);
   const last = training.at(-1);
@@ -34,6 +91,11 @@ function summarize(metrics: readonly Metric[]): string {
   const validation = metrics.findLast((metric) => metric.split === "validation");
   const tail = validation === undefined ? "" : `, validation ${loss(lossOf(validation))} at step ${validation.step}`;
   return `Training ${loss(lossOf(first))} at step ${first.step}, ${loss(lossOf(last))} at step ${last.step}${tail}.`;
+}
+
+function valueOf(metric: Metric, figure: FigureName): number | null {
+  const value = metric.data[figure];
+  return typeof value === "number" ? value : null;
 }
 
 function lossOf(metric: Metric): number {

@@ -3,13 +3,35 @@ import type { Measured, Plan, PoolEvent } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { bytes, loss, stepTime } from "../../format";
 import { joined } from "../../placement/layout";
+import type { EventGroup } from "./search";
 
 export type Tone = "info" | "warning" | "error";
 
-export function toneOf(event: PoolEvent): Tone {
+export function toneOf(event: Pick<PoolEvent, "data">): Tone {
   const { level, outcome, state } = event.data as { level?: Tone; outcome?: string; state?: string };
   if (outcome === "failed" || state === "failed") return "error";
   return level ?? "info";
+}
+
+/** Which part of the log an event belongs to. */
+export function groupOf({ kind, data }: PoolEvent): EventGroup {
+  if (toneOf({ data }) !== "info") return "notes";
+  switch (kind) {
+    case "measured":
+    case "validated":
+    case "layers-timed":
+    case "rows":
+      return "progress";
+    case "sampled":
+      return "samples";
+    case "checkpoint":
+    case "artifact":
+      return "results";
+    case "note":
+      return "notes";
+    default:
+      return "plan";
+  }
 }
 
 export function wordsFor({ kind, data }: PoolEvent): string {

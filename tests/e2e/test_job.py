@@ -1,0 +1,389 @@
+"""The pages of jobs in a real browser: curves, placement, one step, samples, checkpoints, batches, events."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.scenes import digits, join, measure, start, train
+from tests.e2e.test_dashboard import AXE, violations
+
+from share_compute.jobs.events import (
+    AttemptEvent,
+    Measured,
+    Note,
+    PoolTiming,
+    Reformed,
+    RowsDone,
+    Sampled,
+    StepCommitted,
+    Validated,
+)
+from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.specification import parse_any_job
+from share_compute.store import ContributorRecord, JobRecord, Store
+
+pytestmark = pytest.mark.browser
+
+PLANNING_S = 180_000
+"""A process of its own imports torch for it, and gives way to all others."""
+
+
+def machines(store: Store, *names: str) -> list[ContributorRecord]:
+    return [measure(store, join(store, name), 51e9) for name in names]
+
+
+def laid(epoch: int, *pools: list[ContributorRecord]) -> Plan:
+    """A predicted plan of three layers: the members of a pool share its four microbatches."""
+    cuts = [0, *range(1, len(pools)), 3]
+    return Plan(
+        epoch=epoch,
+        strategy="auto",
+        num_layers=3,
+        parameters=2_410,
+        microbatches=4,
+        pools=tuple(
+            PoolPlan(
+                start=cuts[place],
+                stop=cuts[place + 1],
+                parameters=2_080,
+                members=tuple(
+                    MemberPlan(
+                        contributor_id=machine.id,
+                        name=machine.name,
+                        microbatches=tuple(range(4))[seat * 4 // len(pool) : (seat + 1) * 4 // len(pool)],
+                        memory_bytes=1 << (20 + place),
+                        lent_bytes=4 << 30,
+                        busy_fraction=0.62 - 0.2 * place,
+                        reason="the fastest machine that is free",
+                    )
+                    for seat, machine in enumerate(pool)
+                ),
+            )
+            for place, pool in enumerate(pools)
+        ),
+        idle=(IdleMachine(contributor_id="c-elm", name="elm", reason="it would slow the job down by 12%"),),
+        prediction=Prediction(
+            step_s=0.0124,
+            formula_s=0.0121,
+            lower_bound_s=0.0118,
+            samples_per_s=2580,
+            tokens_per_s=2580,
+            bottleneck=Bottleneck(
+                kind="latency", where="ash - birch", sentence="the latency between ash and birch"
+            ),
+            exact=True,
+        ),
+    )
+
+
+def tell(store: Store, job: JobRecord, *events: AttemptEvent) -> None:
+    store.progress.record(job.id, job.attempt, events)
+
+
+def running(pool: Pool, *names: str) -> tuple[JobRecord, list[ContributorRecord]]:
+    """A job that runs on these machines, a pool each, and has done ten steps."""
+    found = machines(pool.store, *names)
+    job = pool.store.jobs.create(digits())
+    start(pool.store, job, found)
+    plan = laid(1, *([machine] for machine in found))
+    tell(pool.store, job, Reformed(epoch=1, step=1, plan=plan, seconds=0, recomputed=0, sentence="planned again"))
+    train(pool.store, job, 1, 10)
+    return job, found
+
+
+def test_curves_are_zoomed_by_dragging_and_by_keys(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash", "birch")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    curve = page.get_by_role("img", name=re.compile("Loss over steps"))
+    over = curve.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 60, steps=4)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"steps=3-8"))
+    expect(curve).to_have_accessible_name(re.compile("Steps 3 to 8"))
+    page.get_by_label("to step").fill("6")
+    page.get_by_label("to step").press("Enter")
+    expect(page).to_have_url(re.compile(r"steps=3-6"))
+    page.reload()
+    expect(curve).to_have_accessible_name(re.compile("Steps 3 to 6"))
+    page.get_by_role("button", name="All steps").click()
+    expect(page).not_to_have_url(re.compile("steps="))
+    expect(curve).to_have_accessible_name(re.compile(r"Training 2\.300 at step 1, 0\.2300 at step 10, validation"))
+
+
+def test_curves_show_other_figures_smooth_and_logarithmic(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    page.get_by_label("Log scale").check()
+    expect(page).to_have_url(re.compile("scale=log"))
+    page.get_by_label("Smoothing").fill("0.9")
+    expect(page.get_by_text("training, as measured")).to_be_visible()
+    page.get_by_label("Figure").select_option("Step time")
+    expect(page.get_by_role("img", name="Step time over steps.")).to_be_visible()
+    expect(page).to_have_url(re.compile("curve=seconds"))
+
+
+def test_curves_of_jobs_lie_side_by_side(page: Page, pool: Pool) -> None:
+    store = pool.store
+    job, _ = running(pool, "ash")
+    other = store.jobs.create(digits())
+    start(store, other, machines(store, "birch"))
+    train(store, other, 1, 5)
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    page.get_by_label("Compare with").select_option(other.id)
+    expect(page).to_have_url(re.compile(f"with={other.id}"))
+    legend = page.get_by_role("img", name=re.compile(f"Beside it: digits {other.id[-4:]}"))
+    expect(legend).to_contain_text(f"digits {other.id[-4:]}, training")
+    page.get_by_role("button", name=re.compile("Without digits")).click()
+    expect(page).not_to_have_url(re.compile("with="))
+
+
+def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash")
+    steps = [
+        StepCommitted(
+            step=step,
+            loss=9.0 if step == 4321 else 2 / step,
+            learning_rate=0.001,
+            gradient_norm=None,
+            samples=32,
+            tokens=32,
+            seconds=0.01,
+            tokens_per_s=3200.0,
+        )
+        for step in range(11, 6001)
+    ]
+    tell(pool.store, job, *steps)
+    with page.expect_response(re.compile(r"metrics\?most")) as answer:
+        page.goto(f"{pool.url}/jobs/{job.id}")
+    told = [row["step"] for row in answer.value.json()["metrics"] if row["split"] == "train"]
+    assert len(told) < 2100
+    assert 4321 in told
+    with page.expect_response(re.compile("until_step")) as closer:
+        page.goto(f"{pool.url}/jobs/{job.id}?steps=4300-4400")
+    assert len(closer.value.json()["metrics"]) == 101
+
+
+def test_the_placement_tells_its_figures_and_marks_who_was_lost(page: Page, pool: Pool) -> None:
+    job, (ash, birch) = running(pool, "ash", "birch")
+    (cedar,) = machines(pool.store, "cedar")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
+    placement.get_by_role("listbox").focus()
+    page.keyboard.press("ArrowRight")
+    expect(placement.get_by_role("option", selected=True)).to_have_accessible_name(re.compile("birch: pool 2"))
+    expect(placement).to_contain_text("microbatches 0–3 (4 of 4)")
+    expect(placement).to_contain_text("computes 42 % of a step")
+    expect(placement).to_contain_text("it would slow the job down by 12%")
+    width = placement.get_by_role("option", name=re.compile("^ash")).evaluate("one => one.style.width")
+    placement.get_by_text("memory", exact=True).click()
+    expect(placement.get_by_role("option", name=re.compile("^ash"))).not_to_have_css("width", width)
+
+    plan = laid(2, [ash], [cedar])
+    lost = Reformed(
+        epoch=2,
+        step=11,
+        plan=plan,
+        lost=(birch.id,),
+        joined=(cedar.id,),
+        seconds=0.8,
+        recomputed=1,
+        sentence="birch was lost, cedar joined",
+    )
+    tell(pool.store, job, lost)
+    expect(placement).to_contain_text("birch · lost")
+    expect(placement.get_by_role("option", name=re.compile("^cedar"))).to_be_visible()
+    expect(placement).not_to_contain_text("birch")
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash", "birch")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    placement = page.get_by_role("region", name="Placement")
+    expect(placement).to_contain_text("The latency between ash and birch.")
+    expect(placement).to_contain_text("12.4 ms")
+    pools = tuple(PoolTiming(predicted_busy_s=0.007, measured_busy_s=busy) for busy in (0.008, 0.0065))
+    tell(pool.store, job, Measured(step=10, predicted_step_s=0.0124, measured_step_s=0.0155, pools=pools))
+    expect(placement).to_contain_text("15.5 ms")
+    expect(placement).to_contain_text("+25%")
+    placement.get_by_text("How long each machine computes in a step").click()
+    expect(placement.get_by_role("row", name=re.compile("birch"))).to_contain_text("6.5 ms")
+
+
+def test_one_step_is_laid_out_cell_by_cell(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash", "birch")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    section = page.get_by_role("region", name="One step")
+    section.scroll_into_view_if_needed()
+    picture = section.get_by_role("img", name=re.compile("4 microbatches over 2 machines"))
+    expect(picture).to_be_visible(timeout=PLANNING_S)
+    expect(picture.locator("rect[data-kind=F]")).to_have_count(8)
+    expect(picture.locator("rect[data-kind=B]")).to_have_count(8)
+    expect(section).to_contain_text("Predicted:")
+    expect(section).to_contain_text(re.compile(r"machines wait \d+ % of it"))
+    picture.locator("rect[data-kind=B]").first.hover()
+    expect(section).to_contain_text(re.compile(r"ash: B0, .* – "))
+    section.get_by_text("The same as a table").click()
+    expect(section.get_by_role("row", name=re.compile("birch · pool 2"))).to_be_visible()
+
+
+def test_samples_come_while_it_trains(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    expect(page.get_by_role("heading", name="Artifacts")).to_be_visible()
+    samples = [Sampled(step=step, prompt="The sea", text=f" is wide {step}") for step in range(10, 70, 10)]
+    tell(pool.store, job, *samples)
+    section = page.get_by_role("region", name="Samples")
+    expect(section.get_by_role("listitem").first).to_contain_text("step 60")
+    expect(section.get_by_role("listitem").first).to_contain_text("The sea is wide 60")
+    expect(section.get_by_role("listitem")).to_have_count(4)
+    section.get_by_role("button", name="Show all 6 samples").click()
+    expect(section.get_by_role("listitem")).to_have_count(6)
+
+
+def test_checkpoints_are_listed_and_one_is_exported(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash")
+    folder = pool.folder / "jobs" / job.id
+    for step in (5, 10):
+        checkpoint = folder / "checkpoints" / f"step-{step:08}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "weights.safetensors").write_bytes(bytes(2048))
+    # Of an export that was made before, the server answers with what it made.
+    made = folder / "exports" / "step-00000005" / "model"
+    made.mkdir(parents=True)
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    section = page.get_by_role("region", name="Checkpoints")
+    expect(section.get_by_role("listitem").first).to_contain_text("step 10 · the job goes on from here")
+    with page.expect_request(re.compile("/checkpoints/5/export")) as asked:
+        page.route("**/checkpoints/5/export", lambda route: route.abort())
+        section.get_by_role("button", name="Export the checkpoint of step 5").click()
+    assert asked.value.method == "POST"
+
+
+def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash")
+    notes = [Note(message=f"note {number}", level="info") for number in range(10_000)]
+    tell(pool.store, job, *notes)
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("note 9999")
+    expect(log.get_by_role("definition")).to_have_count(200)
+    assert log.evaluate("one => one.scrollTop + one.clientHeight >= one.scrollHeight - 2"), "the end is in view"
+    tell(pool.store, job, Note(message="the newest"))
+    expect(log.get_by_text("the newest")).to_be_in_viewport()
+    log.evaluate("one => { one.scrollTop = 0; }")
+    expect(page.get_by_label("Follow the end")).not_to_be_checked()
+    log.get_by_role("button", name="Show 1,000 older events").click()
+    expect(log.get_by_role("definition")).to_have_count(1200)
+    page.get_by_label("Show").select_option("Checkpoints and artifacts")
+    expect(log.get_by_role("definition")).to_have_count(1)
+    expect(log).to_contain_text("Checkpoint at step 10")
+    expect(page).to_have_url(re.compile("events=results"))
+
+
+def test_a_job_is_cloned_by_the_form(page: Page, pool: Pool) -> None:
+    job, _ = running(pool, "ash")
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    clone = page.get_by_role("link", name="Clone")
+    expect(clone).to_have_attribute("href", f"/submit?from={job.id}")
+
+
+def batch(pool: Pool) -> JobRecord:
+    spec = {
+        "kind": "generate",
+        "name": "answers",
+        "deployment": "tiny",
+        "data": {"files": ["/srv/questions.jsonl"], "prompt": "question"},
+    }
+    job = pool.store.jobs.create(parse_any_job(spec))
+    pool.store.jobs.begin(job.id, [])
+    tell(pool.store, job, RowsDone(done=30, total=120, failed=2, rows_per_s=4.5, tokens_per_s=90.0))
+    return job
+
+
+def test_a_batch_has_a_page_of_its_own(page: Page, pool: Pool) -> None:
+    job = batch(pool)
+    page.goto(f"{pool.url}/jobs/{job.id}")
+    expect(page.get_by_text("Rows: 30 of 120 · 2 with an error")).to_be_visible()
+    expect(page.get_by_text("20 s", exact=True)).to_be_visible()
+    expect(page.get_by_text("The column question of each row is answered by tiny.")).to_be_visible()
+    expect(page.get_by_text("/srv/questions.jsonl")).to_be_visible()
+    expect(page.get_by_role("heading", name="Curves")).to_have_count(0)
+    tell(pool.store, job, RowsDone(done=60, total=120, failed=2, rows_per_s=4.5, tokens_per_s=90.0))
+    expect(page.get_by_text("Rows: 60 of 120 · 2 with an error")).to_be_visible()
+
+
+def test_jobs_are_filtered_by_state_kind_and_name(page: Page, pool: Pool) -> None:
+    running(pool, "ash")
+    batch(pool)
+    page.goto(f"{pool.url}/jobs")
+    rows = page.get_by_role("row")
+    expect(rows).to_have_count(3)
+    page.get_by_label("Kind of job").select_option("answers of a model")
+    expect(rows).to_have_count(2)
+    expect(page.get_by_role("link", name="answers")).to_be_visible()
+    page.get_by_label("Kind of job").select_option("all kinds")
+    page.get_by_label("Search by name").fill("DIG")
+    expect(page).to_have_url(re.compile("name=DIG"))
+    expect(page.get_by_role("link", name="digits")).to_be_visible()
+    expect(rows).to_have_count(2)
+    page.get_by_role("link", name="failed").click()
+    expect(page.get_by_role("heading", name="No job is like this")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_pages_of_jobs_are_accessible_and_fit(
+    pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    job, (ash, birch, cedar) = running(pool, "ash", "birch", "cedar")
+    crowd = machines(pool.store, *(f"machine-{number:02}" for number in range(12)))
+    plan = laid(2, [ash, *crowd], [birch], [cedar])
+    tell(
+        pool.store,
+        job,
+        Reformed(epoch=2, step=11, plan=plan, seconds=0.8, recomputed=0, sentence="twelve joined"),
+        Sampled(step=10, prompt="The sea", text=" is wide"),
+        Validated(split="validation", step=10, loss=0.25, accuracy=0.9),
+        Measured(
+            step=10,
+            predicted_step_s=0.0124,
+            measured_step_s=0.0155,
+            pools=tuple(PoolTiming(predicted_busy_s=0.007, measured_busy_s=0.008) for _ in range(3)),
+        ),
+    )
+    rows = batch(pool)
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/#key={pool.key}")
+    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    found = {}
+    for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{rows.id}"):
+        page.goto(f"{pool.url}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
+        if "smooth" in path:
+            for summary in page.locator("summary").all():
+                summary.click()
+            section = page.get_by_role("region", name="One step")
+            section.scroll_into_view_if_needed()
+            expect(section.locator("svg")).to_be_visible(timeout=PLANNING_S)
+            section.get_by_text("The same as a table").click()
+            page.get_by_role("listbox").focus()
+        page.screenshot(path=tmp_path / f"{path.replace('/', '-').partition('?')[0]}.png", full_page=True)
+        found[path] = violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    context.close()
+    assert {path: some for path, some in found.items() if some} == {}

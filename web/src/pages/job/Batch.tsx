@@ -1,0 +1,47 @@
+import { SimpleGrid, Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import type { Job } from "../../api/types";
+import { Figure } from "../../components/Figure";
+import { count, si } from "../../format";
+import classes from "./Artifacts.module.css";
+
+/** A batch: what is asked of which model, and how fast it answers. */
+export function Batch({ job }: { job: Job }) {
+  const { t } = useTranslation();
+  if (job.spec.kind === "train") return null;
+  const { data, kind, output } = job.spec;
+  const model = modelOf(job.spec);
+  const column = "text" in data ? data.text : (data.prompt ?? data.messages);
+  const format = output.format ?? data.files[0]?.split(".").at(-1);
+  return (
+    <>
+      <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
+        <Figure
+          label={kind === "generate" ? t("Generated") : t("Read")}
+          value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, "tok/s")}
+        />
+        <Figure label={t("Rows with an error")} value={count(job.rows?.failed ?? 0)} />
+        <Figure label={t("Answers as")} value={format ?? "–"} />
+      </SimpleGrid>
+      <Text size="sm">
+        {kind === "generate"
+          ? t("The column {{column}} of each row is answered by {{model}}.", { column, model })
+          : t("The column {{column}} of each row is made into a vector by {{model}}.", { column, model })}
+      </Text>
+      <ul className={classes.files}>
+        {data.files.map((file) => (
+          <li key={file}>
+            <Text size="sm" ff="monospace">
+              {file}
+            </Text>
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function modelOf({ deployment, model }: Exclude<Job["spec"], { kind: "train" }>): string {
+  return deployment ?? model?.path ?? `${model?.job}/${model?.artifact}`;
+}

@@ -1,0 +1,30 @@
+import { Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import type { Plan } from "../api/types";
+import classes from "./Placement.module.css";
+
+/** Machines that the plan gives nothing, and why. */
+export function Idle({ machines }: { machines: Plan["idle"] }) {
+  const { t } = useTranslation();
+  if (machines.length === 0) return null;
+  return (
+    <div>
+      <Text size="sm" fw={600}>
+        {t("Without work")}
+      </Text>
+      <ul className={classes.idle}>
+        {machines.map((machine) => (
+          <li key={machine.contributor_id}>
+            <Text size="sm" c="dimmed">
+              <Text component="b" inherit c="var(--sc-ink)" fw={500}>
+                {machine.name}
+              </Text>
+              : {machine.reason}
+            </Text>
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}

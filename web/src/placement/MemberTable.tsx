@@ -1,0 +1,66 @@
+import { Table, Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import type { Plan } from "../api/types";
+import { bytes, count } from "../format";
+import { layerRange, ranges } from "./layout";
+import classes from "./Placement.module.css";
+
+/** The same as the picture, in figures, with the planner's reasons. */
+export function MemberTable({ plan }: { plan: Plan }) {
+  const { t } = useTranslation();
+  return (
+    <details className={classes.twin}>
+      <summary>{t("The same as a table, with the reason for each choice")}</summary>
+      <Table className="stacking" verticalSpacing="xs" horizontalSpacing="sm" mt="xs">
+        <Table.Thead>
+          <Table.Tr>
+            <Table.Th>{t("Machine")}</Table.Th>
+            <Table.Th>{t("Shard")}</Table.Th>
+            <Table.Th>{t("Microbatches")}</Table.Th>
+            <Table.Th className="numeric">{t("Memory")}</Table.Th>
+            <Table.Th className="numeric">{t("Busy")}</Table.Th>
+            <Table.Th>{t("Why")}</Table.Th>
+          </Table.Tr>
+        </Table.Thead>
+        <Table.Tbody>
+          {plan.pools.flatMap((pool, index) =>
+            pool.members.map((member) => (
+              <Table.Tr key={member.contributor_id}>
+                <Table.Td data-label={t("Machine")}>
+                  <Text size="sm" fw={600}>
+                    {member.name}
+                  </Text>
+                </Table.Td>
+                <Table.Td data-label={t("Shard")}>
+                  <Text size="sm">
+                    {t("pool {{pool}}", { pool: index + 1 })},{" "}
+                    {pool.stop - pool.start === 1
+                      ? t("layer {{range}}", { range: layerRange(pool) })
+                      : t("layers {{range}}", { range: layerRange(pool) })}
+                  </Text>
+                </Table.Td>
+                <Table.Td data-label={t("Microbatches")}>
+                  <Text size="sm">
+                    {ranges(member.microbatches) || "–"} ({count(member.microbatches.length)})
+                  </Text>
+                </Table.Td>
+                <Table.Td className="numeric" data-label={t("Memory")}>
+                  <Text size="sm">{bytes(member.memory_bytes)}</Text>
+                </Table.Td>
+                <Table.Td className="numeric" data-label={t("Busy")}>
+                  <Text size="sm">{member.busy_fraction == null ? "–" : `${Math.round(100 * member.busy_fraction)} %`}</Text>
+                </Table.Td>
+                <Table.Td data-label={t("Why")}>
+                  <Text size="xs" c="dimmed">
+                    {member.reason}
+                  </Text>
+                </Table.Td>
+              </Table.Tr>
+            )),
+          )}
+        </Table.Tbody>
+      </Table>
+    </details>
+  );
+}

@@ -1,0 +1,39 @@
+import { useEffect, useRef, useState } from "react";
+
+import type { Plan } from "../api/types";
+import { blocksOf, changes, pictureHeight, type Block, type Size } from "./layout";
+
+/** How long a machine that is gone is still shown, marked as gone. */
+const FAREWELL_MS = 2600;
+
+interface Shown {
+  height: number;
+  blocks: Block[];
+  /** Where machines were that are gone since a moment ago. */
+  gone: Block[];
+  /** Machines that are here since a moment ago. */
+  come: ReadonlySet<string>;
+}
+
+/** Where every machine lies, with those that just left and came. */
+export function useBlocks(plan: Plan, size: Size): Shown {
+  const height = pictureHeight(plan);
+  const blocks = blocksOf(plan, size, height);
+  const before = useRef<Block[]>(blocks);
+  const [changed, setChanged] = useState<Pick<Shown, "gone" | "come">>({ gone: [], come: new Set() });
+  const held = blocks.map((block) => block.id).join();
+
+  useEffect(() => {
+    const { gone, come } = changes(before.current, blocks);
+    if (gone.length === 0 && come.size === 0) return;
+    setChanged({ gone, come });
+    const timer = setTimeout(() => setChanged({ gone: [], come: new Set() }), FAREWELL_MS);
+    return () => clearTimeout(timer);
+  }, [held]);
+  // After the comparison above, which needs what was shown last.
+  useEffect(() => {
+    before.current = blocks;
+  });
+  const here = new Set(blocks.map((block) => block.id));
+  return { height, blocks, gone: changed.gone.filter((block) => !here.has(block.id)), come: changed.come };
+}
