@@ -191,6 +191,7 @@ class Deployments:
         facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"seconds"})}
         with self._database.write() as session:
             row = _row(session, deployment_id)
+            facts["of"] = max(1, len(row.plans))
             _tell(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:

@@ -1,9 +1,11 @@
-import type { ContributorState, JobState } from "../api/types";
+import type { ContributorState, DeploymentState, JobState } from "../api/types";
 import classes from "./StateBadge.module.css";
 
 type Tone = "quiet" | "busy" | "active" | "good" | "bad" | "ending";
 
-const TONES: Record<JobState | ContributorState, Tone> = {
+type State = JobState | ContributorState | DeploymentState;
+
+const TONES: Record<State, Tone> = {
   queued: "quiet",
   planning: "busy",
   running: "active",
@@ -16,10 +18,14 @@ const TONES: Record<JobState | ContributorState, Tone> = {
   draining: "ending",
   left: "quiet",
   lost: "bad",
+  pending: "quiet",
+  loading: "busy",
+  degraded: "ending",
+  stopped: "quiet",
 };
 
 /** A state as a word; its colour only repeats it. */
-export function StateBadge({ state }: { state: JobState | ContributorState }) {
+export function StateBadge({ state }: { state: State }) {
   return (
     <span className={classes.badge} data-tone={TONES[state]}>
       {state}
