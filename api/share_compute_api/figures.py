@@ -13,6 +13,8 @@ from share_compute_api.schemas import DeploymentStatus, ReplicaCounts, View
 KIND = "figures"
 PERIOD_S = 2.0
 """Least time between two of one deployment."""
+_AGAIN_S = 10.0
+"""What has not changed is told again after so long: who listens knows how old it is."""
 
 
 class DeploymentFigures(View):
@@ -31,10 +33,10 @@ class Figures:
 
     def __init__(self) -> None:
         self._told: dict[str, DeploymentFigures] = {}
-        self._next_s = 0.0
+        self._next_s = self._again_s = 0.0
 
     def news(self, deployments: Iterable[Snapshot], now_s: float) -> list[DeploymentFigures]:
-        """Return what changed since it was told, at most every so often.
+        """Return what changed since it was told, at most every so often; all of it now and then.
 
         Args:
             deployments: how they are.
@@ -46,6 +48,9 @@ class Figures:
         at = datetime.now(UTC)
         seen = {one.name: _figures(one, at) for one in deployments}
         news = [one for one in seen.values() if not _says_the_same(one, self._told.get(one.name))]
+        if now_s >= self._again_s:
+            self._again_s = now_s + _AGAIN_S
+            news = list(seen.values())
         self._told = seen
         return news
 
