@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Annotated
 
 from fastapi import Header, Query
@@ -12,6 +13,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from share_compute.errors import UserError
 from share_compute_api.context import Context
+from share_compute_api.figures import KIND, PERIOD_S, Figures
 
 MEDIA_TYPE = "text/event-stream"
 _KEEPALIVE_S = 10.0
@@ -38,22 +40,44 @@ def starting_point(after: int | None, last_event_id: str | None, default: int) -
     return int(last_event_id)
 
 
-def stream(context: Context, after: int, *, job_id: str | None = None) -> StreamingResponse:
-    """Answer with all events after number ``after``, of one job or of the pool, until the caller goes."""
+def stream(
+    context: Context, after: int, *, job_id: str | None = None, tells_figures: bool = False
+) -> StreamingResponse:
+    """Answer with all events after number ``after``, of one job or of the pool, until the caller goes.
+
+    Args:
+        context: of the server.
+        after: number of the last event that the caller has seen.
+        job_id: only events of this job.
+        tells_figures: also tell figures of deployments as they change. These have no number: they are of one moment,
+            and who comes back gets the present ones.
+    """
     return StreamingResponse(
-        _events(context, after, job_id),
+        _events(context, after, job_id, Figures() if tells_figures else None),
         media_type=MEDIA_TYPE,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(context: Context, after: int, job_id: str | None) -> AsyncIterator[bytes]:
+async def _events(
+    context: Context, after: int, job_id: str | None, figures: Figures | None
+) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=_RECONNECT_MS)
+    wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
+    told_s, is_rung = monotonic(), True
     while not context.bell.is_closed:
         ticket = context.bell.ticket
-        batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
+        batch = []
+        if is_rung:
+            batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
         for record in batch:
             yield format_sse_event(data_str=record.model_dump_json(), event=record.kind, id=str(record.seq))
-            after = record.seq
-        if not batch and not await context.bell.wait(ticket, _KEEPALIVE_S):
+            after, told_s = record.seq, monotonic()
+        if figures is not None and context.deployments is not None:
+            for one in figures.news(context.deployments.snapshots(), monotonic()):
+                yield format_sse_event(data_str=one.model_dump_json(), event=KIND)
+                told_s = monotonic()
+        is_rung = bool(batch) or await context.bell.wait(ticket, wait_s)
+        if monotonic() - told_s >= _KEEPALIVE_S:
+            told_s = monotonic()
             yield KEEPALIVE_COMMENT

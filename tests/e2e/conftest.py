@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from share_compute.settings import Settings
@@ -38,8 +39,12 @@ class Server:
         self.port = 0
         self.start()
 
+    def make_app(self) -> FastAPI:
+        """Return what is served."""
+        return create_app(self._settings, self._store, cluster=None)
+
     def start(self) -> None:
-        self._app = create_app(self._settings, self._store, cluster=None)
+        self._app = self.make_app()
         config = uvicorn.Config(self._app, host="127.0.0.1", port=self.port, log_level="warning")
         self._server = uvicorn.Server(config)
         self._listener = config.bind_socket()

@@ -35,6 +35,32 @@ const submit = createRoute({
   component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
 });
 
+const deployments = createRoute({
+  getParentRoute: () => root,
+  path: "/deployments",
+  validateSearch: (search): { show?: "over"; new?: boolean; job?: string; path?: string } => ({
+    ...(search.show === "over" && { show: "over" as const }),
+    ...(search.new === true && { new: true }),
+    ...(typeof search.job === "string" && { job: search.job }),
+    ...(typeof search.path === "string" && { path: search.path }),
+  }),
+  component: lazyRouteComponent(() => import("./pages/Deployments"), "Deployments"),
+});
+
+const deployment = createRoute({
+  getParentRoute: () => root,
+  path: "/deployments/$name",
+  component: lazyRouteComponent(() => import("./pages/Deployment"), "Deployment"),
+});
+
+const playground = createRoute({
+  getParentRoute: () => root,
+  path: "/playground",
+  // Names separated by commas, so that the address can be typed.
+  validateSearch: (search): { with?: string } => (search.with === undefined ? {} : { with: String(search.with) }),
+  component: lazyRouteComponent(() => import("./pages/Playground"), "Playground"),
+});
+
 const invites = createRoute({
   getParentRoute: () => root,
   path: "/invites",
@@ -42,7 +68,7 @@ const invites = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([pool, jobs, job, submit, invites]),
+  routeTree: root.addChildren([pool, jobs, job, deployments, deployment, playground, submit, invites]),
   defaultPreload: "intent",
   defaultPendingComponent: Loading,
   defaultErrorComponent: ({ error, reset }) => <Failure error={error instanceof Error ? error : new Error(String(error))} retry={reset} />,

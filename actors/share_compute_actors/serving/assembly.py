@@ -113,11 +113,11 @@ class Assembly:
         """Whether no member computes, for all that is known."""
         return not any(sign.is_computing for sign in self._crew.pulse.signs.values())
 
-    def break_up(self, why: str) -> None:
-        """Form pools anew: what was sent to these is of no use any more."""
+    def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
+        """Form pools anew: what was sent to these is of no use any more; ``lost`` are names of machines."""
         if self.placement is not None:
             self.placement, self._tried = None, frozenset()
-            self._standing.lost()
+            self._standing.lost(why, lost)
             self._standing.move(DeploymentState.degraded, f"{why}; requests wait until others go on")
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -143,12 +143,13 @@ class Assembly:
     def _lose(self, workers: Collection[Worker]) -> None:
         if not workers:
             return
-        names = listed(sorted(self.name(worker) for worker in workers))
+        lost = tuple(sorted(self.name(worker) for worker in workers))
+        names = listed(lost)
         _log.warning("lost %s", names)
         for worker in workers:
             self._rests.lost(worker, time.monotonic())
         if self.placement is not None and not set(self.placement.workers).isdisjoint(workers):
-            self.break_up(f"lost {names}")
+            self.break_up(f"lost {names}", lost)
         self._is_to_plan = True
 
     def _take_in(self) -> None:

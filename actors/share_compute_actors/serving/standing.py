@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from share_compute.errors import ShareComputeError
@@ -13,7 +14,13 @@ from share_compute.protocol.roster import Worker
 from share_compute.serving.figures import Latency
 from share_compute.serving.placement import Placement
 from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import LatencyStatus, PoolStatus, QueueStatus, ServingStatus
+from share_compute.serving.status import (
+    Interruption,
+    LatencyStatus,
+    PoolStatus,
+    QueueStatus,
+    ServingStatus,
+)
 from share_compute_actors.serving.desk import Desk
 
 if TYPE_CHECKING:
@@ -21,6 +28,17 @@ if TYPE_CHECKING:
 
 _LOOKS = 20
 """Signs of life over which it is seen how busy a member is."""
+_INTERRUPTIONS = 8
+"""Interruptions that are remembered: the last ones."""
+
+
+@dataclass(slots=True)
+class _Interruption:
+    number: int
+    reason: str
+    machines: tuple[str, ...]
+    began_s: float
+    seconds: float | None = None
 
 
 class Standing:
@@ -50,6 +68,7 @@ class Standing:
         self._lost_s: float | None = None
         """When a loss was noticed after which nothing was computed yet."""
         self._last_gap_s: float | None = None
+        self._interruptions: deque[_Interruption] = deque(maxlen=_INTERRUPTIONS)
 
     def move(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
         """Say where it is in its life, and why."""
@@ -61,13 +80,24 @@ class Standing:
         """Pools were put together."""
         with self._lock:
             self._epoch, self._placement = epoch, placement
+            now_s = time.monotonic()
+            for interruption in self._interruptions:
+                if interruption.seconds is None:
+                    interruption.seconds = now_s - interruption.began_s
             self._signs = {worker: deque(maxlen=_LOOKS) for worker in placement.workers}
 
-    def lost(self) -> None:
-        """A member of these pools was lost."""
+    def lost(self, reason: str, machines: tuple[str, ...] = ()) -> None:
+        """These pools are of no use any more: members were lost, or what they computed was.
+
+        Args:
+            reason: what happened.
+            machines: names of those that were lost.
+        """
         with self._lock:
             self._recoveries += 1
-            self._lost_s = self._lost_s or time.monotonic()
+            now_s = time.monotonic()
+            self._lost_s = self._lost_s or now_s
+            self._interruptions.append(_Interruption(self._recoveries, reason, machines, now_s))
 
     def went_on(self) -> None:
         """A token was drawn."""
@@ -123,6 +153,16 @@ class Standing:
                 ),
                 recoveries=self._recoveries,
                 last_gap_s=self._last_gap_s,
+                interruptions=tuple(
+                    Interruption(
+                        number=one.number,
+                        reason=one.reason,
+                        machines=one.machines,
+                        ago_s=time.monotonic() - one.began_s,
+                        seconds=one.seconds,
+                    )
+                    for one in self._interruptions
+                ),
                 holds=tuple(sorted(self._alive | self._expected)),
                 error=self._error,
             )

@@ -13,8 +13,15 @@ from share_compute.store import DeploymentRecord
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
-from share_compute_api.schemas import DeploymentPage, DeploymentStatus, DeploymentView, ReplicasRequest
+from share_compute_api.schemas import (
+    DeploymentPage,
+    DeploymentStatus,
+    DeploymentView,
+    EventPage,
+    ReplicasRequest,
+)
 from share_compute_api.serving.submission import check_deployment
+from share_compute_api.streams import After
 
 router = APIRouter(prefix="/deployments", tags=["deployments"])
 
@@ -70,6 +77,20 @@ async def get_deployment_status(deployment: str, context: InContext) -> Deployme
     supervisor = context.deployments
     replicas = [] if supervisor is None else supervisor.statuses(record.id)
     return DeploymentStatus(replicas=tuple(replicas))
+
+
+@router.get("/{deployment}/events", operation_id="getDeploymentEvents", responses=documented(404))
+async def get_deployment_events(
+    deployment: str,
+    context: InContext,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+) -> EventPage:
+    """Return what happened to a deployment: its states, machines that it lost, replicas that came and went."""
+    record = await run_in_threadpool(context.store.deployments.get, deployment)
+    start = 0 if after is None else after
+    events = await run_in_threadpool(context.store.events.after, start, deployment_id=record.id, limit=limit)
+    return EventPage(events=events, next_after=events[-1].seq if events else start)
 
 
 @router.patch("/{deployment}", operation_id="changeDeployment", responses=documented(404, 409))

@@ -13,6 +13,10 @@ from share_compute_api.schemas import EventPage
 from share_compute_api.streams import MEDIA_TYPE, STREAM_RESPONSE, After, LastEventId, starting_point, stream
 
 router = APIRouter(tags=["events"])
+WithFigures = Annotated[
+    bool,
+    Query(description="Also tell figures of deployments as they change: events `figures`, without a number."),
+]
 
 
 @router.get(
@@ -52,8 +56,9 @@ async def get_job_events(
 
 @router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})
 async def stream_events(
-    context: InContext, after: After = None, last_event_id: LastEventId = None
+    context: InContext, after: After = None, last_event_id: LastEventId = None, figures: WithFigures = False
 ) -> Response:
     """Stream what happens in the whole pool, from now on or from ``after`` on."""
     newest = await run_in_threadpool(context.store.events.last_seq)
-    return stream(context, starting_point(after, last_event_id, default=newest))
+    start = starting_point(after, last_event_id, default=newest)
+    return stream(context, start, tells_figures=figures)

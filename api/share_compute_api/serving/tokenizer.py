@@ -18,6 +18,8 @@ from share_compute.errors import TooLong, UserError
 
 _ONE_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 """How tokenizers made from SentencePiece write a byte that has no token of its own."""
+NO_CHAT_TEMPLATE = "no_chat_template"
+"""Code of the error that a client may ask `/v1/completions` after."""
 _SPACE = "\u2581"
 """How they write a space."""
 
@@ -99,6 +101,7 @@ class ServedTokenizer:
             raise UserError(
                 "this model's tokenizer has no chat template",
                 mend="use /v1/completions, or put a chat_template.jinja into the model's folder and deploy it again",
+                details={"param": "messages", "code": NO_CHAT_TEMPLATE},
             )
         try:
             text: str = self._tokenizer.apply_chat_template(

@@ -8,6 +8,7 @@ from itertools import count
 
 from share_compute.serving.status import ServingStatus
 from share_compute_api.serving.replica import Replica
+from share_compute_api.supervision.interruptions import Interruptions
 from share_compute_api.supervision.replicas import Slot
 
 _DRAIN_S = 120.0
@@ -28,6 +29,8 @@ class Seat:
         self.replica: Replica | None = None
         self.told = frozenset[tuple[str, str | None]]()
         """Machines that it knows of."""
+        self.interruptions = Interruptions()
+        """What was told of the times in which it computed nothing."""
         self.failures = 0
         """In a row."""
         self.leaves_since_s: float | None = None

@@ -22,7 +22,7 @@ from share_compute.models.encoders import Pooling, pooling_of
 from share_compute.planning.plan import Plan
 from share_compute.serving.autoscaler import Autoscaler, Decision
 from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import ServingStatus
+from share_compute.serving.status import Interruption, ServingStatus
 from share_compute.specification import ModelSpec
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
@@ -218,8 +218,10 @@ class Serving:
         except (ContributorLost, TimeoutError) as failure:
             _log.warning("a replica of %s is begun anew: %s", self._spec.name, failure)
             await self._drop(seat)
+            await self._tell_interruptions(seat, seat.interruptions.died(now_s))
             return
         seat.slot.see(status, now_s)
+        await self._tell_interruptions(seat, seat.interruptions.news(status, now_s))
         self._engine.see(seat.replica, status.predicted_tokens_per_s, is_ready=seat.slot.is_ready)
         if status.state is DeploymentState.ready:
             seat.failures = 0
@@ -229,6 +231,13 @@ class Serving:
             if error.get("code") in _FOR_USERS or seat.failures >= _MOST_FAILURES:
                 raise _Failed(status.reason, error)
             await self._drop(seat)
+
+    async def _tell_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
+        """Write down what is new: that it lost a part, or that it goes on."""
+        deployments = self._store.deployments
+        for one in news:
+            tell = deployments.interrupted if one.seconds is None else deployments.went_on
+            await asyncio.to_thread(tell, self._record.id, seat.number, one)
 
     async def _drop(self, seat: Seat) -> None:
         replica, seat.replica, seat.told = seat.replica, None, frozenset()

@@ -63,6 +63,21 @@ class QueueStatus(StrictModel):
     """Computed behind an end that was not known yet."""
 
 
+class Interruption(StrictModel):
+    """A time in which a replica computed nothing, since it lost a part. Requests waited; no token was lost."""
+
+    number: int
+    """Counts those of one server, from 1."""
+    reason: str
+    """What happened, in a few words."""
+    machines: tuple[str, ...] = ()
+    """Names of the machines that were lost; none when something else went wrong."""
+    ago_s: float
+    """How long ago it was noticed."""
+    seconds: float | None = None
+    """From then until pools were formed again; None while there are none."""
+
+
 class ServingStatus(StrictModel):
     """One replica of a deployment at one moment."""
 
@@ -88,6 +103,8 @@ class ServingStatus(StrictModel):
     """Memberships that began because a machine was lost."""
     last_gap_s: float | None = None
     """From the last loss that was noticed until its successors computed again."""
+    interruptions: tuple[Interruption, ...] = ()
+    """The last ones, in order."""
     holds: tuple[str, ...] = ()
     """Ids of contributors on which members run, or are about to."""
     error: dict[str, Any] | None = None

@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 from share_compute.errors import Conflict, NotFound
 from share_compute.planning.plan import Plan
 from share_compute.serving.states import LIVE, DeploymentState, check_change
+from share_compute.serving.status import Interruption
 from share_compute.specification import ReplicasSpec, ServeJob
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
-from share_compute.store.events import add_event
+from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.records import DeploymentRecord
 from share_compute.store.secret import new_id
 from share_compute.store.tables import Deployment
@@ -186,6 +187,39 @@ class Deployments:
             replicas = {"wanted": wanted, "wanted_before": before}
             _tell(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
+    def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
+        """Write down, as an event, that a replica lost a part: its requests wait.
+
+        Args:
+            deployment_id: the deployment.
+            replica: number of the replica.
+            interruption: as its server tells it.
+
+        Raises:
+            NotFound: there is no such deployment.
+        """
+        facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"seconds"})}
+        with self._database.write() as session:
+            row = _row(session, deployment_id)
+            facts["of"] = max(1, len(row.plans))
+            _tell(session, row, row.state, self._clock(), interrupted=facts)
+
+    def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
+        """Write down, as an event, that a replica goes on after an interruption.
+
+        Args:
+            deployment_id: the deployment.
+            replica: number of the replica.
+            interruption: as its server tells it.
+
+        Raises:
+            NotFound: there is no such deployment.
+        """
+        facts = {"replica": replica, "number": interruption.number, "seconds": interruption.seconds}
+        with self._database.write() as session:
+            row = _row(session, deployment_id)
+            _tell(session, row, row.state, self._clock(), went_on=facts)
+
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
         """Take a deployment down, given its id or its name; twice changes nothing.
 
@@ -241,4 +275,4 @@ def _move(
 
 def _tell(session: Session, row: Deployment, before: str | None, now: datetime, **more: Any) -> None:
     data = {"id": row.id, "name": row.name, "state": row.state, "from": before, "reason": row.reason, **more}
-    add_event(session, "deployment", now, data | ({"error": row.error} if row.error else {}))
+    add_event(session, DEPLOYMENT, now, data | ({"error": row.error} if row.error else {}))

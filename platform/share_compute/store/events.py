@@ -13,6 +13,9 @@ from share_compute.store.database import TOLD, Database
 from share_compute.store.records import EventRecord
 from share_compute.store.tables import Event
 
+DEPLOYMENT = "deployment"
+"""Kind of the events that tell of a deployment."""
+
 
 class Events:
     """The table of events; rows are written by the tables whose change they tell, or by `tell`."""
@@ -27,12 +30,25 @@ class Events:
             add_event(session, kind, self._clock(), data)
 
     def after(
-        self, seq: int, *, job_id: str | None = None, without: Collection[str] = (), limit: int = 500
+        self,
+        seq: int,
+        *,
+        job_id: str | None = None,
+        deployment_id: str | None = None,
+        without: Collection[str] = (),
+        limit: int = 500,
     ) -> list[EventRecord]:
-        """Return the next events after number ``seq``, of one job or of the whole pool, but none of these kinds."""
+        """Return the next events after number ``seq``, of one job, of one deployment, or of the whole pool.
+
+        Those of the kinds ``without`` are left out.
+        """
         query = select(Event).where(Event.seq > seq).order_by(Event.seq).limit(limit)
         if job_id is not None:
             query = query.where(Event.job_id == job_id)
+        if deployment_id is not None:
+            # No job's: the index then leads past the steps of all jobs, which are nearly all there is.
+            of_it = Event.data["id"].as_string() == deployment_id
+            query = query.where(Event.job_id.is_(None), Event.kind == DEPLOYMENT, of_it)
         if without:
             query = query.where(Event.kind.not_in(without))
         with self._database.read() as session:

@@ -1,8 +1,19 @@
 /** Carries events into what the pages have already loaded, and asks again only for what events do not tell. */
 import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
-import { artifacts, checkpoints, contributors, job, log, metrics, MOST_POINTS } from "./queries";
-import type { Job, JobPage, Metric, PoolEvent } from "./types";
+import {
+  artifacts,
+  checkpoints,
+  contributors,
+  deploymentLog,
+  figures,
+  job,
+  log,
+  metrics,
+  MOST_POINTS,
+  servedModels,
+} from "./queries";
+import type { DeploymentNews, Figures, Job, JobPage, Metric, PoolEvent } from "./types";
 
 export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
   const byJob = Map.groupBy(events, (event) => event.job_id);
@@ -13,7 +24,33 @@ export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
   if (events.some((event) => event.kind === "contributor" || changesJob(event))) {
     void client.invalidateQueries({ queryKey: contributors.queryKey });
   }
+  const ofDeployments = events.filter((event) => event.kind === "deployment");
+  if (ofDeployments.length > 0) applyToDeployments(client, ofDeployments);
   if (events.some((event) => changesJob(event))) void client.invalidateQueries({ queryKey: ["jobs"] });
+}
+
+function applyToDeployments(client: QueryClient, events: PoolEvent[]): void {
+  const news = events.map((event) => event.data as unknown as DeploymentNews);
+  for (const id of new Set(news.map((one) => one.id))) {
+    const some = events.filter((event) => event.data.id === id);
+    client.setQueryData(deploymentLog(id).queryKey, (old) => old && mergeLog(old, some));
+  }
+  const keys = new Set(news.flatMap((one) => [one.id, one.name]));
+  void client.invalidateQueries({
+    predicate: ({ queryKey: [what, key, part] }) =>
+      what === "deployments" || (what === "deployment" && part !== "log" && keys.has(key as string)),
+  });
+  // Only a state begins or ends that a model answers.
+  if (news.some((one) => one.state !== one.from)) {
+    void client.invalidateQueries({ queryKey: servedModels.queryKey });
+    // Who is leased to whom.
+    void client.invalidateQueries({ queryKey: contributors.queryKey });
+  }
+}
+
+/** Put the figures of a deployment in place of those before. */
+export function applyFigures(client: QueryClient, fresh: Figures): void {
+  client.setQueryData(figures.queryKey, (old) => ({ ...old, [fresh.name]: fresh }));
 }
 
 function applyToJob(client: QueryClient, id: string, events: PoolEvent[]): void {

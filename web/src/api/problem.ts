@@ -13,12 +13,21 @@ interface ProblemDocument {
   detail?: string;
   mend?: string;
   details?: { fields?: unknown } & Record<string, unknown>;
+  /** Its kind, for programs; of the routes under `/v1` only. */
+  code?: string;
+}
+
+/** How the routes under `/v1` say it, as clients of the OpenAI API read it. */
+export interface OpenAiError {
+  message: string;
+  code?: string | null;
 }
 
 export class ApiProblem extends Error {
   readonly status: number;
   /** One suggested action. */
   readonly mend: string | undefined;
+  readonly code: string | undefined;
   readonly fields: readonly FieldProblem[];
 
   constructor(status: number, document: ProblemDocument) {
@@ -26,6 +35,7 @@ export class ApiProblem extends Error {
     this.name = "ApiProblem";
     this.status = status;
     this.mend = document.mend;
+    this.code = document.code;
     this.fields = fieldProblems(document.details?.fields);
   }
 
@@ -45,8 +55,15 @@ function fieldProblems(value: unknown): FieldProblem[] {
 /** Read the problem of a refused answer. */
 export async function problemOf(response: Response): Promise<ApiProblem> {
   const isJson = /\bjson\b/.test(response.headers.get("content-type") ?? "");
-  const document = isJson ? ((await response.json().catch(() => ({}))) as ProblemDocument) : {};
-  return new ApiProblem(response.status, document);
+  const document = isJson ? ((await response.json().catch(() => ({}))) as ProblemDocument & { error?: OpenAiError }) : {};
+  return document.error === undefined ? new ApiProblem(response.status, document) : ofOpenAi(response.status, document.error);
+}
+
+/** An error of `/v1`: its message ends with what to do, after the last semicolon. */
+export function ofOpenAi(status: number, { message, code }: OpenAiError): ApiProblem {
+  const end = message.lastIndexOf("; ");
+  const [detail, mend] = end < 0 ? [message, undefined] : [message.slice(0, end), message.slice(end + 2)];
+  return new ApiProblem(status, { detail, ...(mend !== undefined && { mend }), ...(code != null && { code }) });
 }
 
 export function unreachable(): ApiProblem {

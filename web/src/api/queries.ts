@@ -1,8 +1,8 @@
 /** What the pages ask the server for, each under the key that live events refresh it by. */
-import { infiniteQueryOptions, queryOptions } from "@tanstack/react-query";
+import { infiniteQueryOptions, queryOptions, skipToken } from "@tanstack/react-query";
 
 import { api, body } from "./client";
-import type { JobKind, JobState, PoolEvent } from "./types";
+import { ENDED_STATES, LIVE_STATES, type Figures, type JobKind, type JobState, type PoolEvent } from "./types";
 
 export const status = queryOptions({
   queryKey: ["status"],
@@ -134,6 +134,72 @@ export function artifact(id: string, name: string) {
     },
   });
 }
+
+const DEPLOYMENTS_PER_PAGE = 50;
+
+/** Deployments that are up, or those that are over; newest first. */
+export function deployments(which: "up" | "over") {
+  return infiniteQueryOptions({
+    queryKey: ["deployments", which],
+    queryFn: ({ signal, pageParam }) => {
+      const state = [...(which === "up" ? LIVE_STATES : ENDED_STATES)];
+      const query = { state, limit: DEPLOYMENTS_PER_PAGE, ...(pageParam !== null && { cursor: pageParam }) };
+      return body(api.GET("/api/v1/deployments", { signal, params: { query } }));
+    },
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor,
+  });
+}
+
+/** One deployment, by its id or its name. */
+export function deployment(key: string) {
+  return queryOptions({
+    queryKey: ["deployment", key],
+    queryFn: ({ signal }) => body(api.GET("/api/v1/deployments/{deployment}", { signal, params: { path: { deployment: key } } })),
+  });
+}
+
+/** How each replica does, with what its plan promises; `figures` tell what changes all the time. */
+export function deploymentStatus(key: string) {
+  return queryOptions({
+    queryKey: ["deployment", key, "status"],
+    queryFn: async ({ signal }) => {
+      const params = { path: { deployment: key } };
+      const { replicas } = await body(api.GET("/api/v1/deployments/{deployment}/status", { signal, params }));
+      return { replicas, at: new Date().toISOString() };
+    },
+  });
+}
+
+export function deploymentLog(id: string) {
+  return queryOptions({
+    queryKey: ["deployment", id, "log"],
+    queryFn: async ({ signal }) => {
+      const kept: PoolEvent[] = [];
+      for (let after = 0; ; ) {
+        const params = { path: { deployment: id }, query: { after, limit: EVENTS_PER_PAGE } };
+        const page = await body(api.GET("/api/v1/deployments/{deployment}/events", { signal, params }));
+        kept.push(...page.events);
+        if (page.events.length < EVENTS_PER_PAGE) return kept;
+        after = page.next_after;
+      }
+    },
+  });
+}
+
+/** The last figures of each deployment, by name; only the stream of events fills them in. */
+export const figures = queryOptions<Record<string, Figures>>({
+  queryKey: ["figures"],
+  queryFn: skipToken,
+  staleTime: Infinity,
+  gcTime: Infinity,
+});
+
+/** Models that clients can ask now. */
+export const servedModels = queryOptions({
+  queryKey: ["models"],
+  queryFn: async ({ signal }) => (await body(api.GET("/v1/models", { signal }))).data,
+});
 
 export const invites = queryOptions({
   queryKey: ["invites"],

@@ -204,6 +204,26 @@ export interface paths {
         patch: operations["changeDeployment"];
         trace?: never;
     };
+    "/api/v1/deployments/{deployment}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Deployment Events
+         * @description Return what happened to a deployment: its states, machines that it lost, replicas that came and went.
+         */
+        get: operations["getDeploymentEvents"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/deployments/{deployment}/status": {
         parameters: {
             query?: never;
@@ -2675,6 +2695,38 @@ export interface components {
             reason: string;
         };
         /**
+         * Interruption
+         * @description A time in which a replica computed nothing, since it lost a part. Requests waited; no token was lost.
+         */
+        Interruption: {
+            /**
+             * Ago S
+             * @description How long ago it was noticed.
+             */
+            ago_s: number;
+            /**
+             * Machines
+             * @description Names of the machines that were lost; none when something else went wrong.
+             * @default []
+             */
+            machines: string[];
+            /**
+             * Number
+             * @description Counts those of one server, from 1.
+             */
+            number: number;
+            /**
+             * Reason
+             * @description What happened, in a few words.
+             */
+            reason: string;
+            /**
+             * Seconds
+             * @description From then until pools were formed again; None while there are none.
+             */
+            seconds?: number | null;
+        };
+        /**
          * InviteCreated
          * @description The only answer that ever shows the code.
          * @example {
@@ -4786,6 +4838,12 @@ export interface components {
              */
             holds: string[];
             /**
+             * Interruptions
+             * @description The last ones, in order.
+             * @default []
+             */
+            interruptions: components["schemas"]["Interruption"][];
+            /**
              * Is Looking
              * @description Whether it still looks at its model, and cannot say yet which machines it needs.
              * @default false
@@ -6360,6 +6418,59 @@ export interface operations {
             };
         };
     };
+    getDeploymentEvents: {
+        parameters: {
+            query?: {
+                /** @description Only events with a higher number. */
+                after?: number | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                deployment: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EventPage"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getDeploymentStatus: {
         parameters: {
             query?: never;
@@ -6414,6 +6525,8 @@ export interface operations {
             query?: {
                 /** @description Only events with a higher number. */
                 after?: number | null;
+                /** @description Also tell figures of deployments as they change: events `figures`, without a number. */
+                figures?: boolean;
             };
             header?: {
                 /** @description Number of the last event seen; wins over `after`. */

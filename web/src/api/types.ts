@@ -7,8 +7,12 @@ import type { components } from "./schema";
 type Schemas = { [Name in keyof components["schemas"]]: Readable<components["schemas"][Name]> };
 
 export type Checkpoint = Schemas["CheckpointEntry"];
-export type DeploymentState = Schemas["DeploymentState"];
 export type Artifact = Schemas["ArtifactRecord"];
+export type Deployment = Schemas["DeploymentView"];
+export type DeploymentState = Schemas["DeploymentState"];
+export type DeploymentStatus = Schemas["DeploymentStatus"];
+export type ReplicaStatus = Schemas["ServingStatus"];
+export type ServedModel = Schemas["Model"];
 export type Contributor = Schemas["ContributorRecord"];
 export type ContributorState = Schemas["ContributorState"];
 export type Invite = Schemas["InviteView"];
@@ -27,6 +31,30 @@ export type Prediction = Schemas["Prediction"];
 
 export const JOB_KINDS = ["train", "generate", "embed"] as const satisfies readonly Job["spec"]["kind"][];
 export type JobKind = (typeof JOB_KINDS)[number];
+/** How a deployment does at one moment: an event of kind `figures`, which has no number and is kept nowhere. */
+export interface Figures {
+  name: string;
+  at: string;
+  replicas: Schemas["ReplicaCounts"];
+  /** Without predictions and interruptions, which change with events only. */
+  status: DeploymentStatus;
+}
+
+/** What an event of kind `deployment` tells, beside where the deployment is in its life. */
+export interface DeploymentNews {
+  id: string;
+  name: string;
+  state: DeploymentState;
+  from: DeploymentState | null;
+  reason: string;
+  replicas?: { wanted?: number; wanted_before?: number; asked?: string; asked_before?: string };
+  interrupted?: { replica: number; of: number; number: number; reason: string; machines: string[]; ago_s: number };
+  went_on?: { replica: number; number: number; seconds: number };
+  error?: { mend?: string };
+}
+
+export const LIVE_STATES = ["pending", "loading", "ready", "degraded"] as const satisfies readonly DeploymentState[];
+export const ENDED_STATES = ["stopped", "failed"] as const satisfies readonly DeploymentState[];
 
 export const JOB_STATES = [
   "queued",

@@ -2,9 +2,10 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
 
-import { applyEvents } from "./applyEvents";
+import { applyEvents, applyFigures } from "./applyEvents";
+import { tell } from "./heard";
 import { listen, type LiveState } from "./live";
-import type { PoolEvent } from "./types";
+import type { Figures, PoolEvent } from "./types";
 
 /** Events are put on screen in batches: fifty a second must not draw fifty times a second. */
 const BATCH_MS = 200;
@@ -29,8 +30,13 @@ export function useLiveRefresh(): Live {
         lastHeard: state === "lost" && before.state === "live" ? new Date().toISOString() : before.lastHeard,
       }));
     };
-    const onEvent = (_kind: string, data: string) => batch.add(JSON.parse(data) as PoolEvent);
-    listen("/api/v1/events", undefined, { onEvent, onState }, stop.signal).catch(() => {
+    const onEvent = (kind: string, data: string) => {
+      if (kind === "figures") return applyFigures(client, JSON.parse(data) as Figures);
+      const event = JSON.parse(data) as PoolEvent;
+      tell(event);
+      batch.add(event);
+    };
+    listen("/api/v1/events?figures=true", undefined, { onEvent, onState }, stop.signal).catch(() => {
       // A session that is over has led to the sign-in page already; any other refusal will not change by asking again.
       onState("lost");
     });

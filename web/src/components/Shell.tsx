@@ -15,6 +15,8 @@ import classes from "./Shell.module.css";
 const PLACES = [
   { to: "/", label: "Pool" },
   { to: "/jobs", label: "Jobs" },
+  { to: "/deployments", label: "Deployments" },
+  { to: "/playground", label: "Playground" },
   { to: "/submit", label: "Submit" },
   { to: "/invites", label: "Invite" },
 ] as const;

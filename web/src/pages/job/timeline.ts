@@ -17,12 +17,11 @@ export interface Row {
 /** A row for each machine that computes something, in pipeline order. */
 export function rowsOf(plan: Plan, timeline: PlanTimeline): Row[] {
   const step = timeline.step_s ?? 0;
-  const own = Map.groupBy(timeline.cells, (cell) => `${cell.pool} ${cell.member}`);
   const updates = new Map(timeline.updates.map((update) => [`${update.pool} ${update.member}`, update]));
   return plan.pools.flatMap((pool, place) =>
     pool.members.flatMap((member, seat): Row[] => {
-      const cells = own.get(`${place} ${seat}`);
-      if (cells === undefined) return [];
+      const cells = timeline.cells.filter((cell) => cell.pool === place && cell.member === seat);
+      if (cells.length === 0) return [];
       const update = updates.get(`${place} ${seat}`);
       const forward_s = time(cells, "F");
       const backward_s = time(cells, "B");

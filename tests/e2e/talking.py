@@ -1,0 +1,251 @@
+"""Deployments that speak from real weights in this process: the supervisor, the scheduler and the layers are the real
+ones; machines are rows in the store, and a test says when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from fastapi import FastAPI
+from tests.e2e.conftest import Server
+
+from share_compute.models.configuration import declared_config
+from share_compute.planning.partitioning import Shard
+from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, PoolPlan
+from share_compute.planning.report import ServingPrediction
+from share_compute.serving.events import SequenceEvent
+from share_compute.serving.limits import Limits
+from share_compute.serving.options import Generation
+from share_compute.serving.placement import Placement, limits_before
+from share_compute.serving.stage import ServingStage, input_ids
+from share_compute.serving.states import DeploymentState
+from share_compute.serving.status import ServingStatus
+from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.specification import ModelSpec
+from share_compute.topology import Topology
+from share_compute_actors.serving.assignment import ServingAssignment
+from share_compute_actors.serving.desk import Desk
+from share_compute_actors.serving.messages import Sign
+from share_compute_actors.serving.standing import Standing
+from share_compute_api.supervision.deployments import DeploymentSupervisor
+
+LAYERS = 4
+WINDOW = 1024
+_PULL_S = 0.2
+
+
+class TalkingServer(Server):
+    """The control plane with a supervisor of deployments, whose replicas are `Talker`."""
+
+    def make_app(self) -> FastAPI:
+        app = super().make_app()
+        self.talkers: dict[str, Talker] = {}
+        context = app.state.context
+        context.deployments = DeploymentSupervisor(
+            context.store, context.engines, self._launch, context.bell, context.metrics.serving, dict
+        )
+        inner = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+            async with inner(app):
+                context.spawn(context.deployments.run())
+                yield
+
+        app.router.lifespan_context = lifespan
+        return app
+
+    async def _launch(self, assignment: ServingAssignment) -> Talker:
+        talker = Talker(assignment)
+        await talker.offer(assignment.topology)
+        self.talkers[assignment.spec.name] = talker
+        return talker
+
+
+class Talker:
+    """One replica: a row of stages, one for each machine that it was offered, computed by a thread."""
+
+    def __init__(self, assignment: ServingAssignment) -> None:
+        self._assignment = assignment
+        self._news = threading.Condition()
+        self._desk = Desk(limits_before(assignment.spec, assignment.window_tokens), self._wake)
+        self._standing = Standing(self._desk, assignment.window_tokens)
+        self._standing.move(DeploymentState.pending, "waiting for machines: none is there")
+        self._config = declared_config(ModelSpec(path=assignment.folder))
+        self._names: dict[str, str] = {}
+        self._row: list[ServingStage] = []
+        self._fed_back: dict[int, int] = {}
+        self._epoch = 0
+        self._workers: tuple[str, ...] = ()
+        self._computed_s: deque[tuple[float, float]] = deque([(0.0, time.monotonic())])
+        self.turns_left: float = float("inf")
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    # -- what a test does ------------------------------------------------------------------------------------------
+
+    def allow(self, turns: float) -> None:
+        """Compute so many turns, then wait."""
+        with self._news:
+            self.turns_left = turns
+            self._news.notify_all()
+
+    def lose(self, name: str) -> None:
+        """A machine dies: nothing is computed until `go_on`."""
+        with self._news:
+            self._row = []
+            self._standing.lost(f"lost {name}", (name,))
+            self._standing.move(DeploymentState.degraded, f"lost {name}; requests wait until others go on")
+            self._workers = tuple(one for one in self._workers if self._names[one] != name)
+
+    def go_on(self) -> None:
+        """Who is left loads what was lost, and goes on."""
+        with self._news:
+            self._form(self._workers)
+
+    # -- what the supervisor asks ----------------------------------------------------------------------------------
+
+    async def submit(self, generations: Sequence[Generation]) -> None:
+        self._desk.submit(generations)
+
+    async def cancel(self, sequences: Sequence[int]) -> None:
+        self._desk.cancel(sequences)
+
+    async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+        return await asyncio.to_thread(self._desk.pull, after, min(timeout_s, _PULL_S))
+
+    async def status(self) -> ServingStatus:
+        alive = frozenset(self._workers)
+        self._standing.look(alive, frozenset(), {worker: self._sign(worker) for worker in alive})
+        return self._standing.tell()
+
+    async def offer(self, topology: Topology) -> None:
+        self._names |= {machine.id: machine.name for machine in topology.contributors}
+        if self._epoch == 0 and topology.contributors:
+            workers = tuple(sorted(self._names, key=self._names.__getitem__))
+            await asyncio.to_thread(self._first, workers)
+
+    async def close(self) -> None:
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+    # -- its thread ------------------------------------------------------------------------------------------------
+
+    def _first(self, workers: tuple[str, ...]) -> None:
+        with self._news:
+            self._form(workers)
+
+    def _form(self, workers: tuple[str, ...]) -> None:
+        self._epoch += 1
+        self._workers = workers
+        cuts = [round(LAYERS * index / len(workers)) for index in range(len(workers) + 1)]
+        name = self._assignment.spec.name
+        folder, window = self._assignment.folder, self._assignment.window_tokens
+        cpu = torch.device("cpu")
+        self._row = [
+            ServingStage(
+                self._config, Shard(name, start, stop, LAYERS), cpu, window_tokens=window, tokenizer=folder
+            )
+            for start, stop in pairwise(cuts)
+        ]
+        for stage in self._row:
+            stage.load(folder)
+        self._fed_back.clear()
+        limits = Limits(
+            window_tokens=window, kv_tokens=4 * window, max_sequences=4, turn_tokens=256, pools=1,
+            max_queued=64, run_ahead=0,
+        )  # fmt: skip
+        self._desk.reform(self._epoch, limits)
+        placement = Placement(self._prediction(cuts), 4, {})
+        self._standing.formed(self._epoch, placement)
+        self._standing.move(DeploymentState.ready, placement.sentence)
+        self._news.notify_all()
+
+    def _prediction(self, cuts: list[int]) -> ServingPrediction:
+        pools = tuple(
+            PoolPlan(
+                start=start,
+                stop=stop,
+                parameters=12_000 * (stop - start),
+                members=(
+                    MemberPlan(
+                        contributor_id=worker, name=self._names[worker], microbatches=(0,),
+                        memory_bytes=1 << 20, reason="its share by measured speed", busy_fraction=0.6,
+                    ),
+                ),
+            )
+            for worker, (start, stop) in zip(self._workers, pairwise(cuts), strict=True)
+        )  # fmt: skip
+        plan = Plan(
+            epoch=self._epoch, strategy="serving", num_layers=LAYERS, parameters=12_000 * LAYERS, pools=pools,
+            microbatches=1,
+        )  # fmt: skip
+        first = self._names[self._workers[0]]
+        return ServingPrediction(
+            objective="latency", plan=plan, first_token_s=0.01, next_token_s=0.004, request_s=0.5,
+            tokens_per_s=250.0, lower_bound_s=0.4, exact=True,
+            bottleneck=Bottleneck(kind="compute", where=first, sentence=f"{first} computes most of a token"),
+        )  # fmt: skip
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                while not self._ended and not (turns := self._next_turns()):
+                    self._news.wait()
+                if self._ended:
+                    return
+                # Held while it computes, so that a loss comes between two turns.
+                for turn in turns:
+                    begun_s = time.monotonic()
+                    self._desk.completed(self._compute(turn))
+                    total, _ = self._computed_s[-1]
+                    self._computed_s.append((total + time.monotonic() - begun_s, time.monotonic()))
+
+    def _next_turns(self) -> list[Turn]:
+        if not self._row or self.turns_left <= 0:
+            return []
+        turns = self._desk.next_turns()
+        self.turns_left -= len(turns)
+        return turns
+
+    def _compute(self, turn: Turn) -> TurnResult:
+        passed: torch.Tensor | tuple[Sampled, ...] = input_ids(turn, self._fed_back)
+        for stage in self._row:
+            assert isinstance(passed, torch.Tensor)
+            passed = stage.compute(turn, passed)
+        assert isinstance(passed, tuple)
+        for closed in turn.closes:
+            self._fed_back.pop(closed, None)
+        self._fed_back |= {one.sequence: one.token for one in passed if isinstance(one, Sampled)}
+        return TurnResult(turn.id, turn.epoch, passed, (0.0,))
+
+    def _sign(self, worker: str) -> Sign:
+        computed_s, _ = self._computed_s[-1]
+        return Sign(
+            worker=worker, epoch=self._epoch, process_id=os.getpid(), is_computing=False, computed_s=computed_s,
+            at_s=time.monotonic(), resident_bytes=300 << 20, cache_bytes=12 << 20,
+        )  # fmt: skip
+
+
+def make_model(folder: Path, *, with_template: bool = True) -> Path:
+    """Write a small Llama that chats, or one that only goes on with text."""
+    from tests.api.speaking import make_llama
+
+    make_llama(folder, window=WINDOW, num_hidden_layers=LAYERS)
+    if not with_template:
+        (folder / "chat_template.jinja").unlink()
+    return folder

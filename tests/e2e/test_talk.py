@@ -1,0 +1,326 @@
+"""Deployments and the playground in a real browser, with models that really speak."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.scenes import join, measure
+from tests.e2e.talking import TalkingServer, make_model
+from tests.e2e.test_dashboard import AXE, violations
+
+from share_compute.jobs.states import ContributorState
+from share_compute.serving.states import DeploymentState
+from share_compute.settings import Settings
+from share_compute.specification import ServeJob
+from share_compute.store import ContributorRecord, Store, upgrade
+from share_compute_api.dashboard import STATIC_FOLDER
+
+pytestmark = pytest.mark.browser
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+
+
+@pytest.fixture(scope="module")
+def poet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "poet")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "base", with_template=False)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    if not (STATIC_FOLDER / "index.html").is_file():
+        pytest.skip("the dashboard is not built: make dashboard")
+    settings = Settings(data_folder=tmp_path)
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    server = TalkingServer(settings, store)
+    try:
+        yield Pool(server, store.keys.create("browser")[1], store, tmp_path)
+    finally:
+        server.stop()
+        store.close()
+
+
+def talking(pool: Pool) -> TalkingServer:
+    assert isinstance(pool.server, TalkingServer)
+    return pool.server
+
+
+def machines(pool: Pool, *names: str) -> list[ContributorRecord]:
+    return [measure(pool.store, join(pool.store, name), 51e9) for name in names]
+
+
+def deploy(pool: Pool, name: str, folder: Path) -> None:
+    spec = ServeJob.model_validate({"name": name, "model": {"path": str(folder)}})
+    pool.store.deployments.create(spec, reason="submitted")
+
+
+def open_playground(page: Page, pool: Pool, names: str = "poet") -> None:
+    """Wait until it answers, and go there."""
+    page.goto(f"{pool.url}/playground?with={names}")
+    for name in names.split(","):
+        button = page.get_by_role("group", name="Models").get_by_role("button", name=name, exact=True)
+        expect(button).to_have_attribute("aria-pressed", "true", timeout=20_000)
+
+
+def answer(page: Page, model: str) -> Locator:
+    return page.get_by_role("region", name=f"Answer of {model}").last
+
+
+def text(page: Page, model: str) -> Locator:
+    return answer(page, model).get_by_test_id("answer")
+
+
+def say(page: Page, prompt: str) -> None:
+    page.get_by_label("Your message").fill(prompt)
+    page.keyboard.press("Enter")
+
+
+def limit(page: Page, **numbers: str) -> None:
+    """Set parameters."""
+    if not page.get_by_label("System prompt").is_visible():
+        page.get_by_text("Parameters", exact=True).click()
+    for label, value in numbers.items():
+        page.get_by_label(label.replace("_", " "), exact=True).fill(value)
+
+
+def test_a_model_is_deployed_looked_at_scaled_and_taken_down(page: Page, pool: Pool, poet: Path) -> None:
+    machines(pool, "ash", "birch")
+    page.get_by_role("link", name="Deployments").click()
+    expect(page.get_by_role("heading", name="No model is served")).to_be_visible()
+    page.get_by_role("link", name="Deploy a model").first.click()
+    page.get_by_label(re.compile("^Model")).fill(str(poet))
+    expect(page.get_by_label(re.compile("^Name"))).to_have_value("poet")
+    page.get_by_role("button", name="Deploy", exact=True).click()
+    expect(page.get_by_role("heading", name="poet", level=1)).to_be_visible()
+    expect(page.get_by_text("ready", exact=True)).to_be_visible(timeout=20_000)
+    placement = page.get_by_role("figure", name=re.compile("Placement of 4 layers"))
+    expect(placement).to_contain_text("birch")
+    pools = page.get_by_role("group", name="Pools")
+    expect(pools.get_by_role("row", name=re.compile("ash"))).to_contain_text("alive")
+    expect(page.get_by_text("Ash computes most of a token.")).to_be_visible()
+    snippet = page.get_by_label("Example", exact=True)
+    expect(snippet).to_contain_text(f'base_url="{pool.url}/v1"')
+    page.get_by_text("curl", exact=True).click()
+    expect(snippet).to_contain_text(f"curl -N {pool.url}/v1/chat/completions")
+
+    page.get_by_role("button", name="Scale").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label(re.compile("Fewest")).fill("0")
+    dialog.get_by_label(re.compile("Most")).fill("2")
+    dialog.get_by_role("button", name="Scale").click()
+    expect(page.get_by_text("1/0..2")).to_be_visible()
+    expect(page.get_by_role("log")).to_contain_text("Replicas asked for: 0..2, before 1.")
+
+    page.get_by_role("button", name="Take down").click()
+    page.get_by_role("dialog").get_by_role("button", name="Take down").click()
+    expect(page.get_by_text("stopped", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Deployments").click()
+    page.get_by_role("link", name="over").click()
+    expect(page.get_by_role("row", name=re.compile("poet"))).to_contain_text("stopped")
+
+
+def test_what_cannot_be_deployed_is_said_at_its_field(page: Page, pool: Pool, complaints: Complaints) -> None:
+    page.goto(f"{pool.url}/deployments?new=true&path=/nowhere/poet")
+    page.get_by_role("button", name="Deploy", exact=True).click()
+    expect(page.get_by_label(re.compile("^Model"))).to_have_attribute("aria-invalid", "true")
+    assert [said for said in complaints if "422" not in said] == []
+    complaints.clear()
+
+
+def test_answers_stream_stop_and_stay(page: Page, pool: Pool, poet: Path) -> None:
+    machines(pool, "ash", "birch")
+    deploy(pool, "poet", poet)
+    open_playground(page, pool)
+    limit(page, Most_tokens="400", Seed="7")
+    talking(pool).talkers["poet"].allow(30)
+    say(page, "Sing of the sea.")
+    expect(text(page, "poet")).not_to_be_empty()
+    expect(answer(page, "poet")).to_contain_text("first token")
+    begun = text(page, "poet").inner_text()
+    page.keyboard.press("Escape")
+    expect(answer(page, "poet")).to_contain_text("stopped")
+    assert text(page, "poet").inner_text().startswith(begun[:5])
+
+    # It is there again when one comes back, also after a reload.
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("link", name="Playground").click()
+    expect(text(page, "poet")).not_to_be_empty()
+    page.reload()
+    expect(text(page, "poet")).not_to_be_empty()
+
+    talking(pool).talkers["poet"].allow(float("inf"))
+    limit(page, Most_tokens="20")
+    answer(page, "poet").get_by_role("button", name="Regenerate").click()
+    expect(answer(page, "poet")).to_contain_text("20 tokens")
+    expect(answer(page, "poet")).to_contain_text("tokens/s")
+    first = text(page, "poet").inner_text()
+    # With a seed it says the same again.
+    page.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Your message")).to_have_value("Sing of the sea.")
+    page.get_by_role("button", name="Send anew").click()
+    expect(answer(page, "poet")).to_contain_text("20 tokens")
+    assert text(page, "poet").inner_text() == first
+    expect(page.get_by_role("article")).to_have_count(1)
+    answer(page, "poet").get_by_role("button", name="Copy").click()
+    assert page.evaluate("navigator.clipboard.readText()").strip() == first.strip()
+
+    page.get_by_role("button", name="Clear").click()
+    expect(page.get_by_role("article")).to_have_count(0)
+
+
+def test_two_models_answer_side_by_side_one_of_them_without_a_template(
+    page: Page, pool: Pool, poet: Path, base: Path, complaints: Complaints
+) -> None:
+    # Each gets a machine: the first takes all that are there when it begins.
+    machines(pool, "ash")
+    deploy(pool, "poet", poet)
+    open_playground(page, pool)
+    expect(page.get_by_role("button", name="poet", exact=True)).to_be_visible(timeout=20_000)
+    machines(pool, "birch")
+    deploy(pool, "base", base)
+    open_playground(page, pool, "poet,base")
+    limit(page, Most_tokens="24")
+    say(page, "the quick brown")
+    expect(answer(page, "poet")).to_contain_text("24 tokens")
+    expect(answer(page, "base")).to_contain_text("24 tokens")
+    expect(answer(page, "base")).to_contain_text("no chat template")
+    left, right = answer(page, "poet").bounding_box(), answer(page, "base").bounding_box()
+    assert left is not None and right is not None  # noqa: PT018 - for the type checker
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"]
+    page.set_viewport_size({"width": 390, "height": 800})
+    left, right = answer(page, "poet").bounding_box(), answer(page, "base").bounding_box()
+    assert left is not None and right is not None  # noqa: PT018
+    assert left["y"] + left["height"] <= right["y"]
+    # The browser itself reports every refusal.
+    assert [said for said in complaints if "400" not in said] == []
+    complaints.clear()
+
+
+def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
+    page: Page, pool: Pool, poet: Path
+) -> None:
+    ash, birch = machines(pool, "ash", "birch")
+    del ash
+    deploy(pool, "poet", poet)
+    open_playground(page, pool)
+    limit(page, Most_tokens="120", Seed="3", Temperature="0.8")
+    talker = talking(pool).talkers["poet"]
+    # What it says when nothing happens.
+    say(page, "Sing of the sea.")
+    expect(answer(page, "poet")).to_contain_text("120 tokens")
+    undisturbed = text(page, "poet").inner_text()
+
+    talker.allow(40)
+    answer(page, "poet").get_by_role("button", name="Regenerate").click()
+    expect(text(page, "poet")).not_to_be_empty()
+    page.wait_for_function(
+        "length => document.querySelector('[data-testid=answer]').innerText.length > length", arg=20
+    )
+    talker.lose("birch")
+    pool.store.contributors.set_state(
+        pool.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+    )
+    mark = answer(page, "poet").get_by_role("note")
+    expect(mark).to_have_text("birch was lost here")
+    expect(answer(page, "poet")).to_contain_text("paused while the pool re-forms")
+    before = text(page, "poet").inner_text()
+    talker.allow(float("inf"))
+    talker.go_on()
+    expect(mark).to_contain_text("birch was lost here; the answer goes on (after")
+    expect(answer(page, "poet")).to_contain_text("120 tokens")
+    whole = text(page, "poet").inner_text()
+    written = mark.inner_text()
+    kept = re.sub(r"\s+", "", whole.replace(written, ""))
+    assert kept == re.sub(r"\s+", "", undisturbed), "a token was lost, repeated or changed"
+    assert whole.index(written) > 20
+    assert before.split("\n")[0] in whole
+
+    page.goto(f"{pool.url}/deployments/poet")
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("birch was lost; its requests wait.")
+    expect(log).to_contain_text("Its requests go on, after")
+    placement = page.get_by_role("figure", name=re.compile("Placement of 4 layers"))
+    expect(placement).not_to_contain_text("birch")
+
+
+def test_an_answer_that_breaks_off_is_kept_and_continued(
+    page: Page, pool: Pool, poet: Path, complaints: Complaints
+) -> None:
+    machines(pool, "ash")
+    deploy(pool, "poet", poet)
+    open_playground(page, pool)
+    limit(page, Most_tokens="60", Seed="3")
+    talking(pool).talkers["poet"].allow(25)
+    say(page, "Sing of the sea.")
+    expect(answer(page, "poet")).to_contain_text("tokens/s")
+    kept = text(page, "poet").inner_text()
+    assert kept.strip()
+    # A reload in the midst of an answer breaks it off.
+    page.reload()
+    expect(answer(page, "poet")).to_contain_text("The answer broke off")
+    begun = text(page, "poet").inner_text()
+    talking(pool).talkers["poet"].allow(float("inf"))
+    answer(page, "poet").get_by_role("button", name="Continue").click()
+    expect(answer(page, "poet")).to_contain_text("60 tokens")
+    assert text(page, "poet").inner_text().startswith(begun.rstrip())
+    complaints.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_pages_are_accessible_and_fit(
+    pool: Pool, browser: Browser, tmp_path: Path, poet: Path, scheme: Any, width: int, complaints: Complaints
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    machines(pool, "ash", "birch")
+    deploy(pool, "poet", poet)
+    failed = pool.store.deployments.create(
+        ServeJob.model_validate({"name": "lost", "model": {"path": "/gone"}}), reason="submitted"
+    )
+    error = {"code": "user", "mend": "name a folder that is there"}
+    pool.store.deployments.set_state(failed.id, DeploymentState.failed, "/gone is no folder", error=error)
+    context: BrowserContext = browser.new_context(
+        color_scheme=scheme, viewport={"width": width, "height": 800}
+    )
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/#key={pool.key}")
+    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    open_playground(page, pool)
+    page.get_by_text("Parameters", exact=True).click()
+    limit(page, Most_tokens="60")
+    talking(pool).talkers["poet"].allow(30)
+    say(page, "Sing of the sea.")
+    expect(text(page, "poet")).not_to_be_empty()
+    talking(pool).talkers["poet"].lose("birch")
+    expect(answer(page, "poet").get_by_role("note")).to_be_visible()
+    found = {}
+    for path in (
+        "playground",
+        "deployments",
+        "deployments?new=true",
+        "deployments/poet",
+        f"deployments/{failed.id}",
+    ):
+        if path != "playground":
+            page.goto(f"{pool.url}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        expect(page.get_by_label("Loading")).to_have_count(0)
+        shot = re.sub(r"\W", "-", path.replace(failed.id, "failed"))
+        page.screenshot(path=tmp_path / f"{shot}.png", full_page=True)
+        found[path] = violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    context.close()
+    assert {path: some for path, some in found.items() if some} == {}

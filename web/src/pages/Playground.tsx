@@ -1,0 +1,159 @@
+/** Talk to models: one to three of them side by side, asked the same. */
+import { Button, Stack, Text } from "@mantine/core";
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { getRouteApi } from "@tanstack/react-router";
+import { useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
+import { useTranslation } from "react-i18next";
+
+import { deployments, servedModels } from "../api/queries";
+import type { Deployment } from "../api/types";
+import { Empty, Failure, Loading } from "../components/Feedback";
+import { ButtonLink } from "../components/links";
+import { Page } from "../components/Page";
+import { conversation } from "../talk/conversation";
+import { isRunning, type Turn } from "../talk/types";
+import { Announcer } from "./playground/Announcer";
+import { Composer } from "./playground/Composer";
+import { ModelPicker } from "./playground/ModelPicker";
+import { Parameters } from "./playground/Parameters";
+import classes from "./playground/Playground.module.css";
+import { TurnView } from "./playground/TurnView";
+import { useFollowedEnd } from "./playground/useFollowedEnd";
+
+const route = getRouteApi("/playground");
+const MOST_MODELS = 3;
+
+export function Playground() {
+  const { t } = useTranslation();
+  const query = useInfiniteQuery(deployments("up"));
+  const up = query.data?.pages.flatMap((page) => page.deployments);
+  if (up === undefined) {
+    return (
+      <Page title={t("Playground")}>
+        {query.error === null ? <Loading /> : <Failure error={query.error} retry={() => void query.refetch()} />}
+      </Page>
+    );
+  }
+  return <Talking up={up} />;
+}
+
+function Talking({ up }: { up: readonly Deployment[] }) {
+  const { t } = useTranslation();
+  const navigate = route.useNavigate();
+  const search = route.useSearch();
+  const { data: served } = useQuery(servedModels);
+  const { turns, settings } = useSyncExternalStore(conversation.subscribe, conversation.snapshot);
+  const [isEditing, setEditing] = useState(false);
+
+  const encoders = useMemo(() => new Set(served?.filter((one) => one.kind === "embed").map((one) => one.id)), [served]);
+  const windows = useMemo(() => new Map(served?.map((one) => [one.id, one.max_model_len])), [served]);
+  const offered = useMemo(() => up.filter((one) => !encoders.has(one.name)).sort(readyFirst), [up, encoders]);
+  const chosen = useMemo(
+    () => search.with?.split(",").filter((name) => name !== "").slice(0, MOST_MODELS) ?? offered.slice(0, 1).map((one) => one.name),
+    [search.with, offered],
+  );
+
+  const running = turns.some((turn) => turn.answers.some(isRunning));
+  const end = useFollowedEnd(turns);
+  const stop = useCallback(() => conversation.stop(), []);
+  useEscape(running, stop);
+
+  const send = (prompt: string) => {
+    conversation.send(prompt, chosen, windows, isEditing);
+    setEditing(false);
+    end.follow();
+  };
+  const last = turns.at(-1);
+  return (
+    <Page
+      title={t("Playground")}
+      actions={
+        turns.length > 0 && (
+          <Button
+            variant="default"
+            onClick={() => {
+              conversation.clear();
+              setEditing(false);
+            }}
+          >
+            {t("Clear")}
+          </Button>
+        )
+      }
+    >
+      <Stack gap="sm">
+        {offered.length > 0 && (
+          <ModelPicker
+            offered={offered}
+            chosen={chosen}
+            most={MOST_MODELS}
+            onChange={(names) => void navigate({ search: { with: names.join(",") }, replace: true })}
+          />
+        )}
+        <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
+      </Stack>
+      {turns.length === 0 && offered.length === 0 ? (
+        <Empty title={t("No model is served that writes text")}>
+          <Text>{t("Deploy one, and talk to it here.")}</Text>
+          <ButtonLink to="/deployments" search={{ new: true }}>
+            {t("Deploy a model")}
+          </ButtonLink>
+        </Empty>
+      ) : (
+        <>
+          <section aria-label={t("Conversation")} className={classes.conversation}>
+            {turns.length === 0 && (
+              <Text c="dimmed" size="sm">
+                {t("The conversation stays in this tab until you clear it. With several models each answers for itself.")}
+              </Text>
+            )}
+            {turns.map((turn) => (
+              <TurnView
+                key={turn.id}
+                turn={turn}
+                isLast={turn === last}
+                windows={windows}
+                onEdit={running ? undefined : () => setEditing(true)}
+              />
+            ))}
+            <div ref={end.ref} />
+          </section>
+          <Composer
+            // A prompt that is edited takes the place of what was begun.
+            key={isEditing ? last?.id : "new"}
+            start={isEditing ? promptOf(last) : ""}
+            isEditing={isEditing}
+            isRunning={running}
+            canSend={chosen.length > 0}
+            onSend={send}
+            onStop={stop}
+            onCancel={() => setEditing(false)}
+          />
+        </>
+      )}
+      <Announcer turns={turns} />
+    </Page>
+  );
+}
+
+function promptOf(turn: Turn | undefined): string {
+  return turn?.prompt ?? "";
+}
+
+function readyFirst(one: Deployment, other: Deployment): number {
+  return Number(other.state === "ready") - Number(one.state === "ready");
+}
+
+/** Escape stops, wherever the focus is. */
+function useEscape(isActive: boolean, stop: () => void) {
+  const latest = useRef(stop);
+  latest.current = stop;
+  useEffect(() => {
+    if (!isActive) return;
+    const listen = (event: KeyboardEvent) => {
+      if (event.key === "Escape" && !event.isComposing) latest.current();
+    };
+    addEventListener("keydown", listen);
+    return () => removeEventListener("keydown", listen);
+  }, [isActive]);
+}

@@ -1,0 +1,132 @@
+import { Button, Group, Modal, Stack, Text, TextInput } from "@mantine/core";
+import { useDisclosure } from "@mantine/hooks";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useState, type FormEvent } from "react";
+import { useTranslation } from "react-i18next";
+
+import { api, body } from "../../api/client";
+import { deployment as deploymentQuery } from "../../api/queries";
+import type { Deployment } from "../../api/types";
+import { Failure } from "../../components/Feedback";
+import { ButtonLink } from "../../components/links";
+
+/** Talk to it, have it on more machines or fewer, take it down. */
+export function Actions({ deployment }: { deployment: Deployment }) {
+  const { t } = useTranslation();
+  const [scales, scaling] = useDisclosure(false);
+  const [asks, question] = useDisclosure(false);
+  return (
+    <>
+      <ButtonLink to="/playground" search={{ with: deployment.name }}>
+        {t("Talk to it")}
+      </ButtonLink>
+      <Button variant="default" onClick={scaling.open}>
+        {t("Scale")}
+      </Button>
+      <Button variant="default" onClick={question.open}>
+        {t("Take down")}
+      </Button>
+      <Modal opened={scales} onClose={scaling.close} title={t("Scale {{name}}", { name: deployment.name })} centered>
+        <Scale deployment={deployment} close={scaling.close} />
+      </Modal>
+      <Modal opened={asks} onClose={question.close} title={t("Take {{name}} down?", { name: deployment.name })} centered>
+        <TakeDown deployment={deployment} close={question.close} />
+      </Modal>
+    </>
+  );
+}
+
+interface Props {
+  deployment: Deployment;
+  close: () => void;
+}
+
+function useTakeIn(deployment: Deployment, close: () => void) {
+  const client = useQueryClient();
+  return (changed: Deployment) => {
+    client.setQueryData(deploymentQuery(deployment.name).queryKey, changed);
+    close();
+  };
+}
+
+function Scale({ deployment, close }: Props) {
+  const { t } = useTranslation();
+  const before = deployment.spec.replicas;
+  const [min, setMin] = useState(String(before.min));
+  const [max, setMax] = useState(String(before.max));
+  const changing = useMutation({
+    mutationFn: () =>
+      body(
+        api.PATCH("/api/v1/deployments/{deployment}", {
+          params: { path: { deployment: deployment.id } },
+          // The text that the command line takes: what is left out of it stays.
+          body: { replicas: `${Number(min)}..${Number(max)}` },
+        }),
+      ),
+    onSuccess: useTakeIn(deployment, close),
+  });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    changing.mutate();
+  };
+  return (
+    <form onSubmit={submit}>
+      <Stack>
+        <Text size="sm">{t("Between these it follows the requests. With fewest 0 its machines are free while nobody asks.")}</Text>
+        <Group grow>
+          <TextInput
+            label={t("Fewest replicas")}
+            type="number"
+            min={0}
+            required
+            data-autofocus
+            value={min}
+            onChange={(event) => setMin(event.currentTarget.value)}
+          />
+          <TextInput
+            label={t("Most replicas")}
+            type="number"
+            min={1}
+            required
+            value={max}
+            onChange={(event) => setMax(event.currentTarget.value)}
+          />
+        </Group>
+        {changing.error !== null && <Failure error={changing.error} />}
+        <Group justify="end">
+          <Button variant="default" onClick={close}>
+            {t("Leave it")}
+          </Button>
+          <Button type="submit" loading={changing.isPending}>
+            {t("Scale")}
+          </Button>
+        </Group>
+      </Stack>
+    </form>
+  );
+}
+
+function TakeDown({ deployment, close }: Props) {
+  const { t } = useTranslation();
+  const stopping = useMutation({
+    mutationFn: () =>
+      body(api.DELETE("/api/v1/deployments/{deployment}", { params: { path: { deployment: deployment.id } } })),
+    onSuccess: useTakeIn(deployment, close),
+  });
+  return (
+    <Stack>
+      <Text size="sm">
+        {t("Requests that it is answering end with an error. Its machines and its name are free at once; the model's files stay.")}
+      </Text>
+      {stopping.error !== null && <Failure error={stopping.error} />}
+      <Group justify="end">
+        <Button variant="default" onClick={close} data-autofocus>
+          {t("Keep it")}
+        </Button>
+        <Button color="red" loading={stopping.isPending} onClick={() => stopping.mutate()}>
+          {t("Take down")}
+        </Button>
+      </Group>
+    </Stack>
+  );
+}

@@ -1,0 +1,28 @@
+import { useQuery } from "@tanstack/react-query";
+import { Fragment } from "react";
+import { useTranslation } from "react-i18next";
+
+import { deploymentLog } from "../../api/queries";
+import { Failure, Loading } from "../../components/Feedback";
+import { clock, dateAndTime } from "../../format";
+import classes from "../job/Log.module.css";
+import { toneOf, wordsFor } from "./words";
+
+/** What happened to a deployment, newest first. */
+export function Log({ deploymentId }: { deploymentId: string }) {
+  const { t } = useTranslation();
+  const { data, error, refetch } = useQuery(deploymentLog(deploymentId));
+  if (data === undefined) return error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />;
+  return (
+    <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("What happened")}>
+      <dl className={classes.log}>
+        {data.toReversed().map((event) => (
+          <Fragment key={event.seq}>
+            <dt title={dateAndTime(event.at)}>{clock(event.at)}</dt>
+            <dd data-tone={toneOf(event)}>{wordsFor(event)}</dd>
+          </Fragment>
+        ))}
+      </dl>
+    </div>
+  );
+}

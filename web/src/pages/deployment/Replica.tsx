@@ -1,0 +1,189 @@
+/** How one replica does, beside what its plan promised. */
+import { Progress, Table, Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import type { ReplicaStatus } from "../../api/types";
+import { sentence } from "../../components/Feedback";
+import { StateBadge } from "../../components/StateBadge";
+import { bytes, count, difference, stepTime } from "../../format";
+import { layerRange } from "../../placement/layout";
+import classes from "./Replica.module.css";
+
+interface Props {
+  status: ReplicaStatus;
+  /** Among several. */
+  number?: number;
+}
+
+export function Replica({ status, number }: Props) {
+  const { t } = useTranslation();
+  const bottleneck = status.prediction?.bottleneck.sentence;
+  return (
+    <div className={classes.replica}>
+      {number !== undefined && (
+        <div className={classes.title}>
+          <Text fw={600} size="sm">
+            {t("Replica {{number}}", { number })}
+          </Text>
+          <StateBadge state={status.state} />
+          <Text size="sm" c="dimmed">
+            {sentence(status.reason)}
+          </Text>
+        </div>
+      )}
+      <Times status={status} />
+      <Use status={status} />
+      {status.pools.length > 0 && <Pools status={status} />}
+      {bottleneck !== undefined && (
+        <Text size="sm" c="dimmed">
+          {t("Slowest part:")} {sentence(bottleneck)}
+        </Text>
+      )}
+      {status.recoveries > 0 && (
+        <Text size="sm">
+          {status.last_gap_s == null
+            ? t("Went on after {{count}} losses", { count: status.recoveries })
+            : t("Went on after {{count}} losses, the last time within {{time}}", {
+                count: status.recoveries,
+                time: stepTime(status.last_gap_s),
+              })}
+          .
+        </Text>
+      )}
+    </div>
+  );
+}
+
+function Times({ status }: { status: ReplicaStatus }) {
+  const { t } = useTranslation();
+  const rows = [
+    { label: t("Time to first token"), ...status.first_token },
+    { label: t("From token to token"), ...status.next_token },
+  ];
+  return (
+    <Table className={classes.times} verticalSpacing={6}>
+      <Table.Thead>
+        <Table.Tr>
+          <Table.Th>
+            <span className="mantine-visually-hidden">{t("Figure")}</span>
+          </Table.Th>
+          <Table.Th className="numeric">{t("measured")}</Table.Th>
+          <Table.Th className="numeric">{t("predicted")}</Table.Th>
+        </Table.Tr>
+      </Table.Thead>
+      <Table.Tbody>
+        {rows.map(({ label, p50_s, p95_s, predicted_s }) => (
+          <Table.Tr key={label}>
+            <Table.Th scope="row">{label}</Table.Th>
+            <Table.Td className="numeric">
+              {p50_s == null ? "–" : stepTime(p50_s)}
+              {p50_s != null && predicted_s != null && <Aside>{difference(p50_s, predicted_s)}</Aside>}
+              {p95_s != null && <Aside>{t("95%: {{time}}", { time: stepTime(p95_s) })}</Aside>}
+            </Table.Td>
+            <Table.Td className="numeric">{predicted_s == null ? "–" : stepTime(predicted_s)}</Table.Td>
+          </Table.Tr>
+        ))}
+        <Table.Tr>
+          <Table.Th scope="row">{t("Tokens a second")}</Table.Th>
+          <Table.Td className="numeric">{rate(status.tokens_per_s)}</Table.Td>
+          <Table.Td className="numeric">
+            {status.predicted_tokens_per_s == null ? (
+              "–"
+            ) : (
+              <>
+                {rate(status.predicted_tokens_per_s)}
+                <Aside>{t("with all sequences in flight")}</Aside>
+              </>
+            )}
+          </Table.Td>
+        </Table.Tr>
+      </Table.Tbody>
+    </Table>
+  );
+}
+
+function Aside({ children }: { children: React.ReactNode }) {
+  return <span className={classes.aside}>{children}</span>;
+}
+
+function Use({ status: { queue } }: { status: ReplicaStatus }) {
+  const { t } = useTranslation();
+  const share = queue.kv_tokens === 0 ? 0 : queue.kv_tokens_used / queue.kv_tokens;
+  const kept = queue.kv_tokens === 0 ? 0 : queue.kv_tokens_cached / queue.kv_tokens;
+  return (
+    <div className={classes.use}>
+      <Text size="sm">
+        {t("{{running}} running, {{queued}} queued", { running: queue.running, queued: queue.queued })}
+        {queue.batch_size != null && ` · ${t("{{size}} in a turn", { size: queue.batch_size.toFixed(1) })}`}
+      </Text>
+      {queue.kv_tokens > 0 && (
+        <div className={classes.cache}>
+          <Text size="sm">
+            {t("KV cache: {{used}} of {{all}} tokens in use, {{kept}} kept", {
+              used: percent(share),
+              all: count(queue.kv_tokens),
+              kept: percent(kept),
+            })}
+          </Text>
+          <Progress value={100 * share} size="sm" aria-label={t("KV cache in use")} />
+        </div>
+      )}
+    </div>
+  );
+}
+
+function Pools({ status }: { status: ReplicaStatus }) {
+  const { t } = useTranslation();
+  return (
+    <div className="scroll" tabIndex={0} role="group" aria-label={t("Pools")}>
+      <Table className="stacking" verticalSpacing={6}>
+        <Table.Thead>
+          <Table.Tr>
+            <Table.Th>{t("Machine")}</Table.Th>
+            <Table.Th>{t("Layers")}</Table.Th>
+            <Table.Th>{t("Health")}</Table.Th>
+            <Table.Th>{t("Busy")}</Table.Th>
+            <Table.Th className="numeric">{t("Memory")}</Table.Th>
+            <Table.Th className="numeric">{t("of it caches")}</Table.Th>
+          </Table.Tr>
+        </Table.Thead>
+        <Table.Tbody>
+          {status.pools.map((pool) => (
+            <Table.Tr key={pool.contributor_id}>
+              <Table.Td data-label={t("Machine")}>{pool.name}</Table.Td>
+              <Table.Td data-label={t("Layers")}>{layerRange(pool)}</Table.Td>
+              <Table.Td data-label={t("Health")}>
+                <span className={classes.health} data-alive={pool.is_alive}>
+                  {pool.is_alive ? t("alive") : t("silent")}
+                </span>
+              </Table.Td>
+              <Table.Td data-label={t("Busy")} miw={150}>
+                <Progress
+                  className="wide"
+                  value={100 * (pool.busy_fraction ?? 0)}
+                  size="sm"
+                  aria-label={t("{{name}}: busy", { name: pool.name })}
+                />
+                <Text size="xs" c="dimmed">
+                  {pool.busy_fraction == null ? "–" : percent(pool.busy_fraction)}
+                  {pool.predicted_busy_fraction != null &&
+                    ` · ${t("predicted {{share}}", { share: percent(pool.predicted_busy_fraction) })}`}
+                </Text>
+              </Table.Td>
+              <Table.Td className="numeric" data-label={t("Memory")}>{pool.resident_bytes ? bytes(pool.resident_bytes) : "–"}</Table.Td>
+              <Table.Td className="numeric" data-label={t("of it caches")}>{pool.cache_bytes ? bytes(pool.cache_bytes) : "–"}</Table.Td>
+            </Table.Tr>
+          ))}
+        </Table.Tbody>
+      </Table>
+    </div>
+  );
+}
+
+function percent(share: number): string {
+  return `${Math.round(100 * share)}%`;
+}
+
+function rate(value: number): string {
+  return value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(1);
+}

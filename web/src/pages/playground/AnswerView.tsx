@@ -1,0 +1,138 @@
+import { Button, Text } from "@mantine/core";
+import { useClipboard } from "@mantine/hooks";
+import { Fragment } from "react";
+import { useTranslation } from "react-i18next";
+
+import { sentence } from "../../components/Feedback";
+import { AnchorLink } from "../../components/links";
+import { count, stepTime } from "../../format";
+import { joined } from "../../placement/layout";
+import { conversation, type Windows } from "../../talk/conversation";
+import { cut } from "../../talk/marks";
+import { isRunning, type Answer, type Mark } from "../../talk/types";
+import classes from "./Playground.module.css";
+
+interface Props {
+  turnId: string;
+  answer: Answer;
+  isLast: boolean;
+  windows: Windows;
+}
+
+/** What one model said: its text with the places where machines were lost, how it went, and what may be done. */
+export function AnswerView({ turnId, answer, isLast, windows }: Props) {
+  const { t } = useTranslation();
+  return (
+    <section className={`card ${classes.answer}`} aria-label={t("Answer of {{model}}", { model: answer.model })} aria-busy={isRunning(answer)}>
+      <AnchorLink to="/deployments/$name" params={{ name: answer.model }} size="xs" fw={600}>
+        {answer.model}
+      </AnchorLink>
+      {answer.isPlain && (
+        <Text size="xs" c="dimmed">
+          {t("This model has no chat template: it goes on with the text as it is.")}
+        </Text>
+      )}
+      <div className={classes.text} data-testid="answer">
+        {cut(answer.text, answer.marks).map(({ before, piece }, index) => (
+          <Fragment key={index}>
+            {before.map((mark) => (
+              <LossMark key={mark.key} mark={mark} isOver={!isRunning(answer)} />
+            ))}
+            {piece}
+          </Fragment>
+        ))}
+        {isRunning(answer) && <span className={classes.cursor} aria-hidden />}
+      </div>
+      {isRunning(answer) && answer.wait !== "" && (
+        <Text size="sm" className={classes.wait}>
+          {answer.marks.some((mark) => mark.seconds === null)
+            ? t("paused while the pool re-forms")
+            : sentence(answer.wait)}
+        </Text>
+      )}
+      {answer.problem !== null && <Problem answer={answer} />}
+      <Figures answer={answer} />
+      <Deeds turnId={turnId} answer={answer} isLast={isLast} windows={windows} />
+    </section>
+  );
+}
+
+/** Calm: nothing is lost but time. */
+function LossMark({ mark, isOver }: { mark: Mark; isOver: boolean }) {
+  const { t } = useTranslation();
+  const names = joined(mark.machines);
+  const went = mark.seconds !== null || isOver;
+  const what =
+    mark.machines.length === 0
+      ? mark.reason
+      : mark.machines.length === 1
+        ? t("{{names}} was lost here", { names })
+        : t("{{names}} were lost here", { names });
+  return (
+    <span className={classes.mark} role="note">
+      {what}
+      {went && `; ${t("the answer goes on")}`}
+      {mark.seconds !== null && ` (${t("after {{time}}", { time: stepTime(mark.seconds) })})`}
+    </span>
+  );
+}
+
+function Problem({ answer: { state, problem } }: { answer: Answer }) {
+  const { t } = useTranslation();
+  return (
+    <div className={classes.problem} data-state={state}>
+      <Text size="sm" fw={600}>
+        {state === "broken" ? t("The answer broke off: {{why}}", { why: sentence(problem!.message) }) : sentence(problem!.message)}
+      </Text>
+      {problem!.mend !== undefined && state !== "broken" && <Text size="sm">{sentence(problem!.mend)}</Text>}
+    </div>
+  );
+}
+
+function Figures({ answer }: { answer: Answer }) {
+  const { t } = useTranslation();
+  const { firstTokenS, writingS, tokens, isCounted, finish, state } = answer;
+  if (firstTokenS === null) {
+    return state === "waiting" && answer.wait === "" ? (
+      <Text size="xs" c="dimmed">
+        {t("waiting for the first token")}
+      </Text>
+    ) : null;
+  }
+  const words = [t("first token {{time}}", { time: stepTime(firstTokenS) })];
+  if (writingS > 0 && tokens > 1) words.push(t("{{rate}} tokens/s", { rate: ((tokens - 1) / writingS).toFixed(1) }));
+  words.push(isCounted ? t("{{tokens}} tokens", { tokens: count(tokens) }) : t("about {{tokens}} tokens", { tokens: count(tokens) }));
+  if (finish === "length") words.push(t("ended at its longest"));
+  if (state === "stopped") words.push(t("stopped"));
+  return (
+    <Text size="xs" c="dimmed" title={t("seed {{seed}}", { seed: answer.seed })}>
+      {words.join(" · ")}
+    </Text>
+  );
+}
+
+function Deeds({ turnId, answer, isLast, windows }: Props) {
+  const { t } = useTranslation();
+  const clipboard = useClipboard({ timeout: 2000 });
+  if (isRunning(answer)) return null;
+  const canGoOn = isLast && (answer.state === "broken" || (answer.state === "failed" && answer.text !== ""));
+  return (
+    <div className={classes.deeds}>
+      {canGoOn && (
+        <Button size="compact-sm" onClick={() => conversation.goOn(turnId, answer.model, windows)}>
+          {t("Continue")}
+        </Button>
+      )}
+      {isLast && (
+        <Button size="compact-sm" variant="subtle" onClick={() => conversation.regenerate(turnId, answer.model, windows)}>
+          {t("Regenerate")}
+        </Button>
+      )}
+      {answer.text !== "" && (
+        <Button size="compact-sm" variant="subtle" onClick={() => clipboard.copy(answer.text)}>
+          {clipboard.copied ? t("Copied") : t("Copy")}
+        </Button>
+      )}
+    </div>
+  );
+}

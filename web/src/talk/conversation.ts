@@ -1,0 +1,298 @@
+/**
+ * The conversation of this tab. It lives beside the pages: answers go on while somebody looks elsewhere, and after a
+ * reload it is there again, with what broke off ready to be continued.
+ */
+import { hear } from "../api/heard";
+import { ApiProblem } from "../api/problem";
+import type { DeploymentNews, PoolEvent } from "../api/types";
+import { caughtUp, commonLength } from "./catchUp";
+import { arrived, keyOf, markOf, type Arrivals } from "./marks";
+import { chatRequest, plainRequest } from "./requests";
+import { ask, type Piece, type Route } from "./stream";
+import { isRunning, type Answer, type Settings, type Turn } from "./types";
+
+const NAME = "share-compute.conversation";
+const SAVE_MS = 500;
+/** Seeds that a number of JavaScript, and thus JSON, holds exactly. */
+const SEEDS = 2 ** 31;
+const NO_CHAT_TEMPLATE = "no_chat_template";
+
+export interface Talk {
+  turns: readonly Turn[];
+  settings: Settings;
+}
+
+const EMPTY: Talk = { turns: [], settings: { system: "", stop: [] } };
+
+/** An answer that is on its way. */
+interface Work {
+  stop: AbortController;
+  arrivals: Arrivals;
+  began: number;
+  first: number | null;
+  last: number;
+  pieces: number;
+}
+
+class Conversation {
+  private talk = load();
+  private readonly listeners = new Set<() => void>();
+  private readonly works = new Map<string, Work>();
+  private saving: ReturnType<typeof setTimeout> | undefined;
+  private drawing = false;
+  /** Models without a chat template; they are asked at once as they can answer. */
+  private readonly plain = new Set<string>();
+  private unhear: (() => void) | undefined;
+
+  readonly subscribe = (listener: () => void): (() => void) => {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  };
+
+  readonly snapshot = (): Talk => this.talk;
+
+  set(settings: Settings): void {
+    this.change({ ...this.talk, settings });
+  }
+
+  /** Ask models; in place of the last turn where that is edited. */
+  send(prompt: string, models: readonly string[], windows: Windows, isEdit = false): void {
+    if (isEdit) this.dropLast();
+    const turn = { id: newId(), prompt, answers: models.map((model) => this.begun(model)) };
+    this.change({ ...this.talk, turns: [...this.talk.turns, turn] });
+    for (const { model } of turn.answers) void this.run(turn.id, model, windows);
+  }
+
+  /** Ask one model the last prompt again; another answer comes, unless a seed was given. */
+  regenerate(turnId: string, model: string, windows: Windows): void {
+    this.stopOne(turnId, model);
+    this.update(turnId, model, () => this.begun(model));
+    void this.run(turnId, model, windows);
+  }
+
+  /** Go on with an answer that broke off: the same request with the same seed gives the same text. */
+  goOn(turnId: string, model: string, windows: Windows): void {
+    this.update(turnId, model, (answer) => ({ ...answer, state: "writing", problem: null, wait: "" }));
+    void this.run(turnId, model, windows);
+  }
+
+  stop(): void {
+    for (const work of this.works.values()) work.stop.abort();
+  }
+
+  clear(): void {
+    this.stop();
+    this.change({ ...EMPTY, settings: this.talk.settings });
+  }
+
+  /** Leave nothing behind, settings neither. */
+  forget(): void {
+    this.stop();
+    this.change(EMPTY);
+    this.save();
+  }
+
+  private dropLast(): void {
+    const last = this.talk.turns.at(-1);
+    for (const answer of last?.answers ?? []) this.stopOne(last!.id, answer.model);
+    this.change({ ...this.talk, turns: this.talk.turns.slice(0, -1) });
+  }
+
+  private stopOne(turnId: string, model: string): void {
+    this.works.get(`${turnId} ${model}`)?.stop.abort();
+  }
+
+  private begun(model: string): Answer {
+    const seed = this.talk.settings.seed ?? Math.floor(Math.random() * SEEDS);
+    return {
+      model,
+      seed,
+      settings: this.talk.settings,
+      state: "waiting",
+      text: "",
+      marks: [],
+      isPlain: this.plain.has(model),
+      wait: "",
+      finish: null,
+      firstTokenS: null,
+      writingS: 0,
+      tokens: 0,
+      isCounted: false,
+      problem: null,
+    };
+  }
+
+  private async run(turnId: string, model: string, windows: Windows): Promise<void> {
+    const key = `${turnId} ${model}`;
+    const index = this.talk.turns.findIndex((one) => one.id === turnId);
+    const { prompt, answers } = this.talk.turns[index]!;
+    const before = this.talk.turns.slice(0, index);
+    const { seed, settings, text: known } = answers.find((one) => one.model === model)!;
+    const now = performance.now();
+    const work: Work = { stop: new AbortController(), arrivals: { points: [] }, began: now, first: null, last: now, pieces: 0 };
+    this.works.set(key, work);
+    this.unhear ??= hear((event) => this.hear(event));
+    // A work that another one has replaced says nothing any more.
+    const tell = (change: (answer: Answer) => Answer) => {
+      if (this.works.get(key) === work) this.update(turnId, model, change);
+    };
+    const read = async (route: Route, request: object) => {
+      let fresh = "";
+      for await (const piece of ask(route, request, work.stop.signal)) {
+        fresh += piece.text;
+        const shown = caughtUp(known, fresh);
+        const agreed = commonLength(known, fresh);
+        tell((answer) => written(answer, piece, shown, agreed, work));
+      }
+    };
+    const readPlain = () => read("/v1/completions", plainRequest(model, before, prompt, settings, seed, windows.get(model)));
+    try {
+      if (this.plain.has(model)) {
+        tell((answer) => ({ ...answer, isPlain: true }));
+        await readPlain();
+      } else {
+        try {
+          await read("/v1/chat/completions", chatRequest(model, before, prompt, settings, seed));
+        } catch (failure) {
+          if (!(failure instanceof ApiProblem && failure.code === NO_CHAT_TEMPLATE)) throw failure;
+          this.plain.add(model);
+          tell((answer) => ({ ...answer, isPlain: true }));
+          await readPlain();
+        }
+      }
+      tell((answer) => ({ ...answer, state: "done", wait: "" }));
+    } catch (failure) {
+      tell((answer) => ({ ...answer, wait: "", ...ending(failure, work.stop.signal) }));
+    } finally {
+      if (this.works.get(key) === work) this.works.delete(key);
+      if (this.works.size === 0) {
+        this.unhear?.();
+        this.unhear = undefined;
+      }
+    }
+  }
+
+  /** Something happened to a deployment: its answers that are on their way show it where it happened. */
+  private hear(event: PoolEvent): void {
+    if (event.kind !== "deployment") return;
+    const news = event.data as unknown as DeploymentNews;
+    const now = performance.now();
+    for (const [key, work] of this.works) {
+      const [turnId, ...rest] = key.split(" ");
+      const model = rest.join(" ");
+      if (model === news.name) this.update(turnId!, model, (answer) => told(answer, news, work, now));
+    }
+  }
+
+  private update(turnId: string, model: string, change: (answer: Answer) => Answer): void {
+    const turns = this.talk.turns.map((turn) =>
+      turn.id !== turnId
+        ? turn
+        : { ...turn, answers: turn.answers.map((answer) => (answer.model === model ? change(answer) : answer)) },
+    );
+    this.change({ ...this.talk, turns });
+  }
+
+  /** Draw at most once for a frame, and write down at most twice a second. */
+  private change(talk: Talk): void {
+    this.talk = talk;
+    if (!this.drawing) {
+      this.drawing = true;
+      const draw = () => {
+        this.drawing = false;
+        this.listeners.forEach((tell) => tell());
+      };
+      // No frame comes while the page is in the background.
+      if (document.hidden) setTimeout(draw);
+      else requestAnimationFrame(draw);
+    }
+    this.saving ??= setTimeout(() => this.save(), SAVE_MS);
+  }
+
+  readonly save = (): void => {
+    clearTimeout(this.saving);
+    this.saving = undefined;
+    try {
+      sessionStorage.setItem(NAME, JSON.stringify(this.talk));
+    } catch {
+      // There is no room for it: it lives as long as the page.
+      sessionStorage.removeItem(NAME);
+    }
+  };
+}
+
+/** Longest sequences of models, in tokens. */
+export type Windows = ReadonlyMap<string, number>;
+
+function written(answer: Answer, piece: Piece, text: string, agreed: number, work: Work): Answer {
+  const now = performance.now();
+  if (piece.text !== "") {
+    work.first ??= now;
+    work.last = now;
+    work.pieces += 1;
+    work.arrivals = arrived(work.arrivals, now, text.length);
+  }
+  const isRewritten = !text.startsWith(answer.text) && text.length !== answer.text.length;
+  return {
+    ...answer,
+    state: "writing",
+    text,
+    // What stood behind the place from which it was written anew is gone.
+    marks: isRewritten ? answer.marks.filter((mark) => mark.at <= agreed) : answer.marks,
+    wait: piece.text === "" ? answer.wait : "",
+    finish: piece.finish ?? answer.finish,
+    firstTokenS: work.first === null ? null : (work.first - work.began) / 1000,
+    writingS: work.first === null ? 0 : (work.last - work.first) / 1000,
+    tokens: piece.tokens ?? work.pieces,
+    isCounted: piece.tokens !== null,
+  };
+}
+
+function told(answer: Answer, news: DeploymentNews, work: Work, now: number): Answer {
+  if (!isRunning(answer)) return answer;
+  if (news.interrupted !== undefined) {
+    const mark = markOf(news.interrupted, answer, work.arrivals, now);
+    return mark === null ? answer : { ...answer, marks: [...answer.marks, mark], wait: news.interrupted.reason };
+  }
+  if (news.went_on !== undefined) {
+    const { seconds } = news.went_on;
+    const key = keyOf(news.went_on);
+    const marks = answer.marks.map((mark) => (mark.key === key ? { ...mark, seconds } : mark));
+    return { ...answer, marks, wait: "" };
+  }
+  if (news.state === news.from) return answer;
+  return { ...answer, wait: news.state === "ready" ? "" : news.reason };
+}
+
+function ending(failure: unknown, signal: AbortSignal): Pick<Answer, "state" | "problem"> {
+  if (signal.aborted) return { state: "stopped", problem: null };
+  const problem =
+    failure instanceof ApiProblem
+      ? { message: failure.message, ...(failure.mend !== undefined && { mend: failure.mend }) }
+      : { message: String(failure) };
+  return { state: failure instanceof ApiProblem && failure.status === 0 ? "broken" : "failed", problem };
+}
+
+function load(): Talk {
+  try {
+    const talk = JSON.parse(sessionStorage.getItem(NAME) ?? "null") as Talk | null;
+    return talk === null ? EMPTY : { ...talk, turns: talk.turns.map(brokenOff) };
+  } catch {
+    return EMPTY;
+  }
+}
+
+/** The page went away while these were written. */
+function brokenOff(turn: Turn): Turn {
+  const answers = turn.answers.map((answer): Answer =>
+    isRunning(answer) ? { ...answer, state: "broken", wait: "", problem: { message: "the page was left while it was written" } } : answer,
+  );
+  return { ...turn, answers };
+}
+
+function newId(): string {
+  return crypto.getRandomValues(new Uint32Array(2)).join("-");
+}
+
+export const conversation = new Conversation();
+addEventListener("pagehide", conversation.save);

@@ -1,0 +1,59 @@
+/** Where in a text machines were lost. */
+import type { DeploymentNews } from "../api/types";
+import type { Answer, Mark } from "./types";
+
+/** How long a text was, and when: what came of it lately. */
+export interface Arrivals {
+  /** Moments in milliseconds, growing, with the length of the text from then on. */
+  points: (readonly [ms: number, length: number])[];
+}
+
+/** Losses are told within a second; older moments are of no use. */
+const REMEMBERED_MS = 10_000;
+/** A text that grows for so long after a loss is written elsewhere. */
+const TOUCHED_MS = 150;
+
+export function arrived({ points }: Arrivals, now: number, length: number): Arrivals {
+  return { points: [...points.filter(([at]) => at > now - REMEMBERED_MS).slice(-400), [now, length]] };
+}
+
+/** The length of a text at a moment. */
+export function lengthAt({ points }: Arrivals, moment: number, length: number): number {
+  const later = points.findIndex(([at]) => at > moment);
+  if (later < 0) return length;
+  return later === 0 ? 0 : points[later - 1]![1];
+}
+
+/** The mark of a loss in an answer; null where another replica writes it. */
+export function markOf(
+  news: NonNullable<DeploymentNews["interrupted"]>,
+  answer: Pick<Answer, "text">,
+  arrivals: Arrivals,
+  now: number,
+): Mark | null {
+  const moment = now - 1000 * news.ago_s;
+  const grewOn = arrivals.points.some(([at]) => at > moment + TOUCHED_MS);
+  if (news.of > 1 && grewOn) return null;
+  return {
+    key: keyOf(news),
+    at: lengthAt(arrivals, moment, answer.text.length),
+    machines: news.machines,
+    reason: news.reason,
+    seconds: null,
+  };
+}
+
+export function keyOf({ replica, number }: { replica: number; number: number }): string {
+  return `${replica}:${number}`;
+}
+
+/** A text cut at its marks: pieces, and what stands before each. */
+export function cut(text: string, marks: readonly Mark[]): { before: Mark[]; piece: string }[] {
+  const places = [...new Set(marks.map((mark) => Math.min(mark.at, text.length)))].sort((a, b) => a - b);
+  const edges = [0, ...places.filter((place) => place > 0), text.length];
+  const pieces = edges.slice(0, -1).map((start, index) => ({
+    before: marks.filter((mark) => Math.min(mark.at, text.length) === start),
+    piece: text.slice(start, edges[index + 1]),
+  }));
+  return pieces;
+}
