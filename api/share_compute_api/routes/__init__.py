@@ -18,6 +18,7 @@ from share_compute_api.routes import (
     jobs,
     keys,
     plans,
+    pool,
     server,
     topology,
 )
@@ -34,6 +35,7 @@ def api_router() -> APIRouter:
         server.router,
         keys.router,
         invites.router,
+        pool.router,
         contributors.router,
         jobs.router,
         failures.router,

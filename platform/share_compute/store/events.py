@@ -20,11 +20,15 @@ class Events:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def after(self, seq: int, *, job_id: str | None = None, limit: int = 500) -> list[EventRecord]:
-        """Return the next events after number ``seq``, of one job or of the whole pool."""
+    def after(
+        self, seq: int, *, job_id: str | None = None, contributor_id: str | None = None, limit: int = 500
+    ) -> list[EventRecord]:
+        """Return the next events after number ``seq``, of one job, of one contributor or of the whole pool."""
         query = select(Event).where(Event.seq > seq).order_by(Event.seq).limit(limit)
         if job_id is not None:
             query = query.where(Event.job_id == job_id)
+        if contributor_id is not None:
+            query = query.where(Event.contributor_id == contributor_id)
         with self._database.read() as session:
             return [EventRecord.model_validate(row) for row in session.scalars(query)]
 
