@@ -3,6 +3,8 @@ import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
+import { machineSearch } from "./pages/machine/search";
+import { poolSearch } from "./pool/search";
 import { JOB_STATES, type JobState } from "./api/types";
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
@@ -10,7 +12,15 @@ const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 const pool = createRoute({
   getParentRoute: () => root,
   path: "/",
+  validateSearch: poolSearch,
   component: lazyRouteComponent(() => import("./pages/Pool"), "Pool"),
+});
+
+const machine = createRoute({
+  getParentRoute: () => root,
+  path: "/machines/$machineId",
+  validateSearch: machineSearch,
+  component: lazyRouteComponent(() => import("./pages/Machine"), "Machine"),
 });
 
 const jobs = createRoute({
@@ -42,7 +52,7 @@ const invites = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([pool, jobs, job, submit, invites]),
+  routeTree: root.addChildren([pool, machine, jobs, job, submit, invites]),
   defaultPreload: "intent",
   defaultPendingComponent: Loading,
   defaultErrorComponent: ({ error, reset }) => <Failure error={error instanceof Error ? error : new Error(String(error))} retry={reset} />,

@@ -7,19 +7,28 @@ import type { components } from "./schema";
 type Schemas = { [Name in keyof components["schemas"]]: Readable<components["schemas"][Name]> };
 
 export type Artifact = Schemas["ArtifactRecord"];
+export type BusyPoint = Schemas["BusyRecord"];
 export type Contributor = Schemas["ContributorRecord"];
+export type ContributorList = Schemas["ContributorList"];
 export type ContributorState = Schemas["ContributorState"];
+export type Glance = Schemas["GlanceRecord"];
+export type Held = Schemas["HeldRecord"];
 export type Invite = Schemas["InviteView"];
+export type Island = Schemas["Island"];
+export type IslandLink = Schemas["IslandLink"];
 export type Job = Schemas["JobRecord"];
 export type JobPage = Schemas["JobPage"];
 export type JobState = Schemas["JobState"];
 export type Link = Schemas["Link"];
+export type Machine = Schemas["ContributorView"];
 export type Measured = Schemas["Measured"];
 export type Metric = Schemas["MetricRecord"];
 export type Plan = Schemas["Plan"];
 export type Pool = Schemas["PoolPlan"];
 export type PoolEvent = Schemas["EventRecord"];
+export type PoolView = Schemas["PoolView"];
 export type Prediction = Schemas["Prediction"];
+export type Spell = Schemas["SpellRecord"];
 
 export const JOB_STATES = [
   "queued",
