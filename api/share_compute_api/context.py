@@ -15,6 +15,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
 from share_compute_api.export_process import ExportProcesses
+from share_compute_api.islands import IslandMap
 from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.serving.engine import Engines
@@ -46,12 +47,18 @@ class Context:
     """Makes checkpoints into folders for others, in processes of their own."""
     engines: Engines = field(default_factory=Engines)
     """Answer requests to served models."""
+    islands: IslandMap = field(init=False)
+    """Machines whose links are alike."""
     metrics: Metrics = field(default_factory=Metrics)
     """What is told to Prometheus."""
     deployments: DeploymentSupervisor | None = None
     """Serves what is to be served; None without a cluster."""
     measurements: Measurements | None = None
     """What measures contributors; None without a cluster."""
+
+    def __post_init__(self) -> None:
+        """Start what needs the other parts."""
+        self.islands = IslandMap(self.store)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the requests until it ends or the server does."""

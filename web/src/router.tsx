@@ -4,13 +4,23 @@ import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
+import { machineSearch } from "./pages/machine/search";
+import { poolSearch } from "./pool/search";
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
 const pool = createRoute({
   getParentRoute: () => root,
   path: "/",
+  validateSearch: poolSearch,
   component: lazyRouteComponent(() => import("./pages/Pool"), "Pool"),
+});
+
+const machine = createRoute({
+  getParentRoute: () => root,
+  path: "/machines/$machineId",
+  validateSearch: machineSearch,
+  component: lazyRouteComponent(() => import("./pages/Machine"), "Machine"),
 });
 
 const jobs = createRoute({
@@ -68,7 +78,7 @@ const invites = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([pool, jobs, job, deployments, deployment, playground, submit, invites]),
+  routeTree: root.addChildren([pool, machine, jobs, job, deployments, deployment, playground, submit, invites]),
   defaultPreload: "intent",
   defaultPendingComponent: Loading,
   defaultErrorComponent: ({ error, reset }) => <Failure error={error instanceof Error ? error : new Error(String(error))} retry={reset} />,

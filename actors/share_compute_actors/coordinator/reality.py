@@ -183,6 +183,7 @@ class Reality:
             predicted_step_s=timeline.step_s if timeline is not None else None,
             measured_step_s=statistics.median(self._step_s),
             pools=tuple(pools),
+            machines={worker: statistics.median(busy) for worker, busy in self._busy_s.items() if busy},
         )
 
     def _plan_again(self, step: int) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord
+from share_compute.store.records import WorkRecord
 from share_compute_api.context import InContext
+from share_compute_api.pool_schemas import BusyHistory, ContributorView
 from share_compute_api.problems import documented
-from share_compute_api.schemas import ContributorList
+from share_compute_api.schemas import ContributorList, EventPage
+from share_compute_api.streams import MOST
 
 router = APIRouter(prefix="/contributors", tags=["contributors"])
 
@@ -28,9 +32,46 @@ def list_contributors(
 
 
 @router.get("/{contributor_id}", operation_id="getContributor", responses=documented(404))
-def get_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
-    """Return one machine with what was measured on it."""
-    return context.store.contributors.get(contributor_id)
+def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
+    """Return one machine with what was measured on it, and what it works for."""
+    record = context.store.contributors.get(contributor_id)
+    (glance,) = context.store.pool.glance([contributor_id])
+    return ContributorView(**dict(record), owner=glance.owner, held=glance.held)
+
+
+@router.get("/{contributor_id}/events", operation_id="getContributorEvents", responses=documented(404))
+def get_contributor_events(
+    contributor_id: str,
+    context: InContext,
+    after: Annotated[int, Query(ge=0, le=MOST, description="Only events with a higher number.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+) -> EventPage:
+    """Return what happened to a machine, from the beginning or from ``after`` on: its states, and what it worked at."""
+    context.store.contributors.get(contributor_id)
+    events = context.store.events.after(after, contributor_id=contributor_id, limit=limit)
+    return EventPage(events=events, next_after=events[-1].seq if events else after)
+
+
+@router.get("/{contributor_id}/work", operation_id="getContributorWork", responses=documented(404))
+def get_contributor_work(
+    contributor_id: str, context: InContext, limit: Annotated[int, Query(ge=1, le=500)] = 200
+) -> WorkRecord:
+    """Return what a machine gave: which parts of which models it held, for how long, and what it computed for them."""
+    context.store.contributors.get(contributor_id)
+    return context.store.work.of(contributor_id, limit=limit)
+
+
+@router.get("/{contributor_id}/busy", operation_id="getContributorBusy", responses=documented(404))
+def get_contributor_busy(
+    contributor_id: str,
+    context: InContext,
+    hours: Annotated[float, Query(gt=0, le=24 * 366)] = 24.0,
+    points: Annotated[int, Query(ge=1, le=2000)] = 240,
+) -> BusyHistory:
+    """Return how busy training kept a machine during the last ``hours``, in at most ``points`` figures."""
+    context.store.contributors.get(contributor_id)
+    since = context.store.clock() - timedelta(hours=hours)
+    return BusyHistory(measured=context.store.work.busy(contributor_id, since=since, points=points))
 
 
 @router.delete("/{contributor_id}", operation_id="sendContributorAway", responses=documented(404))

@@ -151,6 +151,8 @@ class Measured(StrictModel):
     """Median of the last steps."""
     pools: tuple[PoolTiming, ...]
     """In pipeline order."""
+    machines: dict[str, float] = Field(default_factory=dict)
+    """Seconds that each computes in a step, by contributor id; empty in what older releases measured."""
 
 
 class LayersTimed(StrictModel):

@@ -35,10 +35,11 @@ class Events:
         *,
         job_id: str | None = None,
         deployment_id: str | None = None,
+        contributor_id: str | None = None,
         without: Collection[str] = (),
         limit: int = 500,
     ) -> list[EventRecord]:
-        """Return the next events after number ``seq``, of one job, of one deployment, or of the whole pool.
+        """Return the next events after number ``seq``, of one job, deployment or contributor, or of the whole pool.
 
         Those of the kinds ``without`` are left out.
         """
@@ -49,6 +50,8 @@ class Events:
             # No job's: the index then leads past the steps of all jobs, which are nearly all there is.
             of_it = Event.data["id"].as_string() == deployment_id
             query = query.where(Event.job_id.is_(None), Event.kind == DEPLOYMENT, of_it)
+        if contributor_id is not None:
+            query = query.where(Event.contributor_id == contributor_id)
         if without:
             query = query.where(Event.kind.not_in(without))
         with self._database.read() as session:

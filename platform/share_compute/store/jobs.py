@@ -19,6 +19,7 @@ from share_compute.store.events import add_event
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
 from share_compute.store.tables import Contributor, Event, Job
+from share_compute.store.work import lease_changes, tell_free, tell_work
 
 
 class Jobs:
@@ -169,7 +170,8 @@ class Jobs:
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
-            move_job(session, row, JobState.planning, reason, self._clock())
+            now = self._clock()
+            move_job(session, row, JobState.planning, reason, now)
             leased = session.execute(
                 update(Contributor)
                 .where(
@@ -187,6 +189,8 @@ class Jobs:
                     mend="look again at which are",
                     job=job_id,
                 )
+            holder = {"job": job_id, "name": row.name}
+            tell_work(session, now, lease_changes(session, holder, contributor_ids, None))
             return JobRecord.model_validate(row)
 
     def move(
@@ -354,7 +358,9 @@ def move_job(
     if state not in (JobState.planning, JobState.running):
         row.tokens_per_s = row.tokens_per_s if state is JobState.succeeded else None
         row.cancel_requested_at = None
-        session.execute(update(Contributor).where(Contributor.job_id == row.id).values(job_id=None))
+        held = Contributor.job_id == row.id
+        tell_free(session, now, held)
+        session.execute(update(Contributor).where(held).values(job_id=None))
     _tell(session, row, before.value, now, error=error)
 
 

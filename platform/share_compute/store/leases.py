@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store.database import Database
 from share_compute.store.records import ContributorRecord
-from share_compute.store.tables import Contributor
+from share_compute.store.tables import Contributor, Deployment
+from share_compute.store.work import lease_changes, parts, tell_free, tell_work
 
 
 class Leases:
-    """The machines of deployments."""
+    """The machines of deployments. Each that is taken or given back writes an event."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
+        self._clock = clock
 
     def take(self, deployment_id: str, contributor_ids: Collection[str]) -> list[ContributorRecord]:
         """Let a deployment hold those of these machines that are ready and that nobody holds; return what it holds."""
@@ -29,19 +32,30 @@ class Leases:
         with self._database.write() as session:
             session.execute(update(Contributor).where(*wanted).values(deployment_id=deployment_id))
             query = select(Contributor).where(Contributor.deployment_id == deployment_id)
-            rows = session.scalars(query.order_by(Contributor.joined_at, Contributor.id))
+            rows = session.scalars(query.order_by(Contributor.joined_at, Contributor.id)).all()
+            deployed = session.get(Deployment, deployment_id)
+            holder = {"deployment": deployment_id, "name": deployed.name if deployed else ""}
+            held = {
+                machine: part
+                for plan in (deployed.plans if deployed else ())
+                for machine, part in parts(plan).items()
+            }
+            leased = [row.id for row in rows]
+            tell_work(session, self._clock(), lease_changes(session, holder, leased, held))
             return [ContributorRecord.model_validate(row) for row in rows]
 
     def release(self, deployment_id: str, contributor_ids: Collection[str]) -> None:
         """Let a deployment hold these machines no more."""
-        held = (Contributor.deployment_id == deployment_id) & Contributor.id.in_(contributor_ids)
-        with self._database.write() as session:
-            session.execute(update(Contributor).where(held).values(deployment_id=None))
+        self._release((Contributor.deployment_id == deployment_id) & Contributor.id.in_(contributor_ids))
 
     def release_all(self, deployment_id: str | None = None) -> None:
         """Let a deployment hold no machine any more; without its id, none at all."""
-        free = update(Contributor).values(deployment_id=None)
-        if deployment_id is not None:
-            free = free.where(Contributor.deployment_id == deployment_id)
+        if deployment_id is None:
+            self._release(Contributor.deployment_id.is_not(None))
+        else:
+            self._release(Contributor.deployment_id == deployment_id)
+
+    def _release(self, held: ColumnElement[bool]) -> None:
         with self._database.write() as session:
-            session.execute(free)
+            tell_free(session, self._clock(), held)
+            session.execute(update(Contributor).where(held).values(deployment_id=None))

@@ -36,6 +36,7 @@ from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
 from share_compute.store.secret import new_id
 from share_compute.store.tables import Artifact, Contributor, Job, Metric
+from share_compute.store.work import lease_changes, parts, tell_free, tell_work
 
 _USABLE = (ContributorState.ready, ContributorState.draining)
 
@@ -65,8 +66,8 @@ class Progress:
             log: list[tuple[str, dict[str, Any]]] = []
             for event in events:
                 log.append((event.type, event.model_dump(mode="json", exclude={"type"})))
-                if isinstance(event, (Planned, RowsDone, AttemptEnded)):
-                    # They change the state, whose event belongs after what came before.
+                if isinstance(event, (Planned, Reformed, RowsDone, AttemptEnded)):
+                    # They change the state or who works at what: those events belong after what came before.
                     add_job_events(session, (job_id, attempt), now, log)
                     log = []
                 _apply(session, row, event, now)
@@ -215,39 +216,43 @@ def _apply_plan(
     """Write down who holds the job, or is to hold it, and with that which machines it has leased."""
     match event:
         case Planned(plan=plan):
-            _lay(session, row, plan)
+            _lay(session, row, plan, now)
             if row.state == JobState.planning:
                 move_job(session, row, JobState.running, _placement(plan), now)
         case Reformed(plan=plan, expected=expected):
-            _lay(session, row, plan, expected)
+            _lay(session, row, plan, now, expected)
             row.reason = _placement(plan)
             row.measured = None  # of the plan that is over
             row.proposal = row.proposal if expected else None
         case ReplanProposed(plan=plan):
             row.proposal = event.model_dump(mode="json")
-            _lease(session, row, plan, ContributorState.ready)
+            _lease(session, row, plan, now, ContributorState.ready)
         case ReplanAbandoned():
             row.proposal = None
-            _release_all_but(session, row, Plan.model_validate(row.plan).machines)
+            _release_all_but(session, row, Plan.model_validate(row.plan).machines, now)
 
 
-def _lay(session: Session, row: Job, plan: Plan, expected: Collection[str] = ()) -> None:
+def _lay(session: Session, row: Job, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
     """Write a plan down: the job holds the machines in it and those that are expected, and no others."""
     row.plan = plan.model_dump(mode="json")
-    _release_all_but(session, row, plan.machines.union(expected))
-    _lease(session, row, plan, *_USABLE)
+    _release_all_but(session, row, plan.machines.union(expected), now)
+    _lease(session, row, plan, now, *_USABLE)
 
 
-def _lease(session: Session, row: Job, plan: Plan, *states: ContributorState) -> None:
+def _lease(session: Session, row: Job, plan: Plan, now: datetime, *states: ContributorState) -> None:
     """Let the job hold the machines in a plan that are in one of these states; it takes none from another job."""
     used = Contributor.id.in_(plan.machines)
     free = Contributor.job_id.is_(None) & Contributor.deployment_id.is_(None)
     usable = Contributor.state.in_([state.value for state in states])
     session.execute(update(Contributor).where(used, free, usable).values(job_id=row.id))
+    leased = session.scalars(select(Contributor.id).where(Contributor.job_id == row.id)).all()
+    held = parts(row.plan) if row.plan else None
+    tell_work(session, now, lease_changes(session, {"job": row.id, "name": row.name}, leased, held))
 
 
-def _release_all_but(session: Session, row: Job, kept: Collection[str]) -> None:
+def _release_all_but(session: Session, row: Job, kept: Collection[str], now: datetime) -> None:
     others = (Contributor.job_id == row.id) & Contributor.id.not_in(kept)
+    tell_free(session, now, others)
     session.execute(update(Contributor).where(others).values(job_id=None))
 
 

@@ -211,7 +211,7 @@ class EventRecord(Record):
     contributor_id: str | None
     attempt: int | None
     kind: str
-    """state, cancel-requested, contributor, deployment, or the type of an attempt's event: planned, step, rows, ..."""
+    """state, cancel-requested, contributor, work, deployment, or the type of an attempt's event: planned, step, ..."""
     at: datetime
     data: dict[str, Any]
 
@@ -233,3 +233,105 @@ class ArtifactRecord(Record):
     path: Path
     size_bytes: int
     created_at: datetime
+
+
+class HeldRecord(Record):
+    """What a machine works for, and which part of the model it holds."""
+
+    job_id: str | None = None
+    deployment_id: str | None = None
+    name: str
+    """Of the job or the deployment."""
+    start: int | None = None
+    """First layer; null while there is no plan."""
+    stop: int | None = None
+    """One past the last layer."""
+    num_layers: int | None = None
+    """Of the whole model."""
+    pool: int | None = None
+    """Place of its pool in the pipeline, from 0."""
+    microbatches: int | None = None
+    """Those of each batch that are its own."""
+    of_microbatches: int | None = None
+    memory_bytes: int | None = None
+    """What that needs, as planned."""
+
+
+class GlanceRecord(Record):
+    """A machine, as a map or a table shows it."""
+
+    id: str
+    name: str
+    owner: str | None
+    """For whom its invite was, where that was said."""
+    host: str
+    state: ContributorState
+    reason: str
+    kind: Literal["cpu", "cuda"] | None
+    """cuda where it has such a device; null until it was measured."""
+    device: str | None
+    """Names of its devices."""
+    flops_per_s: float
+    """In float32, of all its devices; 0 until it was measured."""
+    lent_bytes: int
+    """As measured, before that as its owner said."""
+    head_latency_s: float | None
+    """Of its path to the server, one way."""
+    head_bytes_per_s: float | None
+    held: HeldRecord | None
+    """null when it is free."""
+    joined_at: datetime
+    last_seen_at: datetime
+    left_at: datetime | None
+
+
+class SpellRecord(Record):
+    """What a machine worked at without a change: one part of one model."""
+
+    job_id: str | None
+    deployment_id: str | None
+    name: str
+    """Of the job or the deployment."""
+    start: int | None
+    """First layer of its part; null while there was no plan yet."""
+    stop: int | None
+    """One past the last layer."""
+    num_layers: int | None
+    """Of the whole model."""
+    microbatches: int | None
+    """Those of each batch that were its own."""
+    of_microbatches: int | None
+    """Those of each batch in all."""
+    began_at: datetime
+    ended_at: datetime | None
+    """null while it lasts."""
+    seconds: float
+    """How long it lasted, or has lasted so far."""
+    steps: int
+    """Committed during it."""
+    tokens: int
+    """Of those steps, in its own microbatches; samples where the model reads no text. Deployments count none."""
+
+
+class WorkRecord(Record):
+    """What a machine gave."""
+
+    spells: tuple[SpellRecord, ...]
+    """Newest first."""
+    is_complete: bool
+    """Whether there were no spells before these; the sums are of these."""
+    seconds: float
+    steps: int
+    microbatches: int
+    """That it computed, forward and backward, in committed steps."""
+    tokens: int
+
+
+class BusyRecord(Record):
+    """How busy a machine was."""
+
+    at: datetime
+    """When it was measured: over the steps before."""
+    busy_fraction: float
+    """Share of a step in which it computed."""
+    job_id: str

@@ -14,7 +14,9 @@ from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys
 from share_compute.store.leases import Leases
+from share_compute.store.pool import PoolRows
 from share_compute.store.progress import Progress
+from share_compute.store.work import Work
 
 
 def utc_now() -> datetime:
@@ -39,9 +41,11 @@ class Store:
         self.contributors = Contributors(self._database, clock)
         self.jobs = Jobs(self._database, clock)
         self.deployments = Deployments(self._database, clock)
-        self.leases = Leases(self._database)
+        self.leases = Leases(self._database, clock)
         self.progress = Progress(self._database, clock)
         self.events = Events(self._database, clock)
+        self.work = Work(self._database, clock)
+        self.pool = PoolRows(self._database, clock)
 
     @property
     def kind(self) -> str:

@@ -84,7 +84,7 @@ class Invite(Base):
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
-    used_by: Mapped[str | None] = mapped_column(ForeignKey("contributors.id"))
+    used_by: Mapped[str | None] = mapped_column(ForeignKey("contributors.id"), index=True)
     revoked_at: Mapped[datetime | None]
 
 
@@ -172,7 +172,11 @@ class Event(Base):
     kind: Mapped[str]
     at: Mapped[datetime]
     data: Mapped[dict[str, Any]]
-    __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        Index("ix_events_job_id_seq", "job_id", "seq"),
+        Index("ix_events_contributor_id_seq", "contributor_id", "seq"),
+        {"sqlite_autoincrement": True},
+    )
 
 
 class Metric(Base):

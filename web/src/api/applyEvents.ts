@@ -1,6 +1,7 @@
 /** Carries events into what the pages have already loaded, and asks again only for what events do not tell. */
 import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
+import { PoolKeeper } from "./poolEvents";
 import {
   artifacts,
   checkpoints,
@@ -9,27 +10,54 @@ import {
   figures,
   job,
   log,
+  machine,
+  machineHistory,
   metrics,
   MOST_POINTS,
   servedModels,
 } from "./queries";
-import type { DeploymentNews, Figures, Job, JobPage, Metric, PoolEvent } from "./types";
+import { Refresher } from "./refresher";
+import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, PoolEvent } from "./types";
 
-export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
-  const byJob = Map.groupBy(events, (event) => event.job_id);
-  for (const [id, some] of byJob) {
-    if (id !== null) applyToJob(client, id, some);
-  }
-  // A contributor is leased or released when a job changes its state.
-  if (events.some((event) => event.kind === "contributor" || changesJob(event))) {
-    void client.invalidateQueries({ queryKey: contributors.queryKey });
-  }
-  const ofDeployments = events.filter((event) => event.kind === "deployment");
-  if (ofDeployments.length > 0) applyToDeployments(client, ofDeployments);
-  if (events.some((event) => changesJob(event))) void client.invalidateQueries({ queryKey: ["jobs"] });
+/** Sums of what a machine gave are made anew at most so often, since every step changes them. */
+const SUMS_MS = 3000;
+
+interface Helpers {
+  refresher: Refresher;
+  keeper: PoolKeeper;
 }
 
-function applyToDeployments(client: QueryClient, events: PoolEvent[]): void {
+const helpers = new WeakMap<QueryClient, Helpers>();
+
+function helpersOf(client: QueryClient): Helpers {
+  let known = helpers.get(client);
+  if (known === undefined) {
+    const refresher = new Refresher(client);
+    known = { refresher, keeper: new PoolKeeper(client, refresher) };
+    helpers.set(client, known);
+  }
+  return known;
+}
+
+export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
+  const { refresher, keeper } = helpersOf(client);
+  const byJob = Map.groupBy(events, (event) => event.job_id);
+  for (const [id, some] of byJob) {
+    if (id !== null) applyToJob(client, refresher, id, some);
+  }
+  applyToJobLists(client, byJob);
+  keeper.apply(events);
+  applyToMachines(client, refresher, events);
+  // A contributor is leased or released when a job changes its state.
+  if (events.some((event) => event.kind === "contributor" || event.kind === "work")) {
+    refresher.refresh(contributors.queryKey);
+  }
+  const ofDeployments = events.filter((event) => event.kind === "deployment");
+  if (ofDeployments.length > 0) applyToDeployments(client, refresher, ofDeployments);
+  if (events.some((event) => changesJob(event))) refresher.refresh(["jobs"]);
+}
+
+function applyToDeployments(client: QueryClient, refresher: Refresher, events: PoolEvent[]): void {
   const news = events.map((event) => event.data as unknown as DeploymentNews);
   for (const id of new Set(news.map((one) => one.id))) {
     const some = events.filter((event) => event.data.id === id);
@@ -44,7 +72,7 @@ function applyToDeployments(client: QueryClient, events: PoolEvent[]): void {
   if (news.some((one) => one.state !== one.from)) {
     void client.invalidateQueries({ queryKey: servedModels.queryKey });
     // Who is leased to whom.
-    void client.invalidateQueries({ queryKey: contributors.queryKey });
+    refresher.refresh(contributors.queryKey);
   }
 }
 
@@ -53,29 +81,76 @@ export function applyFigures(client: QueryClient, fresh: Figures): void {
   client.setQueryData(figures.queryKey, (old) => ({ ...old, [fresh.name]: fresh }));
 }
 
-function applyToJob(client: QueryClient, id: string, events: PoolEvent[]): void {
-  const progress = latestProgress(events);
-  if (progress !== undefined) {
-    const advance = (old: Job) => (old.id === id && old.step <= progress.step ? { ...old, ...progress } : old);
-    client.setQueryData(job(id).queryKey, (old) => old && advance(old));
-    client.setQueriesData<InfiniteData<JobPage>>({ queryKey: ["jobs"] }, (old) =>
-      old && { ...old, pages: old.pages.map((page) => ({ ...page, jobs: page.jobs.map(advance) })) },
-    );
-  }
+function applyToJob(client: QueryClient, refresher: Refresher, id: string, events: PoolEvent[]): void {
+  const change = changeOfJob(events);
+  client.setQueryData(job(id).queryKey, (old) => old && advanced(old, change));
   client.setQueryData(metrics(id).queryKey, (old) => old && mergeMetrics(old, events));
   client.setQueryData(log(id).queryKey, (old) => old && mergeLog(old, events));
-  if (events.some((event) => event.kind === "artifact")) {
-    void client.invalidateQueries({ queryKey: artifacts(id).queryKey });
+  if (events.some((event) => event.kind === "artifact")) refresher.refresh(artifacts(id).queryKey);
+  if (events.some((event) => event.kind === "checkpoint")) refresher.refresh(checkpoints(id).queryKey);
+  if (events.some(changesJob)) refresher.refresh(job(id).queryKey, { exact: true });
+}
+
+/** All jobs of a batch of events in one pass over the lists. */
+function applyToJobLists(client: QueryClient, byJob: Map<string | null, PoolEvent[]>): void {
+  const changes = new Map([...byJob].map(([id, events]) => [id, changeOfJob(events)]));
+  if (![...changes.values()].some((change) => change.progress !== undefined || change.state !== undefined)) return;
+  client.setQueriesData<InfiniteData<JobPage>>({ queryKey: ["jobs"] }, (old) => {
+    if (old === undefined) return old;
+    const pages = old.pages.map((page) => {
+      const jobs = page.jobs.map((one) => advanced(one, changes.get(one.id) ?? {}));
+      return jobs.some((one, place) => one !== page.jobs[place]) ? { ...page, jobs } : page;
+    });
+    return pages.some((page, place) => page !== old.pages[place]) ? { ...old, pages } : old;
+  });
+}
+
+/** The pages of single machines: their story goes on, and their figures are asked for again. */
+function applyToMachines(client: QueryClient, refresher: Refresher, events: PoolEvent[]): void {
+  for (const query of client.getQueryCache().findAll({ queryKey: ["contributor"], type: "active" })) {
+    const [, id, part] = query.queryKey as [string, string, string?];
+    if (part !== undefined) continue;
+    const own = events.filter((event) => event.contributor_id === id);
+    const held = client.getQueryData(machine(id).queryKey)?.held?.job_id ?? null;
+    const ofJob = held === null ? [] : events.filter((event) => event.job_id === held);
+    if (own.length > 0) {
+      client.setQueryData(machineHistory(id).queryKey, (old) => old && mergeHistory(old, own));
+      refresher.refresh(machine(id).queryKey, { exact: true });
+    }
+    if (own.length > 0 || ofJob.some((event) => event.kind === "step")) {
+      refresher.refresh(["contributor", id, "work"], { pauseMs: SUMS_MS });
+    }
+    if (ofJob.some((event) => event.kind === "measured")) refresher.refresh(["contributor", id, "busy"]);
   }
-  if (events.some((event) => event.kind === "checkpoint")) {
-    void client.invalidateQueries({ queryKey: checkpoints(id).queryKey });
-  }
-  if (events.some(changesJob)) void client.invalidateQueries({ queryKey: job(id).queryKey, exact: true });
 }
 
 /** Whether the job's own row changed beyond its progress. */
 function changesJob(event: PoolEvent): boolean {
   return event.job_id !== null && !["step", "validated", "sampled", "note", "artifact"].includes(event.kind);
+}
+
+interface JobChange {
+  progress?: Pick<Job, "step" | "loss" | "tokens_per_s">;
+  state?: Pick<Job, "state" | "reason" | "attempt">;
+}
+
+function changeOfJob(events: PoolEvent[]): JobChange {
+  const change: JobChange = {};
+  const progress = latestProgress(events);
+  if (progress !== undefined) change.progress = progress;
+  const moved = events.findLast((event) => event.kind === "state");
+  if (moved !== undefined) {
+    const { state, reason } = moved.data as { state: JobState; reason: string };
+    change.state = { state, reason, attempt: moved.attempt ?? 1 };
+  }
+  return change;
+}
+
+/** The job after a change; the same object where nothing of it is new. */
+function advanced(old: Job, { progress, state }: JobChange): Job {
+  const isNewer = progress !== undefined && old.step <= progress.step;
+  if (!isNewer && state === undefined) return old;
+  return { ...old, ...(isNewer && progress), ...state };
 }
 
 function latestProgress(events: PoolEvent[]): Pick<Job, "step" | "loss" | "tokens_per_s"> | undefined {
@@ -94,6 +169,9 @@ export function mergeMetrics(known: Metric[], events: PoolEvent[]): Metric[] {
     return [];
   });
   if (fresh.length === 0) return known;
+  // The usual case: steps follow one another, and what is known need not be sorted again.
+  const last = known.at(-1)?.step ?? -1;
+  if (fresh.every((metric, place) => metric.step > (fresh[place - 1]?.step ?? last))) return thinned([...known, ...fresh]);
   const name = (metric: Metric) => `${metric.split} ${metric.step}`;
   const replaced = new Set(fresh.map(name));
   return thinned([...known.filter((metric) => !replaced.has(name(metric))), ...fresh].sort((a, b) => a.step - b.step));
@@ -112,4 +190,10 @@ export function mergeLog(known: PoolEvent[], events: PoolEvent[]): PoolEvent[] {
   const last = known.at(-1)?.seq ?? 0;
   const fresh = events.filter((event) => event.kind !== "step" && event.seq > last);
   return fresh.length === 0 ? known : [...known, ...fresh];
+}
+
+/** Put events of a machine after those that are known. */
+export function mergeHistory(known: PoolEvent[], events: PoolEvent[]): PoolEvent[] {
+  const last = known.at(-1)?.seq ?? 0;
+  return [...known, ...events.filter((event) => event.seq > last)];
 }

@@ -2,7 +2,17 @@
 import { infiniteQueryOptions, queryOptions, skipToken } from "@tanstack/react-query";
 
 import { api, body } from "./client";
-import { ENDED_STATES, LIVE_STATES, type Figures, type JobKind, type JobState, type PoolEvent } from "./types";
+import {
+  ENDED_STATES,
+  LIVE_STATES,
+  type Contributor,
+  type ContributorList,
+  type Figures,
+  type JobKind,
+  type JobState,
+  type PoolEvent,
+  type PoolView,
+} from "./types";
 
 export const status = queryOptions({
   queryKey: ["status"],
@@ -11,8 +21,72 @@ export const status = queryOptions({
 
 export const contributors = queryOptions({
   queryKey: ["contributors"],
-  queryFn: async ({ signal }) => (await body(api.GET("/api/v1/contributors", { signal }))).contributors,
+  queryFn: async ({ signal }) => {
+    const all: Contributor[] = [];
+    for (let cursor: string | null = null; ; ) {
+      const params: { query: { cursor?: string } } = { query: cursor === null ? {} : { cursor } };
+      const page: ContributorList = await body(api.GET("/api/v1/contributors", { signal, params }));
+      all.push(...page.contributors);
+      cursor = page.next_cursor;
+      if (cursor === null) return all;
+    }
+  },
 });
+
+/** All machines as a map shows them; live events change single rows of it. */
+export const pool = queryOptions({
+  queryKey: ["pool"],
+  queryFn: ({ signal }) => body(api.GET("/api/v1/pool", { signal })),
+});
+
+/** Some machines of the pool, with the islands of all. */
+export function machinesOfPool(ids: string[]): Promise<PoolView> {
+  return body(api.GET("/api/v1/pool", { params: { query: { machine: ids } } }));
+}
+
+export function machine(id: string) {
+  return queryOptions({
+    queryKey: ["contributor", id],
+    queryFn: ({ signal }) =>
+      body(api.GET("/api/v1/contributors/{contributor_id}", { signal, params: { path: { contributor_id: id } } })),
+  });
+}
+
+/** Everything that happened to a machine. */
+export function machineHistory(id: string) {
+  return queryOptions({
+    queryKey: ["contributor", id, "events"],
+    queryFn: async ({ signal }) => {
+      const all: PoolEvent[] = [];
+      for (let after = 0; ; ) {
+        const params = { path: { contributor_id: id }, query: { after, limit: EVENTS_PER_PAGE } };
+        const page = await body(api.GET("/api/v1/contributors/{contributor_id}/events", { signal, params }));
+        all.push(...page.events);
+        if (page.events.length < EVENTS_PER_PAGE) return all;
+        after = page.next_after;
+      }
+    },
+  });
+}
+
+/** What a machine gave. */
+export function machineWork(id: string) {
+  return queryOptions({
+    queryKey: ["contributor", id, "work"],
+    queryFn: ({ signal }) =>
+      body(api.GET("/api/v1/contributors/{contributor_id}/work", { signal, params: { path: { contributor_id: id } } })),
+  });
+}
+
+export function machineBusy(id: string, hours: number) {
+  return queryOptions({
+    queryKey: ["contributor", id, "busy", hours],
+    queryFn: async ({ signal }) => {
+      const params = { path: { contributor_id: id }, query: { hours } };
+      return (await body(api.GET("/api/v1/contributors/{contributor_id}/busy", { signal, params }))).measured;
+    },
+  });
+}
 
 const JOBS_PER_PAGE = 50;
 const EVENTS_PER_PAGE = 2000;

@@ -57,7 +57,7 @@ export interface paths {
         };
         /**
          * Get Contributor
-         * @description Return one machine with what was measured on it.
+         * @description Return one machine with what was measured on it, and what it works for.
          */
         get: operations["getContributor"];
         put?: never;
@@ -67,6 +67,46 @@ export interface paths {
          * @description Ask a machine to hand over and go; it can come back only with a new invite.
          */
         delete: operations["sendContributorAway"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/contributors/{contributor_id}/busy": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Contributor Busy
+         * @description Return how busy training kept a machine during the last ``hours``, in at most ``points`` figures.
+         */
+        get: operations["getContributorBusy"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/contributors/{contributor_id}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Contributor Events
+         * @description Return what happened to a machine, from the beginning or from ``after`` on: its states, and what it worked at.
+         */
+        get: operations["getContributorEvents"];
+        put?: never;
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -146,6 +186,26 @@ export interface paths {
          * @description Give the machine the cluster's access again, after the head was restarted.
          */
         post: operations["rejoin"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/contributors/{contributor_id}/work": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Contributor Work
+         * @description Return what a machine gave: which parts of which models it held, for how long, and what it computed for them.
+         */
+        get: operations["getContributorWork"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -652,6 +712,26 @@ export interface paths {
          * @description Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued.
          */
         post: operations["plan"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pool": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Pool
+         * @description Return all machines with what a map shows of them, and the islands that they form.
+         */
+        get: operations["getPool"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -1227,6 +1307,33 @@ export interface components {
             where: string;
         };
         /**
+         * BusyHistory
+         * @description How busy training kept a machine, oldest first; there is nothing for times at which it had no step to compute.
+         */
+        BusyHistory: {
+            /** Measured */
+            measured: components["schemas"]["BusyRecord"][];
+        };
+        /**
+         * BusyRecord
+         * @description How busy a machine was.
+         */
+        BusyRecord: {
+            /**
+             * At
+             * Format: date-time
+             * @description When it was measured: over the steps before.
+             */
+            at: string;
+            /**
+             * Busy Fraction
+             * @description Share of a step in which it computed.
+             */
+            busy_fraction: number;
+            /** Job Id */
+            job_id: string;
+        };
+        /**
          * CachedTokens
          * @description Part of a prompt that was not computed.
          */
@@ -1689,6 +1796,89 @@ export interface components {
          * @enum {string}
          */
         ContributorState: "joining" | "probing" | "ready" | "draining" | "left" | "lost";
+        /**
+         * ContributorView
+         * @description A machine with what was measured on it and what it does.
+         */
+        ContributorView: {
+            /**
+             * Address
+             * @description IP address that other members reach it at.
+             */
+            address: string | null;
+            /**
+             * Capacity
+             * @description What the probe measured; null until it ran.
+             */
+            capacity: components["schemas"]["Device"][] | null;
+            /**
+             * Deployment Id
+             * @description The deployment that it is leased to; never to a job as well.
+             */
+            deployment_id?: string | null;
+            /** @description What it works for; null when it is free. */
+            held?: components["schemas"]["HeldRecord"] | null;
+            /**
+             * Host
+             * @description Host name that it gave.
+             */
+            host: string;
+            /** Id */
+            id: string;
+            /**
+             * Job Id
+             * @description The job that it is leased to.
+             */
+            job_id: string | null;
+            /**
+             * Joined At
+             * Format: date-time
+             */
+            joined_at: string;
+            /**
+             * Last Seen At
+             * Format: date-time
+             */
+            last_seen_at: string;
+            /** Left At */
+            left_at: string | null;
+            /**
+             * Limits
+             * @description What its owner lends: memory_bytes, cpu_threads, gpus, device.
+             */
+            limits: {
+                [key: string]: unknown;
+            };
+            /** Links */
+            links: components["schemas"]["Link"][] | null;
+            /** Name */
+            name: string;
+            /**
+             * Node Id
+             * @description Its Ray node, in hexadecimal.
+             */
+            node_id: string | null;
+            /**
+             * Owner
+             * @description For whom its invite was, where that was said.
+             */
+            owner?: string | null;
+            /**
+             * Reason
+             * @description Why it is in this state.
+             */
+            reason: string;
+            /**
+             * Sent Away At
+             * @description When the operator asked it to leave; it cannot come back without a new invite.
+             */
+            sent_away_at: string | null;
+            state: components["schemas"]["ContributorState"];
+            /** Versions */
+            versions: {
+                [key: string]: string;
+            };
+        };
         /**
          * ContributorWork
          * @description What a contributor does right now; the answer to its sign of life.
@@ -2391,7 +2581,7 @@ export interface components {
             job_id: string | null;
             /**
              * Kind
-             * @description state, cancel-requested, contributor, deployment, or the type of an attempt's event: planned, step, rows, ...
+             * @description state, cancel-requested, contributor, work, deployment, or the type of an attempt's event: planned, step, ...
              */
             kind: string;
             /**
@@ -2608,6 +2798,67 @@ export interface components {
             sampling: components["schemas"]["BatchSamplingSpecRequest"];
         };
         /**
+         * GlanceRecord
+         * @description A machine, as a map or a table shows it.
+         */
+        GlanceRecord: {
+            /**
+             * Device
+             * @description Names of its devices.
+             */
+            device: string | null;
+            /**
+             * Flops Per S
+             * @description In float32, of all its devices; 0 until it was measured.
+             */
+            flops_per_s: number;
+            /** Head Bytes Per S */
+            head_bytes_per_s: number | null;
+            /**
+             * Head Latency S
+             * @description Of its path to the server, one way.
+             */
+            head_latency_s: number | null;
+            /** @description null when it is free. */
+            held: components["schemas"]["HeldRecord"] | null;
+            /** Host */
+            host: string;
+            /** Id */
+            id: string;
+            /**
+             * Joined At
+             * Format: date-time
+             */
+            joined_at: string;
+            /**
+             * Kind
+             * @description cuda where it has such a device; null until it was measured.
+             */
+            kind: ("cpu" | "cuda") | null;
+            /**
+             * Last Seen At
+             * Format: date-time
+             */
+            last_seen_at: string;
+            /** Left At */
+            left_at: string | null;
+            /**
+             * Lent Bytes
+             * @description As measured, before that as its owner said.
+             */
+            lent_bytes: number;
+            /** Name */
+            name: string;
+            /**
+             * Owner
+             * @description For whom its invite was, where that was said.
+             */
+            owner: string | null;
+            /** Reason */
+            reason: string;
+            state: components["schemas"]["ContributorState"];
+        };
+        /**
          * GradientFusionSpec
          * @description Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result.
          */
@@ -2678,6 +2929,53 @@ export interface components {
              */
             time: string;
             versions: components["schemas"]["Versions"];
+        };
+        /**
+         * HeldRecord
+         * @description What a machine works for, and which part of the model it holds.
+         */
+        HeldRecord: {
+            /** Deployment Id */
+            deployment_id?: string | null;
+            /** Job Id */
+            job_id?: string | null;
+            /**
+             * Memory Bytes
+             * @description What that needs, as planned.
+             */
+            memory_bytes?: number | null;
+            /**
+             * Microbatches
+             * @description Those of each batch that are its own.
+             */
+            microbatches?: number | null;
+            /**
+             * Name
+             * @description Of the job or the deployment.
+             */
+            name: string;
+            /**
+             * Num Layers
+             * @description Of the whole model.
+             */
+            num_layers?: number | null;
+            /** Of Microbatches */
+            of_microbatches?: number | null;
+            /**
+             * Pool
+             * @description Place of its pool in the pipeline, from 0.
+             */
+            pool?: number | null;
+            /**
+             * Start
+             * @description First layer; null while there is no plan.
+             */
+            start?: number | null;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop?: number | null;
         };
         /**
          * IdleMachine
@@ -2823,6 +3121,55 @@ export interface components {
             used_by: string | null;
         };
         /**
+         * Island
+         * @description Machines whose links are alike.
+         */
+        Island: {
+            /** Bytes Per S */
+            bytes_per_s: number | null;
+            /**
+             * Id
+             * @description Id of the machine of it that joined first.
+             */
+            id: string;
+            /**
+             * Latency S
+             * @description Between two of them, one way; null for one machine alone, or where no link was measured.
+             */
+            latency_s: number | null;
+            /**
+             * Machines
+             * @description Ids, in the order they joined.
+             */
+            machines: string[];
+        };
+        /**
+         * IslandLink
+         * @description What is between two islands.
+         */
+        IslandLink: {
+            /**
+             * Bytes Per S
+             * @description 0 says that nothing gets through.
+             */
+            bytes_per_s: number;
+            /**
+             * Latency S
+             * @description One way.
+             */
+            latency_s: number;
+            /**
+             * One
+             * @description Id of an island.
+             */
+            one: string;
+            /**
+             * Other
+             * @description Id of another.
+             */
+            other: string;
+        };
+        /**
          * IslandPlan
          * @description One island that trains on its own between synchronisations.
          */
@@ -2858,6 +3205,26 @@ export interface components {
              * @description Time of one synchronisation.
              */
             synchronisation_s: number;
+        };
+        /**
+         * Islands
+         * @description All islands, and the links between them: all of them, or, of many islands, those by which all are joined.
+         */
+        Islands: {
+            /**
+             * Is Assumed
+             * @description Whether no link was measured, so that all machines are taken to stand together.
+             */
+            is_assumed: boolean;
+            /**
+             * Is Current
+             * @description Whether this is so now; else it was so lately, and better is being worked out: ask again in some seconds.
+             */
+            is_current: boolean;
+            /** Islands */
+            islands: components["schemas"]["Island"][];
+            /** Links */
+            links: components["schemas"]["IslandLink"][];
         };
         /**
          * JobPage
@@ -3382,6 +3749,13 @@ export interface components {
          * @description How long steps take, beside what the plan predicted.
          */
         Measured: {
+            /**
+             * Machines
+             * @description Seconds that each computes in a step, by contributor id; empty in what older releases measured.
+             */
+            machines?: {
+                [key: string]: number;
+            };
             /**
              * Measured Step S
              * @description Median of the last steps.
@@ -4005,6 +4379,19 @@ export interface components {
              * @description Time that its busiest member computes in a step; None where the plan predicts nothing.
              */
             predicted_busy_s: number | null;
+        };
+        /**
+         * PoolView
+         * @description The pool at a glance.
+         */
+        PoolView: {
+            /** @description Of machines that were measured and are here. */
+            islands: components["schemas"]["Islands"];
+            /**
+             * Machines
+             * @description In the order they joined: those that were asked for, or all but those that are gone for more than a day.
+             */
+            machines: components["schemas"]["GlanceRecord"][];
         };
         /**
          * Prediction
@@ -4933,6 +5320,71 @@ export interface components {
             key: string;
         };
         /**
+         * SpellRecord
+         * @description What a machine worked at without a change: one part of one model.
+         */
+        SpellRecord: {
+            /**
+             * Began At
+             * Format: date-time
+             */
+            began_at: string;
+            /** Deployment Id */
+            deployment_id: string | null;
+            /**
+             * Ended At
+             * @description null while it lasts.
+             */
+            ended_at: string | null;
+            /** Job Id */
+            job_id: string | null;
+            /**
+             * Microbatches
+             * @description Those of each batch that were its own.
+             */
+            microbatches: number | null;
+            /**
+             * Name
+             * @description Of the job or the deployment.
+             */
+            name: string;
+            /**
+             * Num Layers
+             * @description Of the whole model.
+             */
+            num_layers: number | null;
+            /**
+             * Of Microbatches
+             * @description Those of each batch in all.
+             */
+            of_microbatches: number | null;
+            /**
+             * Seconds
+             * @description How long it lasted, or has lasted so far.
+             */
+            seconds: number;
+            /**
+             * Start
+             * @description First layer of its part; null while there was no plan yet.
+             */
+            start: number | null;
+            /**
+             * Steps
+             * @description Committed during it.
+             */
+            steps: number;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop: number | null;
+            /**
+             * Tokens
+             * @description Of those steps, in its own microbatches; samples where the model reads no text. Deployments count none.
+             */
+            tokens: number;
+        };
+        /**
          * Status
          * @description The pool at a glance.
          */
@@ -5661,6 +6113,33 @@ export interface components {
              */
             torch: string;
         };
+        /**
+         * WorkRecord
+         * @description What a machine gave.
+         */
+        WorkRecord: {
+            /**
+             * Is Complete
+             * @description Whether there were no spells before these; the sums are of these.
+             */
+            is_complete: boolean;
+            /**
+             * Microbatches
+             * @description That it computed, forward and backward, in committed steps.
+             */
+            microbatches: number;
+            /** Seconds */
+            seconds: number;
+            /**
+             * Spells
+             * @description Newest first.
+             */
+            spells: components["schemas"]["SpellRecord"][];
+            /** Steps */
+            steps: number;
+            /** Tokens */
+            tokens: number;
+        };
     };
     responses: never;
     parameters: never;
@@ -5837,7 +6316,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ContributorRecord"];
+                    "application/json": components["schemas"]["ContributorView"];
                 };
             };
             /** @description Unauthorized */
@@ -5887,6 +6366,111 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ContributorRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getContributorBusy: {
+        parameters: {
+            query?: {
+                hours?: number;
+                points?: number;
+            };
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BusyHistory"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getContributorEvents: {
+        parameters: {
+            query?: {
+                /** @description Only events with a higher number. */
+                after?: number;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EventPage"];
                 };
             };
             /** @description Unauthorized */
@@ -6109,6 +6693,57 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getContributorWork: {
+        parameters: {
+            query?: {
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7832,6 +8467,47 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getPool: {
+        parameters: {
+            query?: {
+                /** @description Only these machines; may be given several times. */
+                machine?: string[] | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PoolView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -1,32 +1,44 @@
-/** The machines of the pool, as they are now. */
-import { Code, SimpleGrid, Stack, Switch, Table, Text } from "@mantine/core";
+/** The machines of the pool, as they are now: a map of islands and links, or a table. */
+import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
-import { useState } from "react";
+import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
+import { useDeferredValue, useMemo } from "react";
+import { useTranslation } from "react-i18next";
 
-import { contributors } from "../api/queries";
-import type { Contributor } from "../api/types";
+import { pool as poolQuery } from "../api/queries";
+import type { PoolView } from "../api/types";
 import { Empty, Failure, Loading } from "../components/Feedback";
 import { Figure } from "../components/Figure";
-import { AnchorLink, ButtonLink } from "../components/links";
+import { ButtonLink } from "../components/links";
 import { Page } from "../components/Page";
-import { StateBadge } from "../components/StateBadge";
-import { ago, bytes, latency, si } from "../format";
-import { useNow } from "../useNow";
-import { flopsPerS, headLink, isGone, lentBytes } from "./machine";
+import { bytes, count, si } from "../format";
+import { found, groupsOf, isGone, sumsOf } from "../pool/groups";
+import { MachineTable } from "../pool/MachineTable";
+import { PoolMap } from "../pool/PoolMap";
+import { poolSearch, type PoolSearch } from "../pool/search";
+import { usePlaces } from "../pool/usePlaces";
+import classes from "./Pool.module.css";
+
+const route = getRouteApi("/");
 
 export function Pool() {
-  const { data, error, refetch } = useQuery(contributors);
+  const { t } = useTranslation();
+  const { data, error, refetch } = useQuery(poolQuery);
   return (
     <Page
-      title="Pool"
+      title={t("Pool")}
       actions={
         <ButtonLink to="/invites" variant="default">
-          Invite a machine
+          {t("Invite a machine")}
         </ButtonLink>
       }
     >
       {data !== undefined ? (
-        <Machines all={data} />
+        data.machines.length === 0 ? (
+          <NobodyYet />
+        ) : (
+          <Machines pool={data} />
+        )
       ) : error !== null ? (
         <Failure error={error} retry={() => void refetch()} />
       ) : (
@@ -36,113 +48,108 @@ export function Pool() {
   );
 }
 
-function Machines({ all }: { all: readonly Contributor[] }) {
-  const [showsGone, setShowsGone] = useState(false);
-  const here = all.filter((machine) => !isGone(machine));
-  const shown = showsGone ? all : here;
-  const goneCount = all.length - here.length;
-  if (all.length === 0) return <NobodyYet />;
+function Machines({ pool }: { pool: PoolView }) {
+  const { t } = useTranslation();
+  const search = route.useSearch();
+  const navigate = useNavigate({ from: "/" });
+  const showsGone = search.gone === true;
+  const here = useMemo(() => pool.machines.filter((machine) => !isGone(machine)), [pool.machines]);
+  const sums = sumsOf(here);
+  const goneCount = pool.machines.length - here.length;
+  const everyone = useMemo(() => groupsOf(pool, showsGone), [pool, showsGone]);
+  const places = usePlaces(everyone);
+  // Islands keep their number as long as they keep their cell.
+  const numbers = useMemo(
+    () => new Map([...places.islands.cells].map(([id, cell]) => [id, cell + 1])),
+    [places],
+  );
+  const islandOf = useMemo(
+    () => new Map([...places.islands.homes].map(([id, cell]) => [id, cell + 1])),
+    [places],
+  );
+  const wanted = useDeferredValue(search.q);
+  const shown = useMemo(() => found(showsGone ? pool.machines : here, wanted), [pool.machines, here, showsGone, wanted]);
+  const groups = useMemo(() => {
+    if (wanted === undefined) return everyone;
+    const kept = new Set(shown);
+    return everyone
+      .map((group) => ({ ...group, machines: group.machines.filter((machine) => kept.has(machine)) }))
+      .filter((group) => group.machines.length > 0);
+  }, [everyone, shown, wanted]);
   return (
     <>
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
-        <Figure label="Machines here" value={`${here.length}`} />
-        <Figure label="At work" value={`${here.filter((machine) => machine.job_id !== null).length}`} />
-        <Figure label="Measured speed" value={si(here.reduce((sum, machine) => sum + flopsPerS(machine), 0), "FLOP/s")} />
-        <Figure label="Memory lent" value={bytes(here.reduce((sum, machine) => sum + lentBytes(machine), 0))} />
-      </SimpleGrid>
-      {goneCount > 0 && (
-        <Switch
-          label={`Show ${goneCount} that left`}
-          checked={showsGone}
-          onChange={(event) => setShowsGone(event.currentTarget.checked)}
+        <Figure label={t("Machines here")} value={count(sums.machines)} />
+        <Figure label={t("At work")} value={count(sums.atWork)} />
+        <Figure label={t("Measured speed")} value={si(sums.flopsPerS, "FLOP/s")} />
+        <Figure
+          label={t("Memory used / lent")}
+          value={`${bytes(sums.usedBytes)} / ${bytes(sums.lentBytes)}`}
+          title={t("What plans need of it; all that owners lend")}
         />
-      )}
-      {shown.length === 0 ? (
-        <Empty title="No machine is here now">
-          <Text>Those that joined have left. A new invite brings in another.</Text>
+      </SimpleGrid>
+      <Group gap="md" align="end">
+        <Views search={search} />
+        <TextInput
+          className={classes.search}
+          type="search"
+          aria-label={t("Search machines")}
+          placeholder={t("Name, owner, device, state, work")}
+          value={search.q ?? ""}
+          onChange={(event) => {
+            const q = event.currentTarget.value;
+            void navigate({ search: (old) => poolSearch({ ...old, page: undefined, q }), replace: true });
+          }}
+        />
+        {goneCount > 0 && (
+          <Switch
+            label={t("Show {{number}} that left", { number: count(goneCount) })}
+            checked={showsGone}
+            onChange={(event) => {
+              const gone = event.currentTarget.checked;
+              void navigate({ search: (old) => poolSearch({ ...old, gone, page: undefined }), replace: true });
+            }}
+          />
+        )}
+      </Group>
+      {here.length === 0 && !showsGone ? (
+        <Empty title={t("No machine is here now")}>
+          <Text>{t("Those that joined have left. A new invite brings in another.")}</Text>
         </Empty>
+      ) : search.view === "table" || shown.length === 0 ? (
+        <MachineTable machines={shown} islands={islandOf} search={search} />
       ) : (
-        <MachineTable machines={shown} />
+        <PoolMap pool={pool} groups={groups} places={places} numbers={numbers} open={search.island} />
       )}
     </>
   );
 }
 
-function MachineTable({ machines }: { machines: readonly Contributor[] }) {
-  const now = useNow();
+/** Which of the two pictures is shown stands in the address. */
+function Views({ search }: { search: PoolSearch }) {
+  const { t } = useTranslation();
   return (
-    <div className="card scroll">
-      <Table className="stacking" verticalSpacing="sm" horizontalSpacing="md">
-        <Table.Thead>
-          <Table.Tr>
-            <Table.Th>Machine</Table.Th>
-            <Table.Th>State</Table.Th>
-            <Table.Th>Work</Table.Th>
-            <Table.Th className="numeric">Speed (float32)</Table.Th>
-            <Table.Th className="numeric">Memory lent</Table.Th>
-            <Table.Th className="numeric">Link to head</Table.Th>
-          </Table.Tr>
-        </Table.Thead>
-        <Table.Tbody>
-          {machines.map((machine) => (
-            <Row key={machine.id} machine={machine} now={now} />
-          ))}
-        </Table.Tbody>
-      </Table>
-    </div>
-  );
-}
-
-function Row({ machine, now }: { machine: Contributor; now: number }) {
-  const link = headLink(machine);
-  const devices = machine.capacity?.map((device) => device.name).join(", ");
-  return (
-    <Table.Tr>
-      <Table.Td data-label="Machine">
-        <Text size="sm" fw={600}>
-          {machine.name}
-        </Text>
-        <Text size="xs" c="dimmed" maw={280} truncate title={devices}>
-          {devices ?? machine.host}
-        </Text>
-      </Table.Td>
-      <Table.Td data-label="State">
-        <StateBadge state={machine.state} />
-        <Text size="xs" c="dimmed" mt={2} title={machine.reason}>
-          {isGone(machine) ? `last seen ${ago(machine.last_seen_at, now)}` : machine.reason}
-        </Text>
-      </Table.Td>
-      <Table.Td data-label="Work">
-        {machine.job_id === null ? (
-          <Text size="sm" c="dimmed">
-            {machine.state === "ready" ? "free" : "–"}
-          </Text>
-        ) : (
-          <AnchorLink to="/jobs/$jobId" params={{ jobId: machine.job_id }} size="sm">
-            {machine.job_id}
-          </AnchorLink>
-        )}
-      </Table.Td>
-      <Table.Td className="numeric" data-label="Speed">{machine.capacity === null ? "–" : si(flopsPerS(machine), "FLOP/s")}</Table.Td>
-      <Table.Td className="numeric" data-label="Memory lent">{bytes(lentBytes(machine))}</Table.Td>
-      <Table.Td className="numeric" data-label="Link to head">
-        {link === undefined ? "–" : `${latency(link.latency_s)} · ${si(link.bytes_per_s, "B/s")}`}
-      </Table.Td>
-    </Table.Tr>
+    <nav className={classes.views} aria-label={t("View")}>
+      <Link to="/" search={(old) => poolSearch({ ...old, view: undefined })} replace data-chosen={search.view === undefined} aria-current={search.view === undefined ? "true" : undefined}>
+        {t("Map")}
+      </Link>
+      <Link to="/" search={(old) => poolSearch({ ...old, view: "table" })} replace data-chosen={search.view === "table"} aria-current={search.view === "table" ? "true" : undefined}>
+        {t("Table")}
+      </Link>
+    </nav>
   );
 }
 
 function NobodyYet() {
+  const { t } = useTranslation();
   return (
-    <Empty title="No machine has joined yet">
+    <Empty title={t("No machine has joined yet")}>
       <Text>
-        Create an invite and run its line on the machine that lends its power, or start the server with{" "}
-        <Code>share-compute up --contribute</Code> to lend this one.
+        {t("Create an invite and run its line on the machine that lends its power, or lend this one with")}{" "}
+        <Code>share-compute up --contribute</Code>
       </Text>
       <Stack>
-        <ButtonLink to="/invites">
-          Create an invite
-        </ButtonLink>
+        <ButtonLink to="/invites">{t("Create an invite")}</ButtonLink>
       </Stack>
     </Empty>
   );

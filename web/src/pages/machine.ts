@@ -1,5 +1,5 @@
 /** What a contributor's measurements come to. */
-import type { Contributor, Link } from "../api/types";
+import type { Contributor } from "../api/types";
 
 export function isGone(machine: Contributor): boolean {
   return machine.state === "left" || machine.state === "lost";
@@ -16,6 +16,3 @@ export function lentBytes(machine: Contributor): number {
   return Number(machine.limits.memory_bytes ?? 0);
 }
 
-export function headLink(machine: Contributor): Link | undefined {
-  return machine.links?.find((link) => link.source === "head" || link.target === "head");
-}

@@ -1,0 +1,32 @@
+"""The pool at a glance, for pictures of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.concurrency import run_in_threadpool
+
+from share_compute_api.context import Context, InContext
+from share_compute_api.pool_schemas import Islands, PoolView
+
+router = APIRouter(prefix="/pool", tags=["contributors"])
+
+
+@router.get("", operation_id="getPool", response_model=PoolView)
+async def get_pool(
+    context: InContext,
+    machine: Annotated[
+        list[str] | None,
+        Query(max_length=200, description="Only these machines; may be given several times."),
+    ] = None,
+) -> Response:
+    """Return all machines with what a map shows of them, and the islands that they form."""
+    islands = await context.islands.get()
+    text = await run_in_threadpool(_text, context, machine, islands)
+    return Response(text, media_type="application/json")
+
+
+def _text(context: Context, machines: list[str] | None, islands: Islands) -> bytes:
+    view = PoolView(machines=context.store.pool.glance(machines), islands=islands)
+    return view.model_dump_json().encode()

@@ -1,0 +1,15 @@
+"""What happened to one machine is found without reading all that happened."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_index("ix_events_contributor_id_seq", "events", ["contributor_id", "seq"])
+    op.create_index("ix_invites_used_by", "invites", ["used_by"])

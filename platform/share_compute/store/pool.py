@@ -1,0 +1,135 @@
+"""The whole pool at a glance: of each machine no more than a map or a table shows, read in a few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from share_compute.jobs.states import ContributorState
+from share_compute.store.database import Database
+from share_compute.store.records import GlanceRecord, HeldRecord
+from share_compute.store.tables import Contributor, Deployment, Invite, Job
+from share_compute.store.work import parts
+from share_compute.topology import BASE_DTYPE, HEAD
+
+_REMEMBERED = timedelta(days=1)
+"""How long machines that are gone are shown."""
+_COLUMNS = (
+    Contributor.id,
+    Contributor.name,
+    Contributor.state,
+    Contributor.reason,
+    Contributor.host,
+    Contributor.limits,
+    Contributor.capacity,
+    Contributor.links,
+    Contributor.job_id,
+    Contributor.deployment_id,
+    Contributor.joined_at,
+    Contributor.last_seen_at,
+    Contributor.left_at,
+)
+
+
+class PoolRows:
+    """Reads machines for pictures of the pool.
+
+    Args:
+        database: where they are.
+        clock: tells the time, in UTC.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def glance(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
+        """Return machines in the order they joined: these, or all but those that are gone for more than a day."""
+        query = select(*_COLUMNS).order_by(Contributor.joined_at, Contributor.id)
+        if contributor_ids is not None:
+            query = query.where(Contributor.id.in_(contributor_ids))
+        else:
+            since = self._clock() - _REMEMBERED
+            query = query.where(or_(Contributor.left_at.is_(None), Contributor.left_at >= since))
+        with self._database.read() as session:
+            rows = session.execute(query).all()
+            owners = _owners(session, contributor_ids)
+            held = _held(session, rows)
+            return [_glance(row, owners.get(row.id), held.get(row.id)) for row in rows]
+
+    def links(self, states: Collection[ContributorState]) -> list[tuple[str, str | None, Any]]:
+        """Return (id, address, links) of measured machines in these states, in the order they joined."""
+        query = select(Contributor.id, Contributor.address, Contributor.links)
+        query = query.where(
+            Contributor.state.in_([state.value for state in states]), Contributor.capacity.is_not(None)
+        )
+        with self._database.read() as session:
+            rows = session.execute(query.order_by(Contributor.joined_at, Contributor.id))
+            return [(row.id, row.address, row.links) for row in rows]
+
+
+def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
+    """Return by contributor id for whom its invite was, where that was said."""
+    query = select(Invite.used_by, Invite.label).where(Invite.label.is_not(None))
+    query = query.where(
+        Invite.used_by.in_(contributor_ids) if contributor_ids is not None else Invite.used_by.is_not(None)
+    )
+    return {machine: label for machine, label in session.execute(query) if machine and label}
+
+
+def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
+    """Return by contributor id what each machine holds, as the plans say."""
+    jobs = {row.id: row.job_id for row in rows if row.job_id}
+    deployments = {row.id: row.deployment_id for row in rows if row.deployment_id}
+    held: dict[str, HeldRecord] = {}
+    if jobs:
+        planned = select(Job.id, Job.name, Job.plan).where(Job.id.in_(set(jobs.values())))
+        found = {row.id: (row.name, parts(row.plan) if row.plan else {}) for row in session.execute(planned)}
+        for machine, job in jobs.items():
+            name, part = found.get(job, ("", {}))
+            held[machine] = HeldRecord(job_id=job, name=name, **_of_part(part.get(machine)))
+    if deployments:
+        placed = select(Deployment.id, Deployment.name, Deployment.plans).where(
+            Deployment.id.in_(set(deployments.values()))
+        )
+        laid = {
+            row.id: (row.name, {key: part for plan in row.plans for key, part in parts(plan).items()})
+            for row in session.execute(placed)
+        }
+        for machine, deployment in deployments.items():
+            name, part = laid.get(deployment, ("", {}))
+            held[machine] = HeldRecord(deployment_id=deployment, name=name, **_of_part(part.get(machine)))
+    return held
+
+
+def _of_part(part: Mapping[str, Any] | None) -> dict[str, Any]:
+    kept = ("start", "stop", "num_layers", "pool", "microbatches", "of_microbatches", "memory_bytes")
+    return {name: part[name] for name in kept} if part is not None else {}
+
+
+def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecord:
+    devices: list[dict[str, Any]] = row.capacity or []
+    lent = sum(device["memory_bytes"] for device in devices) or int(row.limits.get("memory_bytes") or 0)
+    head = next((link for link in row.links or () if HEAD in (link["source"], link["target"])), None)
+    return GlanceRecord(
+        id=row.id,
+        name=row.name,
+        owner=owner,
+        host=row.host,
+        state=ContributorState(row.state),
+        reason=row.reason,
+        kind=("cuda" if any(device["kind"] == "cuda" for device in devices) else "cpu") if devices else None,
+        device=", ".join(device["name"] for device in devices) or None,
+        flops_per_s=sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices),
+        lent_bytes=lent,
+        head_latency_s=head["latency_s"] if head else None,
+        head_bytes_per_s=head["bytes_per_s"] if head else None,
+        held=held,
+        joined_at=row.joined_at,
+        last_seen_at=row.last_seen_at,
+        left_at=row.left_at,
+    )

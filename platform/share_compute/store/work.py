@@ -1,0 +1,213 @@
+"""Who works at what: each change is an event of kind ``work`` of its machine, and these are read as spells of work.
+
+A machine works for one job or one deployment at a time. Its event says for which, and which part of the model it
+holds: no part before the plan is made, nothing at all when it is free again. A machine that is gone works no more;
+that is told by its own event alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from share_compute.jobs.states import ContributorState
+from share_compute.store.database import TOLD, Database
+from share_compute.store.records import BusyRecord, SpellRecord, WorkRecord
+from share_compute.store.tables import Contributor, Event
+
+KIND = "work"
+_GONE = (ContributorState.left.value, ContributorState.lost.value)
+FREE: dict[str, Any] = {"job": None, "deployment": None}
+"""What the event of a machine says that works for nobody any more."""
+
+
+def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
+    """Write down, by contributor id, what machines work at from now on."""
+    if work:
+        rows = [
+            {"kind": KIND, "at": now, "data": data, "contributor_id": machine}
+            for machine, data in work.items()
+        ]
+        session.execute(insert(Event), rows)
+        session.info[TOLD] = True
+
+
+def parts(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by contributor id which part of a model each machine of a plan holds, given the plan as it is kept."""
+    return {
+        member["contributor_id"]: {
+            "start": pool["start"],
+            "stop": pool["stop"],
+            "num_layers": plan["num_layers"],
+            "pool": place,
+            "microbatches": len(member["microbatches"]),
+            "of_microbatches": plan["microbatches"],
+            "memory_bytes": member["memory_bytes"],
+        }
+        for place, pool in enumerate(plan["pools"])
+        for member in pool["members"]
+    }
+
+
+def tell_free(session: Session, now: datetime, *held: Any) -> None:
+    """Write down that the machines that fulfil these conditions are free; call it before they are released."""
+    tell_work(session, now, dict.fromkeys(session.scalars(select(Contributor.id).where(*held)), FREE))
+
+
+@dataclass(slots=True)
+class _Spell:
+    """What a machine did from one event to the next."""
+
+    data: dict[str, Any]
+    begun: Event
+    ended: Event | None = None
+
+
+class Work:
+    """What machines worked at, read from events.
+
+    Args:
+        database: where the events are.
+        clock: tells the time, in UTC.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def of(self, contributor_id: str, *, limit: int = 200) -> WorkRecord:
+        """Return what a machine did: its last spells of work, newest first, and what they come to.
+
+        Args:
+            contributor_id: the machine.
+            limit: most spells to return, and to sum up.
+        """
+        with self._database.read() as session:
+            found = list(_spells(session, contributor_id))
+            spells = [self._described(session, spell) for spell in found[-limit:]]
+        return WorkRecord(
+            spells=tuple(reversed(spells)),
+            is_complete=len(found) <= limit,
+            seconds=sum(spell.seconds for spell in spells),
+            steps=sum(spell.steps for spell in spells),
+            microbatches=sum(spell.steps * (spell.microbatches or 0) for spell in spells),
+            tokens=sum(spell.tokens for spell in spells),
+        )
+
+    def busy(self, contributor_id: str, *, since: datetime, points: int = 240) -> list[BusyRecord]:
+        """Return how busy training kept a machine, as measured; of more figures than ``points``, means of neighbours.
+
+        Args:
+            contributor_id: the machine.
+            since: nothing that was measured before.
+            points: most figures to return.
+        """
+        found: list[BusyRecord] = []
+        with self._database.read() as session:
+            for spell in _spells(session, contributor_id):
+                ended = spell.ended
+                if spell.data.get("job") is None or (ended is not None and ended.at < since):
+                    continue
+                told = _of_job(spell, "measured").where(Event.at >= since).order_by(Event.seq)
+                for at, data in session.execute(told.with_only_columns(Event.at, Event.data)):
+                    busy_s = _busy_s(data, contributor_id, spell.data.get("pool"))
+                    if busy_s is not None and data["measured_step_s"] > 0:
+                        share = min(1.0, busy_s / data["measured_step_s"])
+                        found.append(BusyRecord(at=at, busy_fraction=share, job_id=spell.data["job"]))
+        return list(_thinned(found, points))
+
+    def _described(self, session: Session, spell: _Spell) -> SpellRecord:
+        data, ended = spell.data, spell.ended
+        steps = tokens = 0
+        if data.get("job") is not None and data.get("microbatches"):
+            figures = _of_job(spell, "step").with_only_columns(
+                func.count(), func.sum(Event.data["tokens"].as_integer())
+            )
+            steps, all_tokens = session.execute(figures).one()
+            tokens = round((all_tokens or 0) * data["microbatches"] / data["of_microbatches"])
+        end = ended.at if ended is not None else self._clock()
+        return SpellRecord(
+            job_id=data.get("job"),
+            deployment_id=data.get("deployment"),
+            name=data.get("name") or "",
+            start=data.get("start"),
+            stop=data.get("stop"),
+            num_layers=data.get("num_layers"),
+            microbatches=data.get("microbatches"),
+            of_microbatches=data.get("of_microbatches"),
+            began_at=spell.begun.at,
+            ended_at=ended.at if ended is not None else None,
+            seconds=max(0.0, (end - spell.begun.at).total_seconds()),
+            steps=steps,
+            tokens=tokens,
+        )
+
+
+def _of_job(spell: _Spell, kind: str) -> Any:
+    """Return a query for the events of the spell's job during it."""
+    query = select(Event).where(
+        Event.job_id == spell.data["job"], Event.seq > spell.begun.seq, Event.kind == kind
+    )
+    return query if spell.ended is None else query.where(Event.seq < spell.ended.seq)
+
+
+def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
+    """Yield what a machine worked at, oldest first."""
+    query = select(Event).where(Event.contributor_id == contributor_id, Event.kind.in_((KIND, "contributor")))
+    current: _Spell | None = None
+    for event in session.scalars(query.order_by(Event.seq)):
+        if event.kind != KIND and event.data["state"] not in _GONE:
+            continue
+        if current is not None:
+            current.ended = event
+            yield current
+            current = None
+        if event.kind == KIND and (event.data.get("job") or event.data.get("deployment")):
+            current = _Spell(event.data, event)
+    if current is not None:
+        yield current
+
+
+def _busy_s(data: Mapping[str, Any], contributor_id: str, pool: int | None) -> float | None:
+    """Return how long a machine computed in a step; where only that of its pool's busiest is known, that."""
+    machines: dict[str, float] = data.get("machines") or {}
+    if machines or pool is None:
+        return machines.get(contributor_id)
+    pools = data["pools"]
+    return float(pools[pool]["measured_busy_s"]) if pool < len(pools) else None
+
+
+def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
+    size = -(-len(found) // points) if found else 1
+    for place in range(0, len(found), size):
+        some = found[place : place + size]
+        mean = sum(one.busy_fraction for one in some) / len(some)
+        yield some[-1].model_copy(update={"busy_fraction": mean})
+
+
+def lease_changes(
+    session: Session, holder: Mapping[str, Any], leased: Collection[str], plan: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """Return what the machines that are leased to a job or a deployment work at by its plan, where that is new.
+
+    Args:
+        session: the transaction.
+        holder: ``job`` or ``deployment``, its id, and its name.
+        leased: ids of the machines.
+        plan: which part each holds, as `parts` says; None before it is made.
+    """
+    held = plan or {}
+    new = {machine: {**FREE, **holder, **held.get(machine, {})} for machine in leased}
+    last = (
+        select(func.max(Event.seq))
+        .where(Event.contributor_id.in_(leased), Event.kind == KIND)
+        .group_by(Event.contributor_id)
+    )
+    told = session.execute(select(Event.contributor_id, Event.data).where(Event.seq.in_(last)))
+    before = {machine: data for machine, data in told if machine is not None}
+    return {machine: data for machine, data in new.items() if before.get(machine) != data}

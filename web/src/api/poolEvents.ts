@@ -1,0 +1,112 @@
+/** Carries events into the pool at a glance: rows change one by one, and only what is new is asked for. */
+import type { QueryClient } from "@tanstack/react-query";
+
+import { machinesOfPool, pool } from "./queries";
+import { Refresher } from "./refresher";
+import type { ContributorState, Glance, Held, PoolEvent, PoolView } from "./types";
+
+/** Above this, one question for the whole pool is cheaper than one for each machine by name. */
+const MOST_NAMED = 100;
+/** The server works out islands of many machines beside its answers. */
+const ISLANDS_MS = 3000;
+
+interface Change {
+  pool: PoolView;
+  /** Machines of which the server knows more than the events said. */
+  unknown: string[];
+}
+
+/** The pool after some events. What they do not concern stays the same object, so that it is not drawn again. */
+export function changed(before: PoolView, events: readonly PoolEvent[]): Change {
+  const places = new Map(before.machines.map((machine, place) => [machine.id, place]));
+  const unknown = new Set<string>();
+  let machines: Glance[] | undefined;
+  for (const event of events) {
+    const id = event.contributor_id;
+    if (id === null || (event.kind !== "contributor" && event.kind !== "work")) continue;
+    const place = places.get(id);
+    if (place === undefined) {
+      unknown.add(id);
+      continue;
+    }
+    machines ??= [...before.machines];
+    machines[place] = { ...machines[place]!, ...changeOf(event) };
+    // What was measured is not in the event, and islands follow from it.
+    if (event.kind === "contributor" && event.data.state !== "probing" && event.data.state !== "joining") unknown.add(id);
+  }
+  return { pool: machines === undefined ? before : { ...before, machines }, unknown: [...unknown] };
+}
+
+function changeOf(event: PoolEvent): Partial<Glance> {
+  if (event.kind === "work") return { held: heldBy(event.data) };
+  const { state, reason } = event.data as { state: ContributorState; reason: string };
+  const isGone = state === "left" || state === "lost";
+  return {
+    state,
+    reason,
+    last_seen_at: event.at,
+    left_at: isGone ? event.at : null,
+    ...(isGone && { held: null }),
+  };
+}
+
+/** What a `work` event says that a machine holds from now on. */
+export function heldBy(data: Record<string, unknown>): Held | null {
+  const { job, deployment, ...part } = data as { job: string | null; deployment: string | null } & Partial<Held>;
+  if (job == null && deployment == null) return null;
+  const nothing = { start: null, stop: null, num_layers: null, pool: null, microbatches: null };
+  return { name: "", ...nothing, of_microbatches: null, memory_bytes: null, ...part, job_id: job, deployment_id: deployment };
+}
+
+/** Put rows as the server has them over those that are known; new ones go behind, in the order they joined. */
+export function merged(before: PoolView, fresh: PoolView): PoolView {
+  const rows = new Map(fresh.machines.map((machine) => [machine.id, machine]));
+  const machines = before.machines.map((machine) => {
+    const row = rows.get(machine.id);
+    rows.delete(machine.id);
+    return row ?? machine;
+  });
+  return { machines: [...machines, ...rows.values()], islands: fresh.islands };
+}
+
+/** Keeps the pool in the cache current. */
+export class PoolKeeper {
+  private readonly wanted = new Set<string>();
+
+  constructor(
+    private readonly client: QueryClient,
+    private readonly refresher: Refresher,
+  ) {}
+
+  apply(events: readonly PoolEvent[]): void {
+    const before = this.client.getQueryData(pool.queryKey);
+    if (before === undefined) return;
+    const { pool: after, unknown } = changed(before, events);
+    if (after !== before) this.client.setQueryData(pool.queryKey, after);
+    for (const id of unknown) this.wanted.add(id);
+    // An answer that was asked for before these events would undo them.
+    if (this.client.isFetching({ queryKey: pool.queryKey }) > 0) {
+      for (const event of events) if (event.contributor_id !== null) this.wanted.add(event.contributor_id);
+    }
+    this.ask();
+  }
+
+  private ask(): void {
+    if (this.wanted.size > 0) this.refresher.run("machines of the pool", () => this.fetch());
+  }
+
+  private async fetch(): Promise<void> {
+    const ids = [...this.wanted];
+    this.wanted.clear();
+    if (ids.length === 0) return;
+    if (ids.length > MOST_NAMED) return this.client.invalidateQueries({ queryKey: pool.queryKey });
+    const fresh = await machinesOfPool(ids);
+    this.client.setQueryData(pool.queryKey, (before) => before && merged(before, fresh));
+    if (!fresh.islands.is_current) {
+      setTimeout(() => {
+        this.wanted.add(ids[0]!);
+        this.ask();
+      }, ISLANDS_MS);
+    }
+  }
+}

@@ -1,0 +1,180 @@
+/** One machine: how it is, what was measured on it, what it holds, what it did and what it gave. */
+import { SimpleGrid, Table, Text } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi } from "@tanstack/react-router";
+import { useTranslation } from "react-i18next";
+
+import { machine as machineQuery, machineWork } from "../api/queries";
+import type { Machine as MachineView } from "../api/types";
+import { Ago } from "../components/Ago";
+import { Failure, Loading, sentence } from "../components/Feedback";
+import { Figure } from "../components/Figure";
+import { AnchorLink } from "../components/links";
+import { Page, Section } from "../components/Page";
+import { StateBadge } from "../components/StateBadge";
+import { bytes, clock, count, dateAndTime, duration, si } from "../format";
+import { Holder } from "../pool/MachineTable";
+import { partWords } from "../pool/words";
+import { Busy } from "./machine/Busy";
+import { History } from "./machine/History";
+import classes from "./machine/Machine.module.css";
+import { Devices, MeasuredLinks } from "./machine/Measurements";
+import { SendAway } from "./machine/SendAway";
+import { Spells } from "./machine/Spells";
+import { flopsPerS, isGone, lentBytes } from "./machine";
+
+const route = getRouteApi("/machines/$machineId");
+
+export function Machine() {
+  const { t } = useTranslation();
+  const { machineId } = route.useParams();
+  const { data: machine, error, refetch, dataUpdatedAt } = useQuery(machineQuery(machineId));
+  if (machine === undefined) {
+    return (
+      <Page title={machineId}>{error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />}</Page>
+    );
+  }
+  return (
+    <Page title={machine.name} beside={<StateBadge state={machine.state} />} actions={<SendAway machine={machine} />}>
+      <AnchorLink to="/" size="sm">
+        {t("Back to the pool")}
+      </AnchorLink>
+      <div>
+        <Text>{sentence(machine.reason)}</Text>
+        <LastSeen machine={machine} askedAt={dataUpdatedAt} />
+      </div>
+      <Figures machine={machine} />
+      <Section title={t("What it holds")}>
+        <Holds machine={machine} />
+      </Section>
+      <Section title={t("How busy it is")}>
+        <Busy machine={machine} />
+      </Section>
+      <Section title={t("What it gave")}>
+        <Spells machineId={machine.id} />
+      </Section>
+      <Section title={t("Measurements")}>
+        <Devices machine={machine} />
+        <MeasuredLinks machine={machine} />
+      </Section>
+      <Section title={t("What its owner lends")}>
+        <Facts machine={machine} />
+      </Section>
+      <Section title={t("History")}>
+        <History machineId={machine.id} />
+      </Section>
+      <Text size="sm" c="dimmed">
+        {machine.id} · {t("joined {{when}}", { when: dateAndTime(machine.joined_at) })}
+      </Text>
+    </Page>
+  );
+}
+
+/** Signs of life are no events, so this says as of when it is true. */
+function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number }) {
+  const { t } = useTranslation();
+  return (
+    <Text size="sm" c="dimmed">
+      {isGone(machine) ? (
+        <>
+          {t("Last seen")} <Ago moment={machine.last_seen_at} />.
+        </>
+      ) : (
+        <>
+          {t("Last sign of life at {{time}}, as the server knew", { time: clock(machine.last_seen_at) })}{" "}
+          <Ago moment={new Date(askedAt).toISOString()} />. {t("When it goes silent, this page says so.")}
+        </>
+      )}
+    </Text>
+  );
+}
+
+function Figures({ machine }: { machine: MachineView }) {
+  const { t } = useTranslation();
+  const { data: work } = useQuery(machineWork(machine.id));
+  const used = machine.held?.memory_bytes;
+  const speed = flopsPerS(machine);
+  return (
+    <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
+      <Figure label={t("Speed (float32)")} value={speed > 0 ? si(speed, "FLOP/s") : "–"} />
+      <Figure
+        label={t("Memory used / lent")}
+        value={`${used == null ? "–" : bytes(used)} / ${bytes(lentBytes(machine))}`}
+        title={t("What the plan needs of it; all that its owner lends")}
+      />
+      <Figure label={t("Time at work")} value={work === undefined ? "–" : duration(work.seconds)} />
+      <Figure label={t("Microbatches computed")} value={work === undefined ? "–" : count(work.microbatches)} />
+    </SimpleGrid>
+  );
+}
+
+function Holds({ machine }: { machine: MachineView }) {
+  const { t } = useTranslation();
+  const { held } = machine;
+  if (held == null) {
+    return (
+      <Text size="sm" c="dimmed">
+        {machine.state === "ready" ? t("Nothing: it is free for the next job.") : t("Nothing.")}
+      </Text>
+    );
+  }
+  const part = partWords(t, held);
+  return (
+    <div>
+      <Text size="sm" component="div">
+        <span className={classes.holder}>
+          {held.job_id != null ? t("Job") : t("Deployment")} <Holder held={held} />
+        </span>
+        {part === null ? t("no plan yet") : part}
+      </Text>
+      {part !== null && held.start != null && held.stop != null && held.num_layers != null && (
+        <div className={classes.model} role="img" aria-label={part}>
+          <div
+            className={classes.part}
+            style={{
+              marginInlineStart: `${(100 * held.start) / held.num_layers}%`,
+              width: `${Math.max(1, (100 * (held.stop - held.start)) / held.num_layers)}%`,
+            }}
+          />
+        </div>
+      )}
+      {held.memory_bytes != null && (
+        <Text size="sm" c="dimmed">
+          {held.microbatches != null && held.job_id != null
+            ? t("{{own}} of {{all}} microbatches of each step, {{memory}} of memory", {
+                own: held.microbatches,
+                all: held.of_microbatches,
+                memory: bytes(held.memory_bytes),
+              })
+            : t("{{memory}} of memory", { memory: bytes(held.memory_bytes) })}
+        </Text>
+      )}
+    </div>
+  );
+}
+
+function Facts({ machine }: { machine: MachineView }) {
+  const { t } = useTranslation();
+  const { limits, versions } = machine;
+  const facts: [string, string][] = [
+    [t("Owner"), machine.owner ?? t("not said")],
+    [t("Host"), [machine.host, machine.address].filter(Boolean).join(" · ")],
+    [t("Memory"), limits.memory_bytes == null ? "–" : bytes(Number(limits.memory_bytes))],
+    [t("CPU threads"), limits.cpu_threads == null ? "–" : String(limits.cpu_threads)],
+    [t("GPUs"), limits.gpus == null ? "–" : String(limits.gpus)],
+    [t("Works on"), limits.device == null ? "–" : String(limits.device)],
+    ...Object.entries(versions).map(([name, version]): [string, string] => [name, version]),
+  ];
+  return (
+    <Table className={classes.plain} variant="vertical" aria-label={t("What its owner lends")}>
+      <Table.Tbody>
+        {facts.map(([name, value]) => (
+          <Table.Tr key={name}>
+            <Table.Th>{name}</Table.Th>
+            <Table.Td>{value}</Table.Td>
+          </Table.Tr>
+        ))}
+      </Table.Tbody>
+    </Table>
+  );
+}

@@ -1,0 +1,60 @@
+/** An island of many machines: how many, how fast, how many at work; opens by a click. */
+import { Link } from "@tanstack/react-router";
+import { memo } from "react";
+import { useTranslation } from "react-i18next";
+
+import { count, si } from "../format";
+import { sumsOf, type MachineGroup } from "./groups";
+import { qualityOf, type Circle } from "./layout";
+import classes from "./PoolMap.module.css";
+import { poolSearch } from "./search";
+import { groupTitle } from "./words";
+
+interface Props {
+  group: MachineGroup;
+  circle: Circle;
+  number: number;
+}
+
+export const Bubble = memo(function Bubble({ group, circle, number }: Props) {
+  const { t } = useTranslation();
+  const sums = sumsOf(group.machines);
+  const share = sums.machines > 0 ? sums.atWork / sums.machines : 0;
+  const r = circle.r - 5;
+  const around = 2 * Math.PI * r;
+  const title = groupTitle(t, group, number);
+  const machines = t("{{count}} machines", { count: sums.machines });
+  const atWork = t("{{number}} at work", { number: count(sums.atWork) });
+  const speed = sums.flopsPerS > 0 ? si(sums.flopsPerS, "FLOP/s") : "–";
+  return (
+    <Link
+      to="/"
+      search={(old) => poolSearch({ ...old, island: group.id })}
+      className={classes.bubble}
+      aria-label={`${title}: ${machines}, ${atWork}, ${speed}`}
+    >
+      <g style={{ transform: `translate(${circle.x}px, ${circle.y}px)` }} className={classes.mover}>
+        <circle className={classes.shore} r={circle.r} data-kind={group.kind} data-quality={qualityOf(group.island?.bytes_per_s)} />
+        <circle
+          className={classes.share}
+          r={r}
+          strokeDasharray={`${around} ${around}`}
+          strokeDashoffset={around * (1 - share)}
+          transform="rotate(-90)"
+        />
+        <text className={classes.title} y={-18}>
+          {title}
+        </text>
+        <text className={classes.caption} y={0}>
+          {machines}
+        </text>
+        <text className={classes.caption} y={17}>
+          {atWork}
+        </text>
+        <text className={classes.caption} y={34}>
+          {speed}
+        </text>
+      </g>
+    </Link>
+  );
+});

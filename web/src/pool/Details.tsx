@@ -1,0 +1,58 @@
+/** The machine that is pointed at, in words. Its place is kept free, so that nothing moves when it appears. */
+import { Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import type { Glance } from "../api/types";
+import { StateBadge } from "../components/StateBadge";
+import { sentence } from "../components/Feedback";
+import { qualityOf } from "./layout";
+import classes from "./PoolMap.module.css";
+import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
+
+export function Details({ machine, hasBubbles }: { machine: Glance | undefined; hasBubbles: boolean }) {
+  const { t } = useTranslation();
+  if (machine === undefined) {
+    return (
+      <div className={classes.details}>
+        <Text size="sm" c="dimmed">
+          {hasBubbles ? t("Open an island to see its machines.") : t("Point at a machine, or reach it with the Tab key; a click opens its page.")}
+        </Text>
+      </div>
+    );
+  }
+  const { held } = machine;
+  const facts: [string, string][] = [
+    [t("Owner"), machine.owner ?? t("not said")],
+    [t("Device"), machine.device ?? machine.host],
+    [t("Speed (float32)"), speedWords(machine)],
+    [held?.memory_bytes == null ? t("Memory lent") : t("Memory used"), memoryWords(t, machine)],
+    [
+      t("Link to the server"),
+      machine.head_bytes_per_s === null
+        ? "–"
+        : `${linkWords(machine.head_latency_s, machine.head_bytes_per_s)} (${qualityWords(t, qualityOf(machine.head_bytes_per_s))})`,
+    ],
+    [t("Works for"), held === null ? "–" : [held.name, partWords(t, held)].filter(Boolean).join(" · ")],
+  ];
+  return (
+    <div className={classes.details}>
+      <div className={classes.who}>
+        <Text size="sm" fw={600}>
+          {machine.name}
+        </Text>
+        <StateBadge state={machine.state} />
+        <Text size="xs" c="dimmed">
+          {sentence(machine.reason)}
+        </Text>
+      </div>
+      <dl className={classes.facts}>
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd title={value}>{value}</dd>
+          </div>
+        ))}
+      </dl>
+    </div>
+  );
+}

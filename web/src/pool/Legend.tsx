@@ -1,0 +1,70 @@
+import { Text } from "@mantine/core";
+import { useTranslation } from "react-i18next";
+
+import { Sign, type Tone } from "./MachineNode";
+import classes from "./PoolMap.module.css";
+
+interface Props {
+  hasBubbles: boolean;
+  isAssumed: boolean;
+  isCurrent: boolean;
+}
+
+/** What signs, shapes and lines mean. */
+export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
+  const { t } = useTranslation();
+  const tones: [Tone, string][] = [
+    ["working", t("at work")],
+    ["free", t("free")],
+    ["arriving", t("arriving")],
+    ["leaving", t("leaving")],
+    ["lost", t("lost")],
+  ];
+  return (
+    <div className={classes.legend}>
+      {!hasBubbles &&
+        tones.map(([tone, word]) => (
+          <span key={tone} className={classes.entry} data-tone={tone}>
+            <svg width={18} height={18} viewBox="-9 -9 18 18" aria-hidden>
+              <circle className={classes.body} r={8} />
+              <Sign tone={tone} size={8} />
+            </svg>
+            {word}
+          </span>
+        ))}
+      <span className={classes.entry}>
+        <svg width={26} height={12} aria-hidden>
+          <line className={classes.link} data-quality="good" x1={0} x2={26} y1={6} y2={6} strokeWidth={5} />
+        </svg>
+        {t("over 100 MB/s")}
+      </span>
+      <span className={classes.entry}>
+        <svg width={26} height={12} aria-hidden>
+          <line className={classes.link} data-quality="fair" x1={0} x2={26} y1={6} y2={6} strokeWidth={3} />
+        </svg>
+        {t("over 10 MB/s")}
+      </span>
+      <span className={classes.entry}>
+        <svg width={26} height={12} aria-hidden>
+          <line className={classes.link} data-quality="poor" x1={0} x2={26} y1={6} y2={6} strokeWidth={1.5} />
+        </svg>
+        {t("slower")}
+      </span>
+      <Text size="xs" c="dimmed">
+        {hasBubbles
+          ? t("The outer ring is the share of machines at work.")
+          : t("Round: CPU, square: GPU. Larger is faster; the ring is the share of lent memory in use.")}
+      </Text>
+      {isAssumed && (
+        <Text size="xs" c="dimmed">
+          {t("No link was measured yet: all are taken to stand together.")}
+        </Text>
+      )}
+      {!isCurrent && (
+        <Text size="xs" c="dimmed">
+          {t("Islands are being worked out anew.")}
+        </Text>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,109 @@
+/** One machine of the map: size by speed, shape by device, sign and colour by state, a ring for its memory. */
+import { Link } from "@tanstack/react-router";
+import { memo } from "react";
+import { useTranslation } from "react-i18next";
+
+import type { Glance } from "../api/types";
+import { isGone } from "./groups";
+import classes from "./PoolMap.module.css";
+import { describe, workWords } from "./words";
+
+interface Props {
+  machine: Glance;
+  x: number;
+  y: number;
+  /** Distance to its neighbours, in pixels. */
+  room: number;
+  onLight: (id: string | null) => void;
+}
+
+/** Where there is less room, names would run into one another. */
+const ROOM_FOR_NAMES = 84;
+
+export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left";
+
+export function toneOf(machine: Pick<Glance, "state" | "held">): Tone {
+  if (isGone(machine)) return machine.state === "lost" ? "lost" : "left";
+  if (machine.state === "draining") return "leaving";
+  if (machine.state !== "ready") return "arriving";
+  return machine.held === null ? "free" : "working";
+}
+
+/** 10 to 24 pixels: half as much again for each factor of a hundred above 10 GFLOP/s. */
+function radiusOf(machine: Glance, room: number): number {
+  const size = machine.flops_per_s > 0 ? 14 + 3 * Math.log10(Math.max(1, machine.flops_per_s / 1e10)) : 13;
+  return Math.min(24, size, room * 0.36);
+}
+
+export const MachineNode = memo(function MachineNode({ machine, x, y, room, onLight }: Props) {
+  const { t } = useTranslation();
+  const r = radiusOf(machine, room);
+  const tone = toneOf(machine);
+  const ring = r + 3.5;
+  const around = 2 * Math.PI * ring;
+  const used = machine.held?.memory_bytes ?? 0;
+  const share = machine.lent_bytes > 0 ? Math.min(1, used / machine.lent_bytes) : 0;
+  const hasName = room >= ROOM_FOR_NAMES;
+  const letters = Math.floor(room / 7);
+  return (
+    <Link
+      to="/machines/$machineId"
+      params={{ machineId: machine.id }}
+      preload={false}
+      className={classes.node}
+      data-tone={tone}
+      aria-label={describe(t, machine)}
+      onPointerEnter={() => onLight(machine.id)}
+      onFocus={() => onLight(machine.id)}
+    >
+      <g className={classes.mover} style={{ transform: `translate(${x}px, ${y}px)` }}>
+        <g className={classes.appearing}>
+          <circle className={classes.target} r={Math.max(ring, 12)} />
+          {machine.kind === "cuda" ? (
+            <rect className={classes.body} x={-r} y={-r} width={2 * r} height={2 * r} rx={r * 0.3} />
+          ) : (
+            <circle className={classes.body} r={r} />
+          )}
+          {share > 0 && (
+            <circle
+              className={classes.memory}
+              r={ring}
+              strokeDasharray={`${around} ${around}`}
+              strokeDashoffset={around * (1 - Math.max(0.02, share))}
+              transform="rotate(-90)"
+            />
+          )}
+          <Sign tone={tone} size={r} />
+          {hasName && (
+            <>
+              <text className={classes.name} y={r + 19}>
+                {cut(machine.name, letters)}
+              </text>
+              <text className={classes.caption} y={r + 33}>
+                {cut(workWords(t, machine), letters + 1)}
+              </text>
+            </>
+          )}
+        </g>
+      </g>
+    </Link>
+  );
+});
+
+export function Sign({ tone, size }: { tone: Tone; size: number }) {
+  const s = size * 0.42;
+  const paths: Record<Tone, string | null> = {
+    working: `M${-s * 0.7} ${-s}L${s} 0L${-s * 0.7} ${s}Z`,
+    free: null,
+    arriving: `M${-s} 0H${s}M0 ${-s}V${s}`,
+    leaving: `M${-s} 0H${s}M${s * 0.2} ${-s * 0.8}L${s} 0L${s * 0.2} ${s * 0.8}`,
+    lost: `M${-s} ${-s}L${s} ${s}M${-s} ${s}L${s} ${-s}`,
+    left: `M${-s} 0H${s}`,
+  };
+  const path = paths[tone];
+  return path === null ? null : <path className={classes.sign} d={path} data-filled={tone === "working"} />;
+}
+
+function cut(text: string, most: number): string {
+  return text.length <= most ? text : `${text.slice(0, Math.max(1, most - 1))}…`;
+}

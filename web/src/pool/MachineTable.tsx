@@ -1,0 +1,212 @@
+/** The machines as a table: the same as the map, for reading, sorting and searching. */
+import { Button, Group, NativeSelect, Table, Text, UnstyledButton } from "@mantine/core";
+import { useNavigate } from "@tanstack/react-router";
+import { memo, useMemo } from "react";
+import { useTranslation } from "react-i18next";
+
+import type { Glance, Held } from "../api/types";
+import { Ago } from "../components/Ago";
+import { Empty } from "../components/Feedback";
+import { AnchorLink } from "../components/links";
+import { StateBadge } from "../components/StateBadge";
+import { count } from "../format";
+import { isGone } from "./groups";
+import { qualityOf } from "./layout";
+import classes from "./MachineTable.module.css";
+import { poolSearch, type PoolSearch, type Sort } from "./search";
+import { sorted } from "./sorting";
+import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
+
+/** Rows that are drawn at one time. */
+const PER_PAGE = 50;
+
+interface Props {
+  machines: readonly Glance[];
+  /** Number of the island that each machine stands in. */
+  islands: ReadonlyMap<string, number>;
+  search: PoolSearch;
+}
+
+export function MachineTable({ machines, islands, search }: Props) {
+  const { t } = useTranslation();
+  const navigate = useNavigate({ from: "/" });
+  const { sort = "joined", desc = false } = search;
+  const all = useMemo(() => sorted(machines, sort, desc, islands), [machines, sort, desc, islands]);
+  const pages = Math.max(1, Math.ceil(all.length / PER_PAGE));
+  const page = Math.min(search.page ?? 1, pages);
+  const shown = all.slice((page - 1) * PER_PAGE, page * PER_PAGE);
+  const columns: { sort: Sort; label: string; isNumeric?: boolean }[] = [
+    { sort: "name", label: t("Machine") },
+    { sort: "state", label: t("State") },
+    { sort: "work", label: t("Work") },
+    { sort: "island", label: t("Island") },
+    { sort: "speed", label: t("Speed (float32)"), isNumeric: true },
+    { sort: "memory", label: t("Memory"), isNumeric: true },
+    { sort: "link", label: t("Link to the server"), isNumeric: true },
+  ];
+  const order = (next: Sort, isDescending: boolean) =>
+    void navigate({
+      search: (old) => poolSearch({ ...old, page: undefined, sort: next, desc: isDescending }),
+      replace: true,
+    });
+  const turn = (to: number) => void navigate({ search: (old) => poolSearch({ ...old, page: to }), replace: true });
+  if (all.length === 0) {
+    return (
+      <Empty title={t("No machine fits")}>
+        <Text>{t("The search looks at names, owners, devices, states and work.")}</Text>
+      </Empty>
+    );
+  }
+  return (
+    <>
+      <Group gap="xs" hiddenFrom="sm" wrap="nowrap" align="end">
+        <NativeSelect
+          label={t("Sort by")}
+          value={sort}
+          onChange={(event) => order(event.currentTarget.value as Sort, desc)}
+          data={[{ value: "joined", label: t("Joined") }, ...columns.map((column) => ({ value: column.sort, label: column.label }))]}
+        />
+        <Button variant="default" onClick={() => order(sort, !desc)} aria-pressed={desc}>
+          {desc ? t("Largest first") : t("Smallest first")}
+        </Button>
+      </Group>
+      <div className="card scroll">
+        <Table className="stacking" verticalSpacing="sm" horizontalSpacing="md" aria-label={t("Machines")}>
+          <Table.Thead>
+            <Table.Tr>
+              {columns.map((column) => {
+                const isSorted = column.sort === sort;
+                return (
+                  <Table.Th
+                    key={column.sort}
+                    className={column.isNumeric ? "numeric" : undefined}
+                    aria-sort={isSorted ? (desc ? "descending" : "ascending") : undefined}
+                  >
+                    <UnstyledButton
+                      visibleFrom="sm"
+                      className={classes.sort}
+                      onClick={() => (isSorted && desc ? order("joined", false) : order(column.sort, isSorted))}
+                    >
+                      {column.label}
+                      <span aria-hidden className={classes.arrow}>
+                        {isSorted ? (desc ? "↓" : "↑") : ""}
+                      </span>
+                    </UnstyledButton>
+                  </Table.Th>
+                );
+              })}
+            </Table.Tr>
+          </Table.Thead>
+          <Table.Tbody>
+            {shown.map((machine) => (
+              <Row key={machine.id} machine={machine} island={islands.get(machine.id)} />
+            ))}
+          </Table.Tbody>
+        </Table>
+      </div>
+      {pages > 1 && (
+        <Group justify="space-between" component="nav" aria-label={t("Pages of the table")}>
+          <Text size="sm" c="dimmed" role="status">
+            {t("{{first}}–{{last}} of {{all}}", {
+              first: count((page - 1) * PER_PAGE + 1),
+              last: count((page - 1) * PER_PAGE + shown.length),
+              all: count(all.length),
+            })}
+          </Text>
+          <Group gap="xs">
+            <Button variant="default" size="xs" disabled={page === 1} onClick={() => turn(page - 1)}>
+              {t("Previous")}
+            </Button>
+            <Button variant="default" size="xs" disabled={page === pages} onClick={() => turn(page + 1)}>
+              {t("Next")}
+            </Button>
+          </Group>
+        </Group>
+      )}
+    </>
+  );
+}
+
+const Row = memo(function Row({ machine, island }: { machine: Glance; island: number | undefined }) {
+  const { t } = useTranslation();
+  return (
+    <Table.Tr>
+      <Table.Td data-label={t("Machine")}>
+        <AnchorLink to="/machines/$machineId" params={{ machineId: machine.id }} preload={false} size="sm" fw={600}>
+          {machine.name}
+        </AnchorLink>
+        <Text size="xs" c="dimmed" maw={260} truncate title={machine.device ?? machine.host}>
+          {[machine.owner, machine.device ?? machine.host].filter(Boolean).join(" · ")}
+        </Text>
+      </Table.Td>
+      <Table.Td data-label={t("State")}>
+        <StateBadge state={machine.state} />
+        <Text size="xs" c="dimmed" mt={2} maw={220} lineClamp={2} title={machine.reason}>
+          {isGone(machine) ? (
+            <>
+              {t("last seen")} <Ago moment={machine.last_seen_at} />
+            </>
+          ) : (
+            machine.reason
+          )}
+        </Text>
+      </Table.Td>
+      <Table.Td data-label={t("Work")}>
+        <WorkCell machine={machine} />
+      </Table.Td>
+      <Table.Td data-label={t("Island")}>
+        <Text size="sm">{island ?? "–"}</Text>
+      </Table.Td>
+      <Table.Td className="numeric" data-label={t("Speed (float32)")}>
+        {speedWords(machine)}
+      </Table.Td>
+      <Table.Td className="numeric" data-label={t("Memory")}>
+        {memoryWords(t, machine)}
+      </Table.Td>
+      <Table.Td className="numeric" data-label={t("Link to the server")}>
+        {linkWords(machine.head_latency_s, machine.head_bytes_per_s)}
+        {machine.head_bytes_per_s !== null && (
+          <Text size="xs" c="dimmed">
+            {qualityWords(t, qualityOf(machine.head_bytes_per_s))}
+          </Text>
+        )}
+      </Table.Td>
+    </Table.Tr>
+  );
+});
+
+function WorkCell({ machine }: { machine: Glance }) {
+  const { t } = useTranslation();
+  const { held } = machine;
+  if (held === null) {
+    return (
+      <Text size="sm" c="dimmed">
+        {machine.state === "ready" ? t("free") : "–"}
+      </Text>
+    );
+  }
+  const part = partWords(t, held);
+  return (
+    <>
+      <Holder held={held} />
+      {part !== null && (
+        <Text size="xs" c="dimmed">
+          {part}
+        </Text>
+      )}
+    </>
+  );
+}
+
+/** The job or the deployment, with the way to its page. */
+export function Holder({ held }: { held: Pick<Held, "job_id" | "deployment_id" | "name"> }) {
+  const { job_id: job, deployment_id: deployment, name } = held;
+  if (job != null) {
+    return (
+      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} preload={false} size="sm">
+        {name || job}
+      </AnchorLink>
+    );
+  }
+  return <Text size="sm">{name || deployment}</Text>;
+}

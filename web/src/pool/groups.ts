@@ -1,0 +1,72 @@
+/** Machines of the pool by island, with those that stand in none: who arrives, and who is gone. */
+import type { Glance, Island, PoolView } from "../api/types";
+
+export type GroupKind = "island" | "arriving" | "gone";
+
+export interface MachineGroup {
+  /** Id of the island, or its kind. */
+  id: string;
+  kind: GroupKind;
+  machines: Glance[];
+  /** What was measured inside; absent for those that are no island. */
+  island?: Island;
+}
+
+export function isGone(machine: Pick<Glance, "state">): boolean {
+  return machine.state === "left" || machine.state === "lost";
+}
+
+/** Islands in the order of the server, then those that arrive, then those that are gone. */
+export function groupsOf(pool: PoolView, showsGone: boolean): MachineGroup[] {
+  const rest = new Map(pool.machines.map((machine) => [machine.id, machine]));
+  const gone: Glance[] = [];
+  for (const machine of pool.machines) {
+    if (!isGone(machine)) continue;
+    rest.delete(machine.id);
+    gone.push(machine);
+  }
+  const groups: MachineGroup[] = [];
+  for (const island of pool.islands.islands) {
+    const machines: Glance[] = [];
+    for (const id of island.machines) {
+      const machine = rest.get(id);
+      if (machine === undefined || machine.kind === null) continue;
+      rest.delete(id);
+      machines.push(machine);
+    }
+    if (machines.length > 0) groups.push({ id: island.id, kind: "island", machines, island });
+  }
+  if (rest.size > 0) groups.push({ id: "arriving", kind: "arriving", machines: [...rest.values()] });
+  if (showsGone && gone.length > 0) groups.push({ id: "gone", kind: "gone", machines: gone });
+  return groups;
+}
+
+export interface Sums {
+  machines: number;
+  atWork: number;
+  flopsPerS: number;
+  lentBytes: number;
+  usedBytes: number;
+}
+
+export function sumsOf(machines: readonly Glance[]): Sums {
+  const sums: Sums = { machines: machines.length, atWork: 0, flopsPerS: 0, lentBytes: 0, usedBytes: 0 };
+  for (const machine of machines) {
+    if (machine.held !== null) sums.atWork += 1;
+    sums.flopsPerS += machine.flops_per_s;
+    sums.lentBytes += machine.lent_bytes;
+    sums.usedBytes += machine.held?.memory_bytes ?? 0;
+  }
+  return sums;
+}
+
+/** Machines in which what was searched for stands somewhere; `words` gives the text of one. */
+export function found(machines: readonly Glance[], wanted: string | undefined): readonly Glance[] {
+  const parts = (wanted ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  if (parts.length === 0) return machines;
+  return machines.filter((machine) => {
+    const { name, owner, host, device, state, held, id } = machine;
+    const text = [name, owner, host, device, state, held?.name, held?.job_id, held?.deployment_id, id].join(" ").toLowerCase();
+    return parts.every((part) => text.includes(part));
+  });
+}

@@ -1,0 +1,70 @@
+/** What is said of machines and links, in one place for the map, the table and those who only hear it. */
+import type { TFunction } from "i18next";
+
+import type { Glance, Held } from "../api/types";
+import { bytes, latency, si } from "../format";
+import type { MachineGroup } from "./groups";
+import { qualityOf, type Quality } from "./layout";
+
+/** "layers 3–7 of 12", or null while there is no plan. */
+export function partWords(t: TFunction, held: Pick<Held, "start" | "stop" | "num_layers">): string | null {
+  const { start, stop, num_layers: total } = held;
+  if (start == null || stop == null) return null;
+  return stop - start === 1
+    ? t("layer {{first}} of {{total}}", { first: start, total })
+    : t("layers {{first}}–{{last}} of {{total}}", { first: start, last: stop - 1, total });
+}
+
+/** "31 MiB of 4.0 GiB", or only what is lent. */
+export function memoryWords(t: TFunction, machine: Pick<Glance, "held" | "lent_bytes">): string {
+  const used = machine.held?.memory_bytes ?? null;
+  if (used === null) return bytes(machine.lent_bytes);
+  return t("{{used}} of {{lent}}", { used: bytes(used), lent: bytes(machine.lent_bytes) });
+}
+
+export function linkWords(latencyS: number | null, bytesPerS: number | null): string {
+  if (latencyS === null || bytesPerS === null) return "–";
+  return `${latency(latencyS)} · ${si(bytesPerS, "B/s")}`;
+}
+
+export function qualityWords(t: TFunction, quality: Quality): string {
+  const words: Record<Quality, string> = {
+    good: t("good link"),
+    fair: t("fair link"),
+    poor: t("slow link"),
+    none: t("no link"),
+  };
+  return words[quality];
+}
+
+export function speedWords(machine: Pick<Glance, "flops_per_s">): string {
+  return machine.flops_per_s > 0 ? si(machine.flops_per_s, "FLOP/s") : "–";
+}
+
+/** What a machine does, in a word or a name. */
+export function workWords(t: TFunction, machine: Pick<Glance, "held" | "state">): string {
+  if (machine.held !== null) return machine.held.name || (machine.held.job_id ?? machine.held.deployment_id ?? "");
+  return machine.state === "ready" ? t("free") : machine.state;
+}
+
+export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind">, number: number): string {
+  if (group.kind === "arriving") return t("Arriving");
+  return group.kind === "gone" ? t("Gone") : t("Island {{number}}", { number });
+}
+
+/** A machine in one sentence, for those who do not see the map. */
+export function describe(t: TFunction, machine: Glance): string {
+  const part = machine.held && partWords(t, machine.held);
+  return [
+    machine.name,
+    machine.owner,
+    machine.state,
+    workWords(t, machine) === machine.state ? null : workWords(t, machine),
+    part,
+    machine.kind === null ? null : speedWords(machine),
+    memoryWords(t, machine),
+    machine.head_bytes_per_s === null ? null : qualityWords(t, qualityOf(machine.head_bytes_per_s)),
+  ]
+    .filter(Boolean)
+    .join(", ");
+}
