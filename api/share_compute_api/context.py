@@ -20,6 +20,7 @@ from share_compute_api.serving.engine import Engines
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
+from share_compute_api.uploads.shelf import Uploads
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Context:
     store: Store
     cluster: ClusterInfo | None
     bell: Bell = field(default_factory=Bell)
+    uploads: Uploads = field(init=False)
+    """What people sent."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
@@ -46,6 +49,16 @@ class Context:
     """Serves what is to be served; None without a cluster."""
     measurements: Measurements | None = None
     """What measures contributors; None without a cluster."""
+
+    def __post_init__(self) -> None:
+        """Find the uploads of earlier runs."""
+        settings = self.settings
+        self.uploads = Uploads(
+            settings.data_folder / "uploads",
+            settings.uploads_limit_bytes,
+            settings.upload_limit_bytes,
+            self.store.clock,
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the requests until it ends or the server does."""

@@ -20,6 +20,7 @@ from share_compute_api.routes import (
     plans,
     server,
     topology,
+    uploads,
 )
 
 PREFIX = "/api/v1"
@@ -40,6 +41,7 @@ def api_router() -> APIRouter:
         deployments.router,
         plans.router,
         topology.router,
+        uploads.router,
         artifacts.router,
         checkpoints.router,
         events.router,

@@ -15,6 +15,7 @@ from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
 from share_compute_api.schemas import DeploymentPage, DeploymentStatus, DeploymentView, ReplicasRequest
 from share_compute_api.serving.submission import check_deployment
+from share_compute_api.uploads.naming import resolved
 
 router = APIRouter(prefix="/deployments", tags=["deployments"])
 
@@ -39,8 +40,9 @@ async def create_deployment(request: Request, context: InContext) -> DeploymentV
 
 def _create(context: Context, content_type: str, body: bytes) -> DeploymentRecord:
     spec = read_spec(content_type, body, parse_deployment)
-    check_deployment(spec, context.store)
-    return context.store.deployments.create(spec, reason=_FIRST_REASON)
+    with resolved(spec, context.uploads) as found:
+        check_deployment(found, context.store)
+        return context.store.deployments.create(found, reason=_FIRST_REASON)
 
 
 @router.get("", operation_id="listDeployments")
