@@ -3,7 +3,11 @@ import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
+import type { Start } from "./pages/submit/starts";
 import { JOB_STATES, type JobState } from "./api/types";
+
+/** Examples that a job can be started from; their texts come with the page. */
+const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as const satisfies readonly Start[];
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
@@ -32,6 +36,11 @@ const job = createRoute({
 const submit = createRoute({
   getParentRoute: () => root,
   path: "/submit",
+  validateSearch: (search): { from?: string; start?: Start | undefined; view?: "yaml" | undefined } => ({
+    ...(typeof search.from === "string" && { from: search.from }),
+    ...(START_NAMES.some((name) => name === search.start) && { start: search.start as Start }),
+    ...(search.view === "yaml" && { view: "yaml" }),
+  }),
   component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
 });
 

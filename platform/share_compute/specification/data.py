@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath
+from share_compute.specification.base import SpecModel, TextPath, exactly_one
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
 
@@ -14,8 +14,10 @@ TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
 class DataSpec(SpecModel):
     """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
 
+    model_config = exactly_one("files", "dataset")
+
     files: tuple[TextPath, ...] | None = None
-    """Text files on the server: .txt, .jsonl or .parquet, all of one kind."""
+    """Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind."""
     dataset: Literal["digits"] | None = None
     """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
     text_column: str = "text"

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from share_compute.planning.workload import ServingWorkload
-from share_compute.specification.base import SpecModel, TextPath
+from share_compute.specification.base import SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 from share_compute.specification.training import Precision
 
@@ -19,8 +19,10 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 class ServedModelSpec(SpecModel):
     """The model to serve: exactly one of ``path`` and ``job``."""
 
+    model_config = exactly_one("path", "job")
+
     path: TextPath | None = None
-    """Local Hugging Face folder (config.json, safetensors, tokenizer)."""
+    """Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``."""
     job: str | None = Field(default=None, min_length=1, max_length=100)
     """Id of a training job whose result is served."""
     artifact: str = Field(default="model", min_length=1, max_length=200)

@@ -5,10 +5,16 @@ import { ApiProblem, problemOf, unreachable } from "./problem";
 import type { paths } from "./schema";
 import { currentKey, signOut } from "./session";
 
+/** The headers by which the server knows who asks. */
+export function authorization(): Record<string, string> {
+  const key = currentKey();
+  return key === null ? {} : { Authorization: `Bearer ${key}` };
+}
+
 /** Fetch with the key of this tab; anything but success is thrown as an `ApiProblem`. */
 export async function authorizedFetch(request: Request): Promise<Response> {
   const key = currentKey();
-  if (key !== null) request.headers.set("Authorization", `Bearer ${key}`);
+  for (const [name, value] of Object.entries(authorization())) request.headers.set(name, value);
   let response: Response;
   try {
     response = await fetch(request);

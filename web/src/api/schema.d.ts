@@ -312,6 +312,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/check": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Check Any Job
+         * @description Say what submitting a job, or making a deployment, would find wrong; nothing is queued.
+         */
+        post: operations["checkJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}": {
         parameters: {
             query?: never;
@@ -607,7 +627,7 @@ export interface paths {
         };
         /**
          * Get Job Schema
-         * @description Return the JSON schema of a job, for editors and forms.
+         * @description Return the JSON schema of what has this kind, a job or a deployment, for editors and forms.
          */
         get: operations["getJobSchema"];
         put?: never;
@@ -651,6 +671,94 @@ export interface paths {
          */
         get: operations["getTopology"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Uploads
+         * @description List all uploads, newest first, and how much room there is.
+         */
+        get: operations["listUploads"];
+        put?: never;
+        /**
+         * Create Upload
+         * @description Begin an upload. Send its files, then complete it; one that is left for a day before that goes.
+         */
+        post: operations["createUpload"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads/{upload_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Upload
+         * @description Return one upload and the files that have arrived whole.
+         */
+        get: operations["getUpload"];
+        put?: never;
+        post?: never;
+        /**
+         * Remove Upload
+         * @description Remove an upload that no unfinished job and no deployment uses; returns what it was.
+         */
+        delete: operations["removeUpload"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads/{upload_id}/complete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Complete Upload
+         * @description Make an upload one that jobs can name, from this moment on and with these files; twice changes nothing.
+         */
+        post: operations["completeUpload"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads/{upload_id}/files/{path}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Put Upload File
+         * @description Send one file; it takes the place of one of the same name, and counts once all of it has arrived.
+         */
+        put: operations["putUploadFile"];
         post?: never;
         delete?: never;
         options?: never;
@@ -815,6 +923,8 @@ export interface components {
         };
         /** AnyJob */
         AnyJobRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"];
+        /** AnySpec */
+        AnySpecRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"] | components["schemas"]["DeploymentRequest"];
         /**
          * ApiKeyRecord
          * @description A key that opens the REST API, without the key itself.
@@ -1577,7 +1687,7 @@ export interface components {
             dataset?: "digits" | null;
             /**
              * Files
-             * @description Text files on the server: .txt, .jsonl or .parquet, all of one kind.
+             * @description Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind.
              */
             files?: string[] | null;
             /**
@@ -1618,7 +1728,7 @@ export interface components {
             dataset: "digits" | null;
             /**
              * Files
-             * @description Text files on the server: .txt, .jsonl or .parquet, all of one kind.
+             * @description Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind.
              * @default null
              */
             files: string[] | null;
@@ -1992,7 +2102,7 @@ export interface components {
         EmbedDataSpec: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2009,7 +2119,7 @@ export interface components {
         EmbedDataSpecRequest: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2289,6 +2399,19 @@ export interface components {
             kind: "kill" | "stop";
         };
         /**
+         * FieldProblem
+         * @description What is wrong with one field.
+         */
+        FieldProblem: {
+            /**
+             * Field
+             * @description Its path with dots; empty where it concerns the whole.
+             */
+            field: string;
+            /** Problem */
+            problem: string;
+        };
+        /**
          * FileEntry
          * @description One file of an artifact.
          */
@@ -2308,7 +2431,7 @@ export interface components {
         GenerateDataSpec: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2329,7 +2452,7 @@ export interface components {
         GenerateDataSpecRequest: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -3359,7 +3482,7 @@ export interface components {
             layers?: components["schemas"]["LayerSpec"][] | null;
             /**
              * Path
-             * @description Local Hugging Face folder (config.json, safetensors); training starts from its weights.
+             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from its weights.
              */
             path?: string | null;
         };
@@ -3384,7 +3507,7 @@ export interface components {
             layers: components["schemas"]["LayerSpecRequest"][] | null;
             /**
              * Path
-             * @description Local Hugging Face folder (config.json, safetensors); training starts from its weights.
+             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from its weights.
              * @default null
              */
             path: string | null;
@@ -4365,7 +4488,7 @@ export interface components {
             job?: string | null;
             /**
              * Path
-             * @description Local Hugging Face folder (config.json, safetensors, tokenizer).
+             * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              */
             path?: string | null;
         };
@@ -4388,7 +4511,7 @@ export interface components {
             job: string | null;
             /**
              * Path
-             * @description Local Hugging Face folder (config.json, safetensors, tokenizer).
+             * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              * @default null
              */
             path: string | null;
@@ -4621,6 +4744,27 @@ export interface components {
              * @description Longest sequence; None before the model was looked at.
              */
             window_tokens?: number | null;
+        };
+        /**
+         * SpecCheck
+         * @description What submitting a job, or making a deployment, would say.
+         */
+        SpecCheck: {
+            /**
+             * Kind
+             * @description What it is; null where even that is wrong.
+             */
+            kind: ("train" | "generate" | "embed" | "serve") | null;
+            /**
+             * Mend
+             * @description What can be done about them.
+             */
+            mend?: string | null;
+            /**
+             * Problems
+             * @description None where it would be taken.
+             */
+            problems: components["schemas"]["FieldProblem"][];
         };
         /**
          * Status
@@ -5234,6 +5378,112 @@ export interface components {
              * @default null
              */
             validate_every: number | null;
+        };
+        /**
+         * UploadFile
+         * @description One file of an upload, whole.
+         */
+        UploadFile: {
+            /**
+             * Path
+             * @description Relative to the upload, with forward slashes.
+             */
+            path: string;
+            /**
+             * Sha256
+             * @description In hexadecimal.
+             */
+            sha256: string;
+            /** Size Bytes */
+            size_bytes: number;
+        };
+        /**
+         * UploadList
+         * @description Uploads, newest first.
+         */
+        UploadList: {
+            /**
+             * Limit Bytes
+             * @description The most that all of them together may take.
+             */
+            limit_bytes: number;
+            /**
+             * Upload Limit Bytes
+             * @description The most that one of them may take.
+             */
+            upload_limit_bytes: number;
+            /** Uploads */
+            uploads: components["schemas"]["UploadView"][];
+            /**
+             * Used Bytes
+             * @description What all of them take, with what is on its way.
+             */
+            used_bytes: number;
+        };
+        /**
+         * UploadRequest
+         * @description A new upload.
+         * @example {
+         *       "kind": "data",
+         *       "name": "corpus"
+         *     }
+         */
+        UploadRequest: {
+            /**
+             * Kind
+             * @description What it is looked at as, when it is completed.
+             * @enum {string}
+             */
+            kind: "data" | "model" | "tokenizer";
+            /**
+             * Name
+             * @description What people call it.
+             */
+            name: string;
+        };
+        /**
+         * UploadView
+         * @description Data or a model that somebody sent. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
+         */
+        UploadView: {
+            /** Completed At */
+            completed_at?: string | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Files
+             * @description By their paths.
+             * @default []
+             */
+            files: components["schemas"]["UploadFile"][];
+            /**
+             * Folder
+             * @description Where it lies on the server.
+             */
+            folder: string;
+            /** Id */
+            id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "data" | "model" | "tokenizer";
+            /** Name */
+            name: string;
+            /**
+             * Size Bytes
+             * @default 0
+             */
+            size_bytes: number;
+            /**
+             * State
+             * @description open: files may arrive, and no job can name it.
+             * @enum {string}
+             */
+            state: "open" | "complete";
         };
         /**
          * Usage
@@ -6439,6 +6689,83 @@ export interface operations {
             };
         };
     };
+    checkJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "data": {
+                 *         "dataset": "digits"
+                 *       },
+                 *       "kind": "train"
+                 *     }
+                 */
+                "application/json": components["schemas"]["AnySpecRequest"];
+                /**
+                 * @example {
+                 *       "data": {
+                 *         "dataset": "digits"
+                 *       },
+                 *       "kind": "train"
+                 *     }
+                 */
+                "application/yaml": components["schemas"]["AnySpecRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SpecCheck"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getJob: {
         parameters: {
             query?: never;
@@ -7295,7 +7622,9 @@ export interface operations {
     };
     getJobSchema: {
         parameters: {
-            query?: never;
+            query?: {
+                kind?: "train" | "generate" | "embed" | "serve";
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -7391,6 +7720,335 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listUploads: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["UploadRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                upload_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                upload_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    completeUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                upload_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    putUploadFile: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description SHA-256 of the body as RFC 9530 writes it, sha-256=:BASE64:; another body is refused. */
+                "content-digest"?: string | null;
+            };
+            path: {
+                upload_id: string;
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadFile"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };

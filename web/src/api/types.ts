@@ -21,6 +21,11 @@ export type Pool = Schemas["PoolPlan"];
 export type PoolEvent = Schemas["EventRecord"];
 export type Prediction = Schemas["Prediction"];
 
+export type PlanReport = Schemas["PlanReport"];
+export type SpecCheck = Schemas["SpecCheck"];
+export type Upload = Schemas["UploadView"];
+export type UploadKind = Upload["kind"];
+
 export const JOB_STATES = [
   "queued",
   "planning",
