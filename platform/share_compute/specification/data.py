@@ -18,7 +18,7 @@ class DataSpec(SpecModel):
 
     files: tuple[TextPath, ...] | None = None
     """Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind."""
-    dataset: Literal["digits"] | None = None
+    dataset: Literal["digits"] | None = Field(default=None, title="Data set")
     """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
     text_column: str = "text"
     """Column of .jsonl and .parquet files that holds the text."""
@@ -49,7 +49,7 @@ class DataSpec(SpecModel):
 class TokenizerSpec(SpecModel):
     """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
 
-    path: TextPath | None = None
+    path: TextPath | None = Field(default=None, title="Folder of the tokenizer")
     """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
     vocab_size: int | None = Field(default=None, ge=257)
     """Size of a tokenizer trained from the data; default: the model configuration's."""

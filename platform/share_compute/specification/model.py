@@ -44,9 +44,9 @@ class ModelSpec(SpecModel):
 
     model_config = exactly_one("path", "config", "layers")
 
-    path: TextPath | None = None
-    """Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from its weights."""
-    config: dict[str, Any] | None = None
+    path: TextPath | None = Field(default=None, title="Folder")
+    """Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it."""
+    config: dict[str, Any] | None = Field(default=None, title="Configuration")
     """Hugging Face configuration with its ``model_type``; training starts from random weights."""
     layers: tuple[LayerSpec, ...] | None = None
     """Declared list of torch layers; training starts from random weights."""

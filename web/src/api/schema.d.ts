@@ -1681,7 +1681,7 @@ export interface components {
          */
         DataSpec: {
             /**
-             * Dataset
+             * Data set
              * @description A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels.
              */
             dataset?: "digits" | null;
@@ -1721,7 +1721,7 @@ export interface components {
          */
         DataSpecRequest: {
             /**
-             * Dataset
+             * Data set
              * @description A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels.
              * @default null
              */
@@ -1776,7 +1776,7 @@ export interface components {
          */
         DeploymentRequest: {
             /**
-             * Dtype
+             * Precision
              * @description What weights are loaded as, and layers compute in.
              * @default float32
              * @enum {string}
@@ -1796,13 +1796,13 @@ export interface components {
              */
             kind: "serve";
             /**
-             * Max Concurrent
+             * Sequences at one time
              * @description Most sequences that are generated at one time on one replica; others wait.
              * @default 16
              */
             max_concurrent: number;
             /**
-             * Max Seq
+             * Longest sequence
              * @description Most tokens of a prompt and its answer together; default: what the model was made for.
              * @default null
              */
@@ -2577,7 +2577,7 @@ export interface components {
          */
         GradientFusionSpec: {
             /**
-             * Bucket Bytes
+             * Bytes of a piece
              * @description For mode size: a piece ends before it would be larger than this.
              */
             bucket_bytes?: number | null;
@@ -2587,7 +2587,7 @@ export interface components {
              */
             cuts?: number[] | null;
             /**
-             * Mode
+             * Gradient fusion
              * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
@@ -2600,7 +2600,7 @@ export interface components {
          */
         GradientFusionSpecRequest: {
             /**
-             * Bucket Bytes
+             * Bytes of a piece
              * @description For mode size: a piece ends before it would be larger than this.
              * @default null
              */
@@ -2612,7 +2612,7 @@ export interface components {
              */
             cuts: number[] | null;
             /**
-             * Mode
+             * Gradient fusion
              * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
@@ -3469,7 +3469,7 @@ export interface components {
          */
         ModelSpec: {
             /**
-             * Config
+             * Configuration
              * @description Hugging Face configuration with its ``model_type``; training starts from random weights.
              */
             config?: {
@@ -3481,8 +3481,8 @@ export interface components {
              */
             layers?: components["schemas"]["LayerSpec"][] | null;
             /**
-             * Path
-             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from its weights.
+             * Folder
+             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it.
              */
             path?: string | null;
         };
@@ -3492,7 +3492,7 @@ export interface components {
          */
         ModelSpecRequest: {
             /**
-             * Config
+             * Configuration
              * @description Hugging Face configuration with its ``model_type``; training starts from random weights.
              * @default null
              */
@@ -3506,8 +3506,8 @@ export interface components {
              */
             layers: components["schemas"]["LayerSpecRequest"][] | null;
             /**
-             * Path
-             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from its weights.
+             * Folder
+             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it.
              * @default null
              */
             path: string | null;
@@ -3584,6 +3584,7 @@ export interface components {
              */
             momentum: number;
             /**
+             * Optimizer
              * @description sgd, momentum, adagrad, rmsprop, adam or adamw.
              * @default adamw
              */
@@ -3638,6 +3639,7 @@ export interface components {
              */
             momentum: number;
             /**
+             * Optimizer
              * @description sgd, momentum, adagrad, rmsprop, adam or adamw.
              * @default adamw
              */
@@ -4294,7 +4296,7 @@ export interface components {
          */
         SamplesSpec: {
             /**
-             * Every
+             * Steps between samples
              * @description Steps between samples.
              */
             every: number;
@@ -4316,7 +4318,7 @@ export interface components {
          */
         SamplesSpecRequest: {
             /**
-             * Every
+             * Steps between samples
              * @description Steps between samples.
              */
             every: number;
@@ -4338,14 +4340,14 @@ export interface components {
          */
         ScheduleSpec: {
             /**
-             * Name
+             * Schedule
              * @description Name of the schedule: constant, linear, cosine, polynomial, ...
              * @default cosine
              * @enum {string}
              */
             name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
             /**
-             * Options
+             * Schedule options
              * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
@@ -4364,14 +4366,14 @@ export interface components {
          */
         ScheduleSpecRequest: {
             /**
-             * Name
+             * Schedule
              * @description Name of the schedule: constant, linear, cosine, polynomial, ...
              * @default cosine
              * @enum {string}
              */
             name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
             /**
-             * Options
+             * Schedule options
              * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
@@ -4390,7 +4392,7 @@ export interface components {
          */
         ServeJob: {
             /**
-             * Dtype
+             * Precision
              * @description What weights are loaded as, and layers compute in.
              * @default float32
              * @enum {string}
@@ -4409,13 +4411,13 @@ export interface components {
              */
             kind: "serve";
             /**
-             * Max Concurrent
+             * Sequences at one time
              * @description Most sequences that are generated at one time on one replica; others wait.
              * @default 16
              */
             max_concurrent: number;
             /**
-             * Max Seq
+             * Longest sequence
              * @description Most tokens of a prompt and its answer together; default: what the model was made for.
              */
             max_seq?: number | null;
@@ -4482,12 +4484,12 @@ export interface components {
              */
             artifact: string;
             /**
-             * Job
+             * Result of a job
              * @description Id of a training job whose result is served.
              */
             job?: string | null;
             /**
-             * Path
+             * Folder
              * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              */
             path?: string | null;
@@ -4504,13 +4506,13 @@ export interface components {
              */
             artifact: string;
             /**
-             * Job
+             * Result of a job
              * @description Id of a training job whose result is served.
              * @default null
              */
             job: string | null;
             /**
-             * Path
+             * Folder
              * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              * @default null
              */
@@ -4922,7 +4924,7 @@ export interface components {
          */
         TokenizerSpec: {
             /**
-             * Path
+             * Folder of the tokenizer
              * @description Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one.
              */
             path?: string | null;
@@ -4938,7 +4940,7 @@ export interface components {
          */
         TokenizerSpecRequest: {
             /**
-             * Path
+             * Folder of the tokenizer
              * @description Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one.
              * @default null
              */
@@ -5157,7 +5159,7 @@ export interface components {
              */
             batch_size: number;
             /**
-             * Checkpoint Every
+             * Steps between checkpoints
              * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
              */
             checkpoint_every?: number | null;
@@ -5167,10 +5169,13 @@ export interface components {
              * @default 3
              */
             checkpoints_kept: number;
-            /** @description End the job when validations no longer get better. */
+            /**
+             * Stop early
+             * @description End the job when validations no longer get better.
+             */
             early_stopping?: components["schemas"]["EarlyStoppingSpec"] | null;
             /**
-             * Freeze
+             * Frozen
              * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
              * @default []
              */
@@ -5182,7 +5187,10 @@ export interface components {
              *     }
              */
             gradient_fusion: components["schemas"]["GradientFusionSpec"];
-            /** @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights. */
+            /**
+             * Adapters (LoRA)
+             * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
+             */
             lora?: components["schemas"]["LoraSpec"] | null;
             /**
              * Max Gradient Norm
@@ -5217,7 +5225,10 @@ export interface components {
              * @enum {string}
              */
             precision: "float32" | "bfloat16" | "float16";
-            /** @description Let the model continue some prompts from time to time, to see what it has learnt. */
+            /**
+             * Sample texts
+             * @description Let the model continue some prompts from time to time, to see what it has learnt.
+             */
             samples?: components["schemas"]["SamplesSpec"] | null;
             /**
              * @description How the learning rate moves over the steps.
@@ -5247,7 +5258,7 @@ export interface components {
              */
             steps: number;
             /**
-             * Validate Every
+             * Steps between validations
              * @description Steps between validations; null validates only at the end.
              */
             validate_every?: number | null;
@@ -5270,7 +5281,7 @@ export interface components {
              */
             batch_size: number;
             /**
-             * Checkpoint Every
+             * Steps between checkpoints
              * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
              * @default null
              */
@@ -5282,12 +5293,13 @@ export interface components {
              */
             checkpoints_kept: number;
             /**
+             * Stop early
              * @description End the job when validations no longer get better.
              * @default null
              */
             early_stopping: components["schemas"]["EarlyStoppingSpecRequest"] | null;
             /**
-             * Freeze
+             * Frozen
              * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
              * @default []
              */
@@ -5302,6 +5314,7 @@ export interface components {
              */
             gradient_fusion: components["schemas"]["GradientFusionSpecRequest"];
             /**
+             * Adapters (LoRA)
              * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
              * @default null
              */
@@ -5341,6 +5354,7 @@ export interface components {
              */
             precision: "float32" | "bfloat16" | "float16";
             /**
+             * Sample texts
              * @description Let the model continue some prompts from time to time, to see what it has learnt.
              * @default null
              */
@@ -5373,7 +5387,7 @@ export interface components {
              */
             steps: number;
             /**
-             * Validate Every
+             * Steps between validations
              * @description Steps between validations; null validates only at the end.
              * @default null
              */

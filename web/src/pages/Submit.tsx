@@ -106,10 +106,10 @@ function Workshop({ first, from }: { first: string; from?: string }) {
             <>
               <Editor label={t("Job as YAML")} text={text} onChange={change} problems={marked} />
               <Text size="sm" c="dimmed">
-                <Trans i18nKey="The same file works with <code>share-compute submit job.yaml</code>. What the form changes keeps its place; comments beside what it removes go with it.">
-                  The same file works with <code>share-compute submit job.yaml</code>. What the form changes keeps its place;
-                  comments beside what it removes go with it.
-                </Trans>
+                <Trans
+                  i18nKey="The same file works with <code>share-compute submit job.yaml</code>. What the form changes keeps its place; comments beside what it removes go with it."
+                  components={{ code: <code /> }}
+                />
               </Text>
             </>
           ) : draft.value === null ? (
@@ -140,7 +140,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
       </div>
       {sending.error !== null && refused.length === 0 && <Failure error={sending.error} />}
       {checked.error !== null && sending.error === null && <Failure error={checked.error} />}
-      <Group justify="space-between">
+      <Group justify="space-between" className={classes.bar!}>
         <Text size="sm" c="dimmed" role="status">
           {sendingFiles > 0
             ? t("Files are on their way to the server.")

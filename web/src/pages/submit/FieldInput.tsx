@@ -1,6 +1,6 @@
 /** One field of the form, by what it is filled in with. */
-import { Button, Checkbox, Group, Input, NativeSelect, SegmentedControl, Stack, Text, Textarea, TextInput } from "@mantine/core";
-import { useId, useState } from "react";
+import { Button, Checkbox, Group, Input, NativeSelect, SegmentedControl, Stack, Textarea, TextInput, type TextInputProps } from "@mantine/core";
+import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { sentence } from "../../components/Feedback";
@@ -11,6 +11,9 @@ import { useWords } from "./fieldWords";
 import { PathInput } from "./PathInput";
 import { RowsInput } from "./RowsInput";
 import type { Field } from "./schema";
+
+/** Help stands below, so that inputs beside each other stand in one line. */
+export const BELOW = { inputWrapperOrder: ["label", "input", "error", "description"] } satisfies Partial<TextInputProps>;
 
 export function FieldInput({ field }: { field: Field }) {
   switch (field.kind) {
@@ -87,7 +90,6 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
   const { draft, onText, problems } = useForm();
   const { label, help } = useWords();
   const { t } = useTranslation();
-  const id = useId();
   const chosen = fields.find((field) => (draft.get(field.path) ?? null) !== null) ?? fields[0]!;
   const choose = (name: string) => {
     const next = fields.find((field) => field.path.at(-1) === name);
@@ -101,11 +103,8 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
   return (
     <Stack gap="xs">
       <div>
-        <Text size="sm" fw={500} mb={4} id={id}>
-          {of.path.length === 0 ? t("What answers") : label(of)}
-        </Text>
         <SegmentedControl
-          aria-labelledby={id}
+          aria-label={of.path.length === 0 ? t("What answers") : label(of)}
           className={classes.alternatives!}
           value={chosen.path.at(-1)!}
           onChange={choose}
@@ -134,6 +133,7 @@ function Line({ field }: { field: Field }) {
   };
   return (
     <TextInput
+      {...BELOW}
       label={label(field)}
       description={help(field)}
       error={error && sentence(error)}
@@ -168,6 +168,7 @@ function Lines({ field }: { field: Field }) {
   };
   const shown = isYaml ? (isConfig ? written(value).trimEnd() : short(value)) : Array.isArray(value) ? value.join("\n") : asText(value);
   const common = {
+    ...BELOW,
     label: label(field),
     description: help(field),
     error: error && sentence(error),
@@ -198,6 +199,7 @@ function Choice({ field }: { field: Field }) {
   const fallback = field.fallback === null || field.fallback === undefined ? t("none") : String(field.fallback);
   return (
     <NativeSelect
+      {...BELOW}
       label={label(field)}
       description={help(field)}
       error={error && sentence(error)}

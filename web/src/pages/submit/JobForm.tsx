@@ -25,7 +25,7 @@ export function JobForm({ root, kind, ...form }: Props) {
       {parts.map((part, index) => (
         <Section key={part.title} title={t(part.title)}>
           {index === 0 && <Whole />}
-          <Body part={part} root={root} />
+          {part.fields.length > 0 && <Body part={part} root={root} />}
           {part.folds.length > 0 && (
             <div>
               {part.folds.map((fold) => (

@@ -1,5 +1,5 @@
 /** A path on the server, or what is sent there from here: by a file picker, by dropping files, or from an earlier upload. */
-import { Button, Group, Input, NativeSelect, Progress, Stack, Text, Textarea, TextInput, VisuallyHidden } from "@mantine/core";
+import { Button, Group, NativeSelect, Progress, Stack, Text, Textarea, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useId, useRef, useState } from "react";
 import { useTranslation } from "react-i18next";
@@ -10,6 +10,7 @@ import { upload, type Sent } from "../../api/upload";
 import { Failure, sentence } from "../../components/Feedback";
 import { bytes } from "../../format";
 import { useWords } from "./fieldWords";
+import { BELOW } from "./FieldInput";
 import { dropped, nameOf, picked, usable } from "./files";
 import classes from "./Form.module.css";
 import { useField, useForm } from "./form";
@@ -37,6 +38,7 @@ export function PathInput({ field }: { field: Field }) {
     set([...paths.filter((path) => !isStandIn(path) && !fresh.includes(path)), ...fresh]);
   };
   const common = {
+    ...BELOW,
     label: label(field),
     description: help(field),
     error: error && sentence(error),
@@ -191,9 +193,9 @@ function Sender({ kind, label, onSent }: SenderProps) {
         )}
       </div>
       {sending.error !== null && !isAborted && (
-        <Input.Wrapper mt="xs">
+        <Stack mt="xs">
           <Failure error={sending.error} />
-        </Input.Wrapper>
+        </Stack>
       )}
     </div>
   );

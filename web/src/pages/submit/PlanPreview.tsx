@@ -1,5 +1,5 @@
 /** Which plan the job would get on the machines that are ready now, before it is submitted. */
-import { Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
+import { Anchor, Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useDebouncedValue } from "@mantine/hooks";
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
@@ -46,7 +46,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
   return (
     <Section
       title={t("Plan")}
-      actions={isFetching && <Loader size="xs" aria-label={t("The plan is being made")} />}
+      actions={isFetching && <Loader size="xs" role="status" aria-label={t("The plan is being made")} />}
     >
       {asked === undefined ? (
         <Text size="sm" c="dimmed">
@@ -54,9 +54,10 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
         </Text>
       ) : pool !== undefined && ready.length === 0 ? (
         <Text size="sm" c="dimmed">
-          <Trans i18nKey="No machine is ready, so the job would wait in the queue. <link>Invite one</link> to see the plan.">
-            No machine is ready, so the job would wait in the queue. <Link to="/invites">Invite one</Link> to see the plan.
-          </Trans>
+          <Trans
+            i18nKey="No machine is ready, so the job would wait in the queue. <link>Invite one</link> to see the plan."
+            components={{ link: <Anchor component={Link} to="/invites" size="sm" underline="always" /> }}
+          />
         </Text>
       ) : error !== null && !isFetching ? (
         <Failure error={error} />

@@ -61,7 +61,7 @@ function field(root: Schema, written: Schema, path: readonly string[], name: str
   return {
     path,
     kind,
-    label: labelOf(name, schema),
+    label: labelOf(name, written.title),
     help: plain(written.description ?? schema.description ?? ""),
     isRequired,
     isNullable,
@@ -116,9 +116,10 @@ function kindOf(root: Schema, schema: Schema): Kind {
   }
 }
 
-/** pydantic's titles are field names with capitals; ours read like sentences, and say units as people do. */
-function labelOf(name: string, schema: Schema): string {
-  if (name === "") return schema.title ?? "";
+/** A title that somebody wrote, or the field's name as a sentence begins; pydantic's own has capitals everywhere. */
+function labelOf(name: string, title: string | undefined): string {
+  const own = name.replaceAll("_", " ").replace(/\b[a-z]/g, (letter) => letter.toUpperCase());
+  if (title !== undefined && title !== own && name !== "") return title;
   const words = name.replace(/_s$/, " (s)").replace(/_bytes$/, " (bytes)").replaceAll("_", " ");
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
