@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -65,7 +66,11 @@ def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None 
     problems.install(app)
     openai_problems.install(app)
     openapi.install(app)
-    larger = {f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES}
+    larger = {
+        f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES,
+        # Files are written as they arrive, and their route knows what there is room for.
+        f"{PREFIX}/uploads/": sys.maxsize,
+    }
     app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)
     app.include_router(api_router())
     app.include_router(openai_router)

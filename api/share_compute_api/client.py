@@ -14,7 +14,7 @@ from httpx_sse import EventSource, connect_sse
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.report import PlanReport
 from share_compute.serving.states import DeploymentState
-from share_compute.specification import BatchJob, EmbedJob, GenerateJob, ServeJob, TrainJob
+from share_compute.specification import BatchJob, EmbedJob, GenerateJob, Kind, ServeJob, TrainJob
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
@@ -25,7 +25,7 @@ from share_compute.store.records import (
     QueuedJob,
 )
 from share_compute.topology_file import TopologyDocument
-from share_compute_api import chatting, downloads
+from share_compute_api import chatting, downloads, sending
 from share_compute_api.discovery import find_target
 from share_compute_api.schemas import (
     Alert,
@@ -52,6 +52,9 @@ from share_compute_api.schemas import (
     QueueView,
     ServingRequest,
     Status,
+    UploadKind,
+    UploadList,
+    UploadView,
 )
 from share_compute_api.transport import Transport, raise_for_problem
 
@@ -104,9 +107,10 @@ class Client:
         """Return the pool at a glance."""
         return self._transport.read(Status, "GET", "/status")
 
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of a job; needs no key."""
-        schema: dict[str, Any] = self._transport.request("GET", "/schemas/job").json()
+    def schema(self, kind: Kind = "train") -> dict[str, Any]:
+        """Return the JSON schema of a job, or of a deployment, of this kind; needs no key."""
+        params = {"kind": kind}
+        schema: dict[str, Any] = self._transport.request("GET", "/schemas/job", params=params).json()
         return schema
 
     # Jobs
@@ -392,6 +396,42 @@ class Client:
     def queue(self) -> list[QueuedJob]:
         """Return the jobs that wait, in the order they came."""
         return self._transport.read(QueueView, "GET", "/queue").jobs
+
+    # Uploads
+
+    def uploads(self) -> UploadList:
+        """Return all uploads, newest first, and how much room there is."""
+        return self._transport.read(UploadList, "GET", "/uploads")
+
+    def upload(
+        self,
+        path: Path,
+        *,
+        name: str | None = None,
+        kind: UploadKind | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> UploadView:
+        """Send a file or a folder, for jobs to name as ``upload:ID``. It is there whole, or not at all.
+
+        Args:
+            path: file or folder; links in a folder are followed to files.
+            name: what people call it; default: the path's own.
+            kind: what it is; default: what it looks like.
+            progress: called with the number of bytes that were sent since the last call.
+
+        Raises:
+            UserError: it cannot be read, or is not what it should be.
+            TooLarge: the server has no room for it.
+        """
+        return sending.send(self._transport, path, name, kind, progress)
+
+    def remove_upload(self, upload_id: str) -> UploadView:
+        """Remove an upload.
+
+        Raises:
+            Conflict: a job that is not over, or a deployment, uses it.
+        """
+        return self._transport.read(UploadView, "DELETE", f"/uploads/{quote(upload_id, safe='')}")
 
     # Keys, invites and contributors
 

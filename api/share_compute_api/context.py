@@ -23,6 +23,7 @@ from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
+from share_compute_api.uploads.shelf import Uploads
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Context:
     started_at: datetime
     """When the server began."""
     bell: Bell = field(default_factory=Bell)
+    uploads: Uploads = field(init=False)
+    """What people sent."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
@@ -57,8 +60,15 @@ class Context:
     """What measures contributors; None without a cluster."""
 
     def __post_init__(self) -> None:
-        """Start what needs the other parts."""
+        """Start what needs the other parts, and find the uploads of earlier runs."""
         self.islands = IslandMap(self.store)
+        settings = self.settings
+        self.uploads = Uploads(
+            settings.data_folder / "uploads",
+            settings.uploads_limit_bytes,
+            settings.upload_limit_bytes,
+            self.store.clock,
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the requests until it ends or the server does."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from share_compute.errors import UserError
-from share_compute.specification import BatchJob, ServeJob, TrainJob, parse_job, parse_submission
+from share_compute.specification import Named, TrainJob, parse_job, parse_submission, upload_path, with_paths
+from share_compute.specification.paths import AnyNamed
 
 
 def read_job(path: Path) -> TrainJob:
@@ -30,7 +30,7 @@ def read_job_file(path: Path) -> TrainJob:
     return with_full_paths(parse_job(read_text(path)), path.parent)
 
 
-def read_submission(path: Path) -> TrainJob | BatchJob | ServeJob:
+def read_submission(path: Path) -> Named:
     """Read a job or a deployment, by its kind, from a file, or from standard input when the path is ``-``.
 
     Raises:
@@ -38,17 +38,7 @@ def read_submission(path: Path) -> TrainJob | BatchJob | ServeJob:
     """
     is_piped = str(path) == "-"
     spec = parse_submission(sys.stdin.read() if is_piped else read_text(path))
-    base = Path.cwd() if is_piped else path.parent
-    if isinstance(spec, TrainJob):
-        return with_full_paths(spec, base)
-    full: dict[str, Any] = {}
-    if spec.model is not None:
-        folder = spec.model.path and (base / spec.model.path.expanduser()).resolve()
-        full["model"] = spec.model.model_copy(update={"path": folder})
-    if not isinstance(spec, ServeJob):
-        files = tuple((base / file.expanduser()).resolve() for file in spec.data.files)
-        full["data"] = spec.data.model_copy(update={"files": files})
-    return spec.model_copy(update=full)
+    return with_full_paths(spec, Path.cwd() if is_piped else path.parent)
 
 
 def read_text(path: Path) -> str:
@@ -67,17 +57,11 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} is not UTF-8 text", mend="save it as UTF-8") from failure
 
 
-def with_full_paths(spec: TrainJob, base: Path) -> TrainJob:
-    """Return the job with relative paths and ``~`` resolved from ``base``."""
+def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:
+    """Return the job with relative paths and ``~`` resolved from ``base``; what was uploaded stays as it is."""
 
-    def full(path: Path | None) -> Path | None:
-        return None if path is None else (base / path.expanduser()).resolve()
+    def full(path: Path, field: str) -> Path:
+        del field
+        return path if upload_path(path) is not None else (base / path.expanduser()).resolve()
 
-    files = spec.data.files and tuple((base / file.expanduser()).resolve() for file in spec.data.files)
-    return spec.model_copy(
-        update={
-            "model": spec.model.model_copy(update={"path": full(spec.model.path)}),
-            "tokenizer": spec.tokenizer.model_copy(update={"path": full(spec.tokenizer.path)}),
-            "data": spec.data.model_copy(update={"files": files}),
-        }
-    )
+    return with_paths(spec, full)

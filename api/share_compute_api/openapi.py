@@ -19,6 +19,7 @@ _TAGS = [
     {"name": "events", "description": "What happens, as pages or streams."},
     {"name": "artifacts", "description": "Finished results, and checkpoints."},
     {"name": "session", "description": "How the dashboard is signed in, by a cookie in place of a key."},
+    {"name": "uploads", "description": "Data and models that jobs name."},
     {"name": "keys", "description": "Keys that open this API."},
     {"name": "invites", "description": "Codes that let one machine join, once."},
     {"name": "contributors", "description": "Machines of the pool."},
@@ -59,6 +60,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas["EmbedJobRequest"] = _hoisted(EmbedJob.model_json_schema(), schemas, suffix="Request")
     schemas["AnyJobRequest"] = {"title": "AnyJob", "anyOf": [_reference(name) for name in _JOBS]}
     schemas["DeploymentRequest"] = _hoisted(ServeJob.model_json_schema(), schemas, suffix="Request")
+    schemas["AnySpecRequest"] = {
+        "title": "AnySpec",
+        "anyOf": [_reference(name) for name in (*_JOBS, "DeploymentRequest")],
+    }
     schemas["PlanRequest"] = _hoisted(PlanRequest.model_json_schema(), schemas, suffix="Request")
     schemas["PlanRequest"]["properties"]["job"] = _reference("JobRequest")
     del schemas["TrainJobRequest"]

@@ -18,7 +18,7 @@ _HTTP = {
     400: ("bad-request", "mend the body"),
     404: ("not-found", "see /api/v1/openapi.json for what there is"),
     405: ("method-not-allowed", "see /api/v1/openapi.json for what is"),
-    413: ("body-too-large", "send less; a job names its data by path"),
+    413: ("body-too-large", "send less; a job names its data by path, or as an upload"),
     415: ("unsupported-media-type", "set the header Content-Type"),
 }
 """Code and mend of errors that come from HTTP itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -11,7 +11,7 @@ from share_compute.jobs.states import ContributorState, JobState
 from share_compute.plain_text import PlainText
 from share_compute.planning.workload import ServingWorkload
 from share_compute.serving.status import ServingStatus
-from share_compute.specification import Replicas, TrainJob, parse_job
+from share_compute.specification import Kind, Replicas, TrainJob, parse_job
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,
@@ -432,6 +432,78 @@ class InviteList(View):
     """Invites, newest first."""
 
     invites: list[InviteView]
+
+
+UploadKind: TypeAlias = Literal["data", "model", "tokenizer"]
+
+
+class UploadRequest(StrictModel):
+    """A new upload."""
+
+    model_config = _example(name="corpus", kind="data")
+
+    name: PlainText = Field(min_length=1, max_length=200)
+    """What people call it."""
+    kind: UploadKind
+    """What it is looked at as, when it is completed."""
+
+
+class UploadFile(View):
+    """One file of an upload, whole."""
+
+    path: str
+    """Relative to the upload, with forward slashes."""
+    size_bytes: int
+    sha256: str
+    """In hexadecimal."""
+
+
+class UploadView(View):
+    """Data or a model that somebody sent. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
+
+    id: str
+    name: str
+    kind: UploadKind
+    state: Literal["open", "complete"]
+    """open: files may arrive, and no job can name it."""
+    created_at: datetime
+    completed_at: datetime | None = None
+    size_bytes: int = 0
+    files: list[UploadFile] = []
+    """By their paths."""
+    folder: str
+    """Where it lies on the server."""
+
+
+class UploadList(View):
+    """Uploads, newest first."""
+
+    uploads: list[UploadView]
+    used_bytes: int
+    """What all of them take, with what is on its way."""
+    limit_bytes: int
+    """The most that all of them together may take."""
+    upload_limit_bytes: int
+    """The most that one of them may take."""
+
+
+class FieldProblem(View):
+    """What is wrong with one field."""
+
+    field: str
+    """Its path with dots; empty where it concerns the whole."""
+    problem: str
+
+
+class SpecCheck(View):
+    """What submitting a job, or making a deployment, would say."""
+
+    kind: Kind | None
+    """What it is; null where even that is wrong."""
+    problems: list[FieldProblem]
+    """None where it would be taken."""
+    mend: str | None = None
+    """What can be done about them."""
 
 
 class ServingRequest(StrictModel):

@@ -4,6 +4,7 @@
     ├── UserError              mend the request: what was asked for cannot be done as asked
     │   ├── ClockSkew          the clocks of two machines differ too much
     │   ├── TooLong            the text is longer than the model's window
+    │   ├── TooLarge           what is sent takes more space than the server gives it
     │   ├── NotFound           the thing named does not exist (any more)
     │   ├── Conflict           it exists, but its state forbids this now
     │   │   ├── InviteUsed     somebody joined with this invite already
@@ -133,6 +134,13 @@ class TooLong(UserError):
 
     code = "too-long"
     status = 400
+
+
+class TooLarge(UserError):
+    """What is sent takes more space than the server gives it; ``details`` has both, in bytes."""
+
+    code = "too-large"
+    status = 413
 
 
 class VersionMismatch(Conflict):

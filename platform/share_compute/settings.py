@@ -37,6 +37,10 @@ class Settings(BaseSettings):
     """Share by which measured step times may differ from predicted ones before a running job is planned again."""
     allow_failures: bool = False
     """Whether whoever has an API key may let members of running jobs fail on purpose (`share-compute chaos`)."""
+    upload_limit_bytes: int = Field(default=64 << 30, ge=1)
+    """Most bytes of one upload of data or of a model."""
+    uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
+    """Most bytes of all uploads together; they lie in the data folder until somebody removes them."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

@@ -111,6 +111,7 @@ def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, pool
 
 def test_what_the_server_refuses_stands_at_its_line(page: Page, complaints: Complaints) -> None:
     page.get_by_role("link", name="Submit").click()
+    page.get_by_text("YAML", exact=True).click()
     editor = page.get_by_label("Job as YAML")
     editor.fill(editor.input_value().replace("name: adamw", "name: adamm"))
     page.get_by_role("button", name="Submit").click()

@@ -5,7 +5,11 @@ import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
 import { machineSearch } from "./pages/machine/search";
+import type { Start } from "./pages/submit/starts";
 import { poolSearch } from "./pool/search";
+
+/** Examples that a job can be started from; their texts come with the page. */
+const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as const satisfies readonly Start[];
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
@@ -40,8 +44,11 @@ const job = createRoute({
 const submit = createRoute({
   getParentRoute: () => root,
   path: "/submit",
-  // The job that the form begins with.
-  validateSearch: (search): { from?: string } => (typeof search.from === "string" ? { from: search.from } : {}),
+  validateSearch: (search): { from?: string; start?: Start | undefined; view?: "yaml" | undefined } => ({
+    ...(typeof search.from === "string" && { from: search.from }),
+    ...(START_NAMES.some((name) => name === search.start) && { start: search.start as Start }),
+    ...(search.view === "yaml" && { view: "yaml" }),
+  }),
   component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
 });
 

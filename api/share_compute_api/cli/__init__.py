@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import typer
 
-from share_compute_api.cli import artifacts, information, invites, jobs
+from share_compute_api.cli import artifacts, information, invites, jobs, uploads
 from share_compute_api.cli.chaos import chaos
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
@@ -66,8 +66,10 @@ def make_app() -> typer.Typer:
         jobs.resume,
         jobs.metrics,
         artifacts.export,
+        uploads.upload,
     )
     app.add_typer(artifacts.app, name="artifacts", rich_help_panel="Run jobs")
+    app.add_typer(uploads.app, name="uploads", rich_help_panel="Run jobs")
     add("Serve models", serve, deployments, scale, chat, undeploy)
     add("Look up", information.config, information.schema)
     return app

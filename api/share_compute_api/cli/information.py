@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pydantic_settings import BaseSettings
@@ -67,11 +67,18 @@ def config(as_json: Json = False) -> None:
     print_table(("setting", "value", "origin", "variable", "meaning"), rows, empty="")
 
 
-def schema() -> None:
-    """Print the JSON schema of a job, for editors."""
-    from share_compute.specification import job_schema
+def schema(
+    kind: Annotated[str, typer.Argument(help="train, generate, embed or serve.")] = "train",
+) -> None:
+    """Print the JSON schema of a job, or of a deployment, for editors."""
+    from typing import cast, get_args
 
-    print_text(json.dumps(job_schema(), indent=2) + "\n")
+    from share_compute.errors import UserError
+    from share_compute.specification import Kind, job_schema
+
+    if kind not in get_args(Kind):
+        raise UserError(f"there is no kind {kind}", mend=f"known: {', '.join(get_args(Kind))}")
+    print_text(json.dumps(job_schema(cast("Kind", kind)), indent=2) + "\n")
 
 
 def print_version(wanted: bool) -> None:

@@ -22,6 +22,7 @@ from share_compute_api.routes import (
     server,
     session,
     topology,
+    uploads,
 )
 
 PREFIX = "/api/v1"
@@ -44,6 +45,7 @@ def api_router() -> APIRouter:
         deployments.router,
         plans.router,
         topology.router,
+        uploads.router,
         artifacts.router,
         checkpoints.router,
         events.router,

@@ -22,6 +22,7 @@ from share_compute_api.schemas import (
 )
 from share_compute_api.serving.submission import check_deployment
 from share_compute_api.streams import After
+from share_compute_api.uploads.naming import resolved
 
 router = APIRouter(prefix="/deployments", tags=["deployments"])
 
@@ -46,8 +47,9 @@ async def create_deployment(request: Request, context: InContext) -> DeploymentV
 
 def _create(context: Context, content_type: str, body: bytes) -> DeploymentRecord:
     spec = read_spec(content_type, body, parse_deployment)
-    check_deployment(spec, context.store)
-    return context.store.deployments.create(spec, reason=_FIRST_REASON)
+    with resolved(spec, context.uploads) as found:
+        check_deployment(found, context.store)
+        return context.store.deployments.create(found, reason=_FIRST_REASON)
 
 
 @router.get("", operation_id="listDeployments")

@@ -20,9 +20,11 @@ from share_compute_api.departures import departure
 from share_compute_api.planning import TimelineRequest
 from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
-from share_compute_api.schemas import JobPage, Metrics
+from share_compute_api.routes.checking import checked
+from share_compute_api.schemas import JobPage, Metrics, SpecCheck
 from share_compute_api.submission import check_job
 from share_compute_api.supervision.live_topology import live_topology
+from share_compute_api.uploads.naming import resolved
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -35,6 +37,7 @@ _JOB_BODY = spec_body(
         "training": {"steps": 60, "batch_size": 16, "microbatches": 4},
     },
 )
+_CHECK_BODY = spec_body("AnySpecRequest", {"kind": "train", "data": {"dataset": "digits"}})
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -63,11 +66,25 @@ async def submit_job(
 
 def _submit(context: Context, content_type: str, body: bytes, idempotency_key: str | None) -> JobRecord:
     spec = read_spec(content_type, body, parse_any_job)
-    if isinstance(spec, TrainJob):
-        check_job(spec)
-    else:
-        check_batch(spec, context.store, context.engines)
-    return context.store.jobs.create(spec, idempotency_key=idempotency_key)
+    with resolved(spec, context.uploads) as found:
+        if isinstance(found, TrainJob):
+            check_job(found)
+        else:
+            check_batch(found, context.store, context.engines)
+        return context.store.jobs.create(found, idempotency_key=idempotency_key)
+
+
+@router.post(
+    "/check",
+    operation_id="checkJob",
+    openapi_extra={"requestBody": _CHECK_BODY},
+    responses=documented(413, 415),
+)
+async def check_any_job(request: Request, context: InContext) -> SpecCheck:
+    """Say what submitting a job, or making a deployment, would find wrong; nothing is queued."""
+    return await run_in_threadpool(
+        checked, context, request.headers.get("content-type", ""), await request.body()
+    )
 
 
 @router.get("", operation_id="listJobs")

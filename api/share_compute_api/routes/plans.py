@@ -22,6 +22,7 @@ from share_compute_api.problems import documented
 from share_compute_api.schemas import PlanRequest
 from share_compute_api.submission import check_model
 from share_compute_api.supervision.live_topology import live_topology
+from share_compute_api.uploads.naming import resolved
 
 router = APIRouter(prefix="/plans", tags=["plans"])
 
@@ -93,7 +94,9 @@ def _complete(
             text, mend="mend these fields of the request", details={"fields": problems}
         ) from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
-    check_model(wanted.job)
+    with resolved(wanted.job, context.uploads) as job:
+        check_model(job)
+    wanted = wanted.model_copy(update={"job": job})
     topology = wanted.topology
     left_out: tuple[IdleMachine, ...] = ()
     if topology is None:

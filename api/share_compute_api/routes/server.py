@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
-from share_compute.specification import job_schema
+from share_compute.specification import Kind, job_schema
 from share_compute_api.alerts import find_alerts
 from share_compute_api.context import InContext
 from share_compute_api.schemas import AlertList, Health, QueueView, Status
@@ -26,9 +26,9 @@ def get_health(context: InContext) -> Health:
 
 
 @open_router.get("/schemas/job", operation_id="getJobSchema")
-def get_job_schema() -> dict[str, Any]:
-    """Return the JSON schema of a job, for editors and forms."""
-    return job_schema()
+def get_job_schema(kind: Kind = "train") -> dict[str, Any]:
+    """Return the JSON schema of what has this kind, a job or a deployment, for editors and forms."""
+    return job_schema(kind)
 
 
 @router.get("/status", operation_id="getStatus")

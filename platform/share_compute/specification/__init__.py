@@ -1,7 +1,7 @@
 """What a submitter asks for: one frozen model, the same as YAML file, REST body and form.
 
 `parse_job` turns text or a mapping into a `TrainJob`, `parse_any_job` into a job of its kind, `parse_deployment` into a
-`ServeJob`, `parse_submission` into what its kind says; `job_schema` is the published JSON schema of a `TrainJob`.
+`ServeJob`, `parse_submission` into what its kind says; `job_schema` is the published JSON schema of each kind.
 """
 
 from share_compute.specification.base import SpecModel, TextPath
@@ -18,6 +18,7 @@ from share_compute.specification.batch import (
 from share_compute.specification.data import TEXT_SUFFIXES, DataSpec, TokenizerSpec
 from share_compute.specification.job import (
     Job,
+    Kind,
     ParallelismSpec,
     TrainJob,
     field_errors,
@@ -35,6 +36,7 @@ from share_compute.specification.optimization import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from share_compute.specification.paths import Named, upload_path, with_paths
 from share_compute.specification.replicas import Replicas, ReplicasSpec, read_replicas
 from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec, ServeJob, ServingParallelismSpec
 from share_compute.specification.training import (
@@ -62,9 +64,11 @@ __all__ = [
     "GenerateJob",
     "GradientFusionSpec",
     "Job",
+    "Kind",
     "LayerSpec",
     "LoraSpec",
     "ModelSpec",
+    "Named",
     "OptimizerName",
     "OptimizerSpec",
     "ParallelismSpec",
@@ -88,4 +92,6 @@ __all__ = [
     "parse_job",
     "parse_submission",
     "read_replicas",
+    "upload_path",
+    "with_paths",
 ]

@@ -50,6 +50,11 @@ TextPath = Annotated[Path, AfterValidator(_writable)]
 """A path that JSON and databases can hold, which not every name on a disk can."""
 
 
+def exactly_one(*fields: str) -> ConfigDict:
+    """Return what tells forms, in a model's JSON schema, that exactly one of these fields is to be given."""
+    return ConfigDict(json_schema_extra={"x-exactly-one": list(fields)})
+
+
 class SpecModel(StrictModel):
     """Base of all parts of a job: every number in it is finite."""
 

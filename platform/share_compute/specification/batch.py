@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath, plain_json
+from share_compute.specification.base import SpecModel, TextPath, exactly_one, plain_json
 from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec
 
 ROW_SUFFIXES = (".jsonl", ".parquet")
@@ -17,7 +17,7 @@ class BatchDataSpec(SpecModel):
     """Files whose rows are answered."""
 
     files: tuple[TextPath, ...] = Field(min_length=1)
-    """Files on the server, read in this order: .jsonl or .parquet, all of one kind."""
+    """Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind."""
 
     @field_validator("files")
     @classmethod
@@ -34,6 +34,8 @@ class BatchDataSpec(SpecModel):
 
 class GenerateDataSpec(BatchDataSpec):
     """Files whose rows hold what a model goes on with: exactly one of ``prompt`` and ``messages``."""
+
+    model_config = exactly_one("prompt", "messages")
 
     prompt: str | None = _Column
     """Column that holds a text to go on with."""
@@ -115,6 +117,8 @@ class BatchSamplingSpec(SpecModel):
 
 class _Batch(SpecModel):
     """What both kinds of batches have in common: exactly one of ``deployment`` and ``model``."""
+
+    model_config = exactly_one("deployment", "model")
 
     deployment: str | None = Field(default=None, min_length=1, max_length=80, pattern=NAME_PATTERN)
     """Name of a deployment that answers."""

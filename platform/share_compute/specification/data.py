@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath
+from share_compute.specification.base import SpecModel, TextPath, exactly_one
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
 
@@ -14,9 +14,11 @@ TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
 class DataSpec(SpecModel):
     """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
 
+    model_config = exactly_one("files", "dataset")
+
     files: tuple[TextPath, ...] | None = None
-    """Text files on the server: .txt, .jsonl or .parquet, all of one kind."""
-    dataset: Literal["digits"] | None = None
+    """Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind."""
+    dataset: Literal["digits"] | None = Field(default=None, title="Data set")
     """A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
     text_column: str = "text"
     """Column of .jsonl and .parquet files that holds the text."""
@@ -47,7 +49,7 @@ class DataSpec(SpecModel):
 class TokenizerSpec(SpecModel):
     """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
 
-    path: TextPath | None = None
+    path: TextPath | None = Field(default=None, title="Folder of the tokenizer")
     """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
     vocab_size: int | None = Field(default=None, ge=257)
     """Size of a tokenizer trained from the data; default: the model configuration's."""

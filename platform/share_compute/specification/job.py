@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from share_compute.errors import UserError
 from share_compute.plain_yaml import read_yaml
@@ -89,9 +89,9 @@ class TrainJob(SpecModel):
         return self
 
 
-_ADAPTER: TypeAdapter[TrainJob] = TypeAdapter(Annotated[TrainJob, Field()])
 Job = Annotated[TrainJob | GenerateJob | EmbedJob, Field(discriminator="kind")]
 """What is queued; what is served is no job but a deployment."""
+Kind = Literal["train", "generate", "embed", "serve"]
 _KINDS: dict[str, type[TrainJob | GenerateJob | EmbedJob | ServeJob]] = {
     "train": TrainJob,
     "generate": GenerateJob,
@@ -181,6 +181,6 @@ def field_errors(failure: ValidationError) -> list[dict[str, str]]:
     ]
 
 
-def job_schema() -> dict[str, Any]:
-    """Return the JSON schema that editors and forms use."""
-    return _ADAPTER.json_schema()
+def job_schema(kind: Kind = "train") -> dict[str, Any]:
+    """Return the JSON schema of what has this kind, for editors and forms."""
+    return _KINDS[kind].model_json_schema()

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from share_compute.specification.base import SpecModel, TextPath, known, plain_json
+from share_compute.specification.base import SpecModel, TextPath, exactly_one, known, plain_json
 
 LAYER_TYPES = (
     "avg_pool2d", "conv2d", "dropout", "flatten", "gelu", "layer_norm",
@@ -42,9 +42,11 @@ class LayerSpec(SpecModel):
 class ModelSpec(SpecModel):
     """The model to train: exactly one of ``path``, ``config`` and ``layers``."""
 
-    path: TextPath | None = None
-    """Local Hugging Face folder (config.json, safetensors); training starts from its weights."""
-    config: dict[str, Any] | None = None
+    model_config = exactly_one("path", "config", "layers")
+
+    path: TextPath | None = Field(default=None, title="Folder")
+    """Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it."""
+    config: dict[str, Any] | None = Field(default=None, title="Configuration")
     """Hugging Face configuration with its ``model_type``; training starts from random weights."""
     layers: tuple[LayerSpec, ...] | None = None
     """Declared list of torch layers; training starts from random weights."""

@@ -52,7 +52,7 @@ class OptimizerName(StrEnum):
 class OptimizerSpec(SpecModel):
     """How gradients become updates."""
 
-    name: OptimizerName = OptimizerName.adamw
+    name: OptimizerName = Field(default=OptimizerName.adamw, title="Optimizer")
     """sgd, momentum, adagrad, rmsprop, adam or adamw."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
@@ -83,11 +83,11 @@ class OptimizerSpec(SpecModel):
 class ScheduleSpec(SpecModel):
     """How the learning rate moves over the steps (the schedules of ``transformers``)."""
 
-    name: str = Field(default="cosine", json_schema_extra={"enum": list(SCHEDULES)})
+    name: str = Field(default="cosine", title="Schedule", json_schema_extra={"enum": list(SCHEDULES)})
     """Name of the schedule: constant, linear, cosine, polynomial, ..."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
-    options: dict[str, float | str] = Field(default_factory=dict)
+    options: dict[str, float | str] = Field(default_factory=dict, title="Schedule options")
     """What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``."""
 
     @field_validator("name", mode="before")
@@ -124,9 +124,9 @@ class ScheduleSpec(SpecModel):
 class GradientFusionSpec(SpecModel):
     """Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result."""
 
-    mode: Literal["auto", "size", "index"] = "auto"
+    mode: Literal["auto", "size", "index"] = Field(default="auto", title="Gradient fusion")
     """auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``."""
-    bucket_bytes: int | None = Field(default=None, ge=1)
+    bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
     """For mode size: a piece ends before it would be larger than this."""
     cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
     """For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces."""

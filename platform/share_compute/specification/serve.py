@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from share_compute.planning.workload import ServingWorkload
-from share_compute.specification.base import SpecModel, TextPath
+from share_compute.specification.base import SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 from share_compute.specification.training import Precision
 
@@ -19,9 +19,11 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 class ServedModelSpec(SpecModel):
     """The model to serve: exactly one of ``path`` and ``job``."""
 
-    path: TextPath | None = None
-    """Local Hugging Face folder (config.json, safetensors, tokenizer)."""
-    job: str | None = Field(default=None, min_length=1, max_length=100)
+    model_config = exactly_one("path", "job")
+
+    path: TextPath | None = Field(default=None, title="Folder")
+    """Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``."""
+    job: str | None = Field(default=None, min_length=1, max_length=100, title="Result of a job")
     """Id of a training job whose result is served."""
     artifact: str = Field(default="model", min_length=1, max_length=200)
     """Which result of the job."""
@@ -58,11 +60,11 @@ class ServeJob(SpecModel):
     """What to serve."""
     replicas: Replicas = ReplicasSpec(min=1, max=1)
     """Copies of the whole row of pools, over which requests are shared out: a number, or a range to follow them in."""
-    max_seq: int | None = Field(default=None, ge=16, le=2**24)
+    max_seq: int | None = Field(default=None, ge=16, le=2**24, title="Longest sequence")
     """Most tokens of a prompt and its answer together; default: what the model was made for."""
-    max_concurrent: int = Field(default=16, ge=1, le=2**20)
+    max_concurrent: int = Field(default=16, ge=1, le=2**20, title="Sequences at one time")
     """Most sequences that are generated at one time on one replica; others wait."""
-    dtype: Precision = "float32"
+    dtype: Precision = Field(default="float32", title="Precision")
     """What weights are loaded as, and layers compute in."""
     objective: Literal["latency", "throughput"] = "latency"
     """What machines are chosen for: the shortest answer, or most tokens a second within the limits."""

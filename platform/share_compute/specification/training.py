@@ -43,7 +43,7 @@ class EarlyStoppingSpec(SpecModel):
 class SamplesSpec(SpecModel):
     """Text that the model makes while it is trained, always the likeliest token next."""
 
-    every: int = Field(ge=1)
+    every: int = Field(ge=1, title="Steps between samples")
     """Steps between samples."""
     prompts: tuple[str, ...] = Field(min_length=1, max_length=8)
     """What it goes on from."""
@@ -81,21 +81,21 @@ class TrainingSpec(SpecModel):
     """What layers compute in; weights, their gradients and the optimizer's state stay float32."""
     activation_checkpointing: bool = False
     """Keep only what enters each layer, and compute the rest again on the way back: less memory, more time."""
-    freeze: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = Field(default=(), title="Frozen")
     """What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``)."""
-    lora: LoraSpec | None = None
+    lora: LoraSpec | None = Field(default=None, title="Adapters (LoRA)")
     """Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Initial weights, order of samples and dropout follow from it alone."""
-    validate_every: int | None = Field(default=None, ge=1)
+    validate_every: int | None = Field(default=None, ge=1, title="Steps between validations")
     """Steps between validations; null validates only at the end."""
-    checkpoint_every: int | None = Field(default=None, ge=1)
+    checkpoint_every: int | None = Field(default=None, ge=1, title="Steps between checkpoints")
     """Steps between checkpoints that a job can be resumed from; null keeps only the last."""
     checkpoints_kept: int = Field(default=3, ge=1, le=2**20)
     """Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged."""
-    early_stopping: EarlyStoppingSpec | None = None
+    early_stopping: EarlyStoppingSpec | None = Field(default=None, title="Stop early")
     """End the job when validations no longer get better."""
-    samples: SamplesSpec | None = None
+    samples: SamplesSpec | None = Field(default=None, title="Sample texts")
     """Let the model continue some prompts from time to time, to see what it has learnt."""
 
     @field_validator("freeze")

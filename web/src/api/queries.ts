@@ -275,6 +275,20 @@ export const servedModels = queryOptions({
   queryFn: async ({ signal }) => (await body(api.GET("/v1/models", { signal }))).data,
 });
 
+export const uploads = queryOptions({
+  queryKey: ["uploads"],
+  queryFn: ({ signal }) => body(api.GET("/api/v1/uploads", { signal })),
+});
+
+/** The JSON schema of what has this kind; it is the same as long as the server runs. */
+export function jobSchema(kind: "train" | "generate" | "embed" | "serve") {
+  return queryOptions({
+    queryKey: ["schema", kind],
+    staleTime: Infinity,
+    queryFn: ({ signal }) => body(api.GET("/api/v1/schemas/job", { signal, params: { query: { kind } } })),
+  });
+}
+
 export const invites = queryOptions({
   queryKey: ["invites"],
   queryFn: async ({ signal }) => (await body(api.GET("/api/v1/invites", { signal }))).invites,

@@ -412,6 +412,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/check": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Check Any Job
+         * @description Say what submitting a job, or making a deployment, would find wrong; nothing is queued.
+         */
+        post: operations["checkJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job_id}": {
         parameters: {
             query?: never;
@@ -767,7 +787,7 @@ export interface paths {
         };
         /**
          * Get Job Schema
-         * @description Return the JSON schema of a job, for editors and forms.
+         * @description Return the JSON schema of what has this kind, a job or a deployment, for editors and forms.
          */
         get: operations["getJobSchema"];
         put?: never;
@@ -839,6 +859,94 @@ export interface paths {
          */
         get: operations["getTopology"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Uploads
+         * @description List all uploads, newest first, and how much room there is.
+         */
+        get: operations["listUploads"];
+        put?: never;
+        /**
+         * Create Upload
+         * @description Begin an upload. Send its files, then complete it; one that is left for a day before that goes.
+         */
+        post: operations["createUpload"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads/{upload_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Upload
+         * @description Return one upload and the files that have arrived whole.
+         */
+        get: operations["getUpload"];
+        put?: never;
+        post?: never;
+        /**
+         * Remove Upload
+         * @description Remove an upload that no unfinished job and no deployment uses; returns what it was.
+         */
+        delete: operations["removeUpload"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads/{upload_id}/complete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Complete Upload
+         * @description Make an upload one that jobs can name, from this moment on and with these files; twice changes nothing.
+         */
+        post: operations["completeUpload"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/uploads/{upload_id}/files/{path}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Put Upload File
+         * @description Send one file; it takes the place of one of the same name, and counts once all of it has arrived.
+         */
+        put: operations["putUploadFile"];
         post?: never;
         delete?: never;
         options?: never;
@@ -1054,6 +1162,8 @@ export interface components {
         };
         /** AnyJob */
         AnyJobRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"];
+        /** AnySpec */
+        AnySpecRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"] | components["schemas"]["DeploymentRequest"];
         /**
          * ApiKeyRecord
          * @description A key that opens the REST API, without the key itself.
@@ -1920,13 +2030,13 @@ export interface components {
          */
         DataSpec: {
             /**
-             * Dataset
+             * Data set
              * @description A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels.
              */
             dataset?: "digits" | null;
             /**
              * Files
-             * @description Text files on the server: .txt, .jsonl or .parquet, all of one kind.
+             * @description Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind.
              */
             files?: string[] | null;
             /**
@@ -1960,14 +2070,14 @@ export interface components {
          */
         DataSpecRequest: {
             /**
-             * Dataset
+             * Data set
              * @description A data set that ships with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels.
              * @default null
              */
             dataset: "digits" | null;
             /**
              * Files
-             * @description Text files on the server: .txt, .jsonl or .parquet, all of one kind.
+             * @description Text files on the server, or of an upload: .txt, .jsonl or .parquet, all of one kind.
              * @default null
              */
             files: string[] | null;
@@ -2015,7 +2125,7 @@ export interface components {
          */
         DeploymentRequest: {
             /**
-             * Dtype
+             * Precision
              * @description What weights are loaded as, and layers compute in.
              * @default float32
              * @enum {string}
@@ -2035,13 +2145,13 @@ export interface components {
              */
             kind: "serve";
             /**
-             * Max Concurrent
+             * Sequences at one time
              * @description Most sequences that are generated at one time on one replica; others wait.
              * @default 16
              */
             max_concurrent: number;
             /**
-             * Max Seq
+             * Longest sequence
              * @description Most tokens of a prompt and its answer together; default: what the model was made for.
              * @default null
              */
@@ -2341,7 +2451,7 @@ export interface components {
         EmbedDataSpec: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2358,7 +2468,7 @@ export interface components {
         EmbedDataSpecRequest: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2638,6 +2748,19 @@ export interface components {
             kind: "kill" | "stop";
         };
         /**
+         * FieldProblem
+         * @description What is wrong with one field.
+         */
+        FieldProblem: {
+            /**
+             * Field
+             * @description Its path with dots; empty where it concerns the whole.
+             */
+            field: string;
+            /** Problem */
+            problem: string;
+        };
+        /**
          * FileEntry
          * @description One file of an artifact.
          */
@@ -2657,7 +2780,7 @@ export interface components {
         GenerateDataSpec: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2678,7 +2801,7 @@ export interface components {
         GenerateDataSpecRequest: {
             /**
              * Files
-             * @description Files on the server, read in this order: .jsonl or .parquet, all of one kind.
+             * @description Files on the server, or of an upload, read in this order: .jsonl or .parquet, all of one kind.
              */
             files: string[];
             /**
@@ -2864,7 +2987,7 @@ export interface components {
          */
         GradientFusionSpec: {
             /**
-             * Bucket Bytes
+             * Bytes of a piece
              * @description For mode size: a piece ends before it would be larger than this.
              */
             bucket_bytes?: number | null;
@@ -2874,7 +2997,7 @@ export interface components {
              */
             cuts?: number[] | null;
             /**
-             * Mode
+             * Gradient fusion
              * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
@@ -2887,7 +3010,7 @@ export interface components {
          */
         GradientFusionSpecRequest: {
             /**
-             * Bucket Bytes
+             * Bytes of a piece
              * @description For mode size: a piece ends before it would be larger than this.
              * @default null
              */
@@ -2899,7 +3022,7 @@ export interface components {
              */
             cuts: number[] | null;
             /**
-             * Mode
+             * Gradient fusion
              * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
@@ -3916,7 +4039,7 @@ export interface components {
          */
         ModelSpec: {
             /**
-             * Config
+             * Configuration
              * @description Hugging Face configuration with its ``model_type``; training starts from random weights.
              */
             config?: {
@@ -3928,8 +4051,8 @@ export interface components {
              */
             layers?: components["schemas"]["LayerSpec"][] | null;
             /**
-             * Path
-             * @description Local Hugging Face folder (config.json, safetensors); training starts from its weights.
+             * Folder
+             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it.
              */
             path?: string | null;
         };
@@ -3939,7 +4062,7 @@ export interface components {
          */
         ModelSpecRequest: {
             /**
-             * Config
+             * Configuration
              * @description Hugging Face configuration with its ``model_type``; training starts from random weights.
              * @default null
              */
@@ -3953,8 +4076,8 @@ export interface components {
              */
             layers: components["schemas"]["LayerSpecRequest"][] | null;
             /**
-             * Path
-             * @description Local Hugging Face folder (config.json, safetensors); training starts from its weights.
+             * Folder
+             * @description Hugging Face folder on the server (config.json, safetensors), or ``upload:ID``; training starts from it.
              * @default null
              */
             path: string | null;
@@ -4031,6 +4154,7 @@ export interface components {
              */
             momentum: number;
             /**
+             * Optimizer
              * @description sgd, momentum, adagrad, rmsprop, adam or adamw.
              * @default adamw
              */
@@ -4085,6 +4209,7 @@ export interface components {
              */
             momentum: number;
             /**
+             * Optimizer
              * @description sgd, momentum, adagrad, rmsprop, adam or adamw.
              * @default adamw
              */
@@ -4835,7 +4960,7 @@ export interface components {
          */
         SamplesSpec: {
             /**
-             * Every
+             * Steps between samples
              * @description Steps between samples.
              */
             every: number;
@@ -4857,7 +4982,7 @@ export interface components {
          */
         SamplesSpecRequest: {
             /**
-             * Every
+             * Steps between samples
              * @description Steps between samples.
              */
             every: number;
@@ -4879,14 +5004,14 @@ export interface components {
          */
         ScheduleSpec: {
             /**
-             * Name
+             * Schedule
              * @description Name of the schedule: constant, linear, cosine, polynomial, ...
              * @default cosine
              * @enum {string}
              */
             name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
             /**
-             * Options
+             * Schedule options
              * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
@@ -4905,14 +5030,14 @@ export interface components {
          */
         ScheduleSpecRequest: {
             /**
-             * Name
+             * Schedule
              * @description Name of the schedule: constant, linear, cosine, polynomial, ...
              * @default cosine
              * @enum {string}
              */
             name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
             /**
-             * Options
+             * Schedule options
              * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
@@ -4931,7 +5056,7 @@ export interface components {
          */
         ServeJob: {
             /**
-             * Dtype
+             * Precision
              * @description What weights are loaded as, and layers compute in.
              * @default float32
              * @enum {string}
@@ -4950,13 +5075,13 @@ export interface components {
              */
             kind: "serve";
             /**
-             * Max Concurrent
+             * Sequences at one time
              * @description Most sequences that are generated at one time on one replica; others wait.
              * @default 16
              */
             max_concurrent: number;
             /**
-             * Max Seq
+             * Longest sequence
              * @description Most tokens of a prompt and its answer together; default: what the model was made for.
              */
             max_seq?: number | null;
@@ -5023,13 +5148,13 @@ export interface components {
              */
             artifact: string;
             /**
-             * Job
+             * Result of a job
              * @description Id of a training job whose result is served.
              */
             job?: string | null;
             /**
-             * Path
-             * @description Local Hugging Face folder (config.json, safetensors, tokenizer).
+             * Folder
+             * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              */
             path?: string | null;
         };
@@ -5045,14 +5170,14 @@ export interface components {
              */
             artifact: string;
             /**
-             * Job
+             * Result of a job
              * @description Id of a training job whose result is served.
              * @default null
              */
             job: string | null;
             /**
-             * Path
-             * @description Local Hugging Face folder (config.json, safetensors, tokenizer).
+             * Folder
+             * @description Hugging Face folder on the server (config.json, safetensors, tokenizer), or an upload: ``upload:ID``.
              * @default null
              */
             path: string | null;
@@ -5318,6 +5443,27 @@ export interface components {
              * @description An API key.
              */
             key: string;
+        };
+        /**
+         * SpecCheck
+         * @description What submitting a job, or making a deployment, would say.
+         */
+        SpecCheck: {
+            /**
+             * Kind
+             * @description What it is; null where even that is wrong.
+             */
+            kind: ("train" | "generate" | "embed" | "serve") | null;
+            /**
+             * Mend
+             * @description What can be done about them.
+             */
+            mend?: string | null;
+            /**
+             * Problems
+             * @description None where it would be taken.
+             */
+            problems: components["schemas"]["FieldProblem"][];
         };
         /**
          * SpellRecord
@@ -5603,7 +5749,7 @@ export interface components {
          */
         TokenizerSpec: {
             /**
-             * Path
+             * Folder of the tokenizer
              * @description Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one.
              */
             path?: string | null;
@@ -5619,7 +5765,7 @@ export interface components {
          */
         TokenizerSpecRequest: {
             /**
-             * Path
+             * Folder of the tokenizer
              * @description Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one.
              * @default null
              */
@@ -5838,7 +5984,7 @@ export interface components {
              */
             batch_size: number;
             /**
-             * Checkpoint Every
+             * Steps between checkpoints
              * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
              */
             checkpoint_every?: number | null;
@@ -5848,10 +5994,13 @@ export interface components {
              * @default 3
              */
             checkpoints_kept: number;
-            /** @description End the job when validations no longer get better. */
+            /**
+             * Stop early
+             * @description End the job when validations no longer get better.
+             */
             early_stopping?: components["schemas"]["EarlyStoppingSpec"] | null;
             /**
-             * Freeze
+             * Frozen
              * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
              * @default []
              */
@@ -5863,7 +6012,10 @@ export interface components {
              *     }
              */
             gradient_fusion: components["schemas"]["GradientFusionSpec"];
-            /** @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights. */
+            /**
+             * Adapters (LoRA)
+             * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
+             */
             lora?: components["schemas"]["LoraSpec"] | null;
             /**
              * Max Gradient Norm
@@ -5898,7 +6050,10 @@ export interface components {
              * @enum {string}
              */
             precision: "float32" | "bfloat16" | "float16";
-            /** @description Let the model continue some prompts from time to time, to see what it has learnt. */
+            /**
+             * Sample texts
+             * @description Let the model continue some prompts from time to time, to see what it has learnt.
+             */
             samples?: components["schemas"]["SamplesSpec"] | null;
             /**
              * @description How the learning rate moves over the steps.
@@ -5928,7 +6083,7 @@ export interface components {
              */
             steps: number;
             /**
-             * Validate Every
+             * Steps between validations
              * @description Steps between validations; null validates only at the end.
              */
             validate_every?: number | null;
@@ -5951,7 +6106,7 @@ export interface components {
              */
             batch_size: number;
             /**
-             * Checkpoint Every
+             * Steps between checkpoints
              * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
              * @default null
              */
@@ -5963,12 +6118,13 @@ export interface components {
              */
             checkpoints_kept: number;
             /**
+             * Stop early
              * @description End the job when validations no longer get better.
              * @default null
              */
             early_stopping: components["schemas"]["EarlyStoppingSpecRequest"] | null;
             /**
-             * Freeze
+             * Frozen
              * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
              * @default []
              */
@@ -5983,6 +6139,7 @@ export interface components {
              */
             gradient_fusion: components["schemas"]["GradientFusionSpecRequest"];
             /**
+             * Adapters (LoRA)
              * @description Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights.
              * @default null
              */
@@ -6022,6 +6179,7 @@ export interface components {
              */
             precision: "float32" | "bfloat16" | "float16";
             /**
+             * Sample texts
              * @description Let the model continue some prompts from time to time, to see what it has learnt.
              * @default null
              */
@@ -6054,11 +6212,117 @@ export interface components {
              */
             steps: number;
             /**
-             * Validate Every
+             * Steps between validations
              * @description Steps between validations; null validates only at the end.
              * @default null
              */
             validate_every: number | null;
+        };
+        /**
+         * UploadFile
+         * @description One file of an upload, whole.
+         */
+        UploadFile: {
+            /**
+             * Path
+             * @description Relative to the upload, with forward slashes.
+             */
+            path: string;
+            /**
+             * Sha256
+             * @description In hexadecimal.
+             */
+            sha256: string;
+            /** Size Bytes */
+            size_bytes: number;
+        };
+        /**
+         * UploadList
+         * @description Uploads, newest first.
+         */
+        UploadList: {
+            /**
+             * Limit Bytes
+             * @description The most that all of them together may take.
+             */
+            limit_bytes: number;
+            /**
+             * Upload Limit Bytes
+             * @description The most that one of them may take.
+             */
+            upload_limit_bytes: number;
+            /** Uploads */
+            uploads: components["schemas"]["UploadView"][];
+            /**
+             * Used Bytes
+             * @description What all of them take, with what is on its way.
+             */
+            used_bytes: number;
+        };
+        /**
+         * UploadRequest
+         * @description A new upload.
+         * @example {
+         *       "kind": "data",
+         *       "name": "corpus"
+         *     }
+         */
+        UploadRequest: {
+            /**
+             * Kind
+             * @description What it is looked at as, when it is completed.
+             * @enum {string}
+             */
+            kind: "data" | "model" | "tokenizer";
+            /**
+             * Name
+             * @description What people call it.
+             */
+            name: string;
+        };
+        /**
+         * UploadView
+         * @description Data or a model that somebody sent. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
+         */
+        UploadView: {
+            /** Completed At */
+            completed_at?: string | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Files
+             * @description By their paths.
+             * @default []
+             */
+            files: components["schemas"]["UploadFile"][];
+            /**
+             * Folder
+             * @description Where it lies on the server.
+             */
+            folder: string;
+            /** Id */
+            id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "data" | "model" | "tokenizer";
+            /** Name */
+            name: string;
+            /**
+             * Size Bytes
+             * @default 0
+             */
+            size_bytes: number;
+            /**
+             * State
+             * @description open: files may arrive, and no job can name it.
+             * @enum {string}
+             */
+            state: "open" | "complete";
         };
         /**
          * Usage
@@ -7540,6 +7804,83 @@ export interface operations {
             };
         };
     };
+    checkJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "data": {
+                 *         "dataset": "digits"
+                 *       },
+                 *       "kind": "train"
+                 *     }
+                 */
+                "application/json": components["schemas"]["AnySpecRequest"];
+                /**
+                 * @example {
+                 *       "data": {
+                 *         "dataset": "digits"
+                 *       },
+                 *       "kind": "train"
+                 *     }
+                 */
+                "application/yaml": components["schemas"]["AnySpecRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SpecCheck"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getJob: {
         parameters: {
             query?: never;
@@ -8557,7 +8898,9 @@ export interface operations {
     };
     getJobSchema: {
         parameters: {
-            query?: never;
+            query?: {
+                kind?: "train" | "generate" | "embed" | "serve";
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -8769,6 +9112,335 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listUploads: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["UploadRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                upload_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                upload_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    completeUpload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                upload_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadView"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    putUploadFile: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description SHA-256 of the body as RFC 9530 writes it, sha-256=:BASE64:; another body is refused. */
+                "content-digest"?: string | null;
+            };
+            path: {
+                upload_id: string;
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadFile"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };

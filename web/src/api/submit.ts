@@ -1,14 +1,25 @@
+/** Jobs and deployments as they are written: YAML is not among the bodies that the generated client can type. */
 import { authorizedFetch } from "./client";
-import type { Job } from "./types";
+import type { Job, SpecCheck } from "./types";
 
-/** Send a job as it was written: YAML is not among the bodies that the generated client can type. */
-export async function submitYaml(text: string, idempotencyKey: string): Promise<Job> {
-  const response = await authorizedFetch(
-    new Request("/api/v1/jobs", {
-      method: "POST",
-      headers: { "Content-Type": "application/yaml", "Idempotency-Key": idempotencyKey },
-      body: text,
-    }),
-  );
-  return (await response.json()) as Job;
+const YAML = { "Content-Type": "application/yaml" };
+
+/** Queue a job. */
+export function submitJob(text: string, idempotencyKey: string): Promise<Job> {
+  return post("/api/v1/jobs", text, { ...YAML, "Idempotency-Key": idempotencyKey });
+}
+
+/** Serve a model. */
+export function deploy(text: string): Promise<{ id: string; name: string }> {
+  return post("/api/v1/deployments", text, YAML);
+}
+
+/** What would be wrong with it if it were submitted now. */
+export function check(text: string, signal: AbortSignal): Promise<SpecCheck> {
+  return post("/api/v1/jobs/check", text, YAML, signal);
+}
+
+async function post<T>(url: string, text: string, headers: HeadersInit, signal?: AbortSignal): Promise<T> {
+  const response = await authorizedFetch(new Request(url, { method: "POST", headers, body: text, signal: signal ?? null }));
+  return (await response.json()) as T;
 }

@@ -65,6 +65,11 @@ export interface DeploymentNews {
 export const LIVE_STATES = ["pending", "loading", "ready", "degraded"] as const satisfies readonly DeploymentState[];
 export const ENDED_STATES = ["stopped", "failed"] as const satisfies readonly DeploymentState[];
 
+export type PlanReport = Schemas["PlanReport"];
+export type SpecCheck = Schemas["SpecCheck"];
+export type Upload = Schemas["UploadView"];
+export type UploadKind = Upload["kind"];
+
 export const JOB_STATES = [
   "queued",
   "planning",

@@ -1,81 +1,196 @@
-/** A job as YAML: from an example to the server, with what is wrong marked at its line. */
-import { Button, Group, SegmentedControl, Stack, Text } from "@mantine/core";
-import { useDebouncedValue } from "@mantine/hooks";
-import { useMutation } from "@tanstack/react-query";
-import { useNavigate } from "@tanstack/react-router";
+/** Asks for a job or a deployment: a form made from the schema, or the same as YAML, with the plan that it would get. */
+import "@mantine/core/styles/Checkbox.css";
+
+import { Alert, Button, Group, NativeSelect, SegmentedControl, Stack, Text } from "@mantine/core";
+import { useMutation, useQuery } from "@tanstack/react-query";
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
+import { Trans, useTranslation } from "react-i18next";
 
 import { ApiProblem } from "../api/problem";
-import { submitYaml } from "../api/submit";
-import { Failure } from "../components/Feedback";
+import { job, jobSchema, uploads } from "../api/queries";
+import { deploy, submitJob } from "../api/submit";
+import { Failure, Loading } from "../components/Feedback";
 import { Page } from "../components/Page";
-import digits from "./submit/digits.yaml?raw";
+import { Draft } from "./submit/draft";
+import { textOf } from "./submit/earlier";
 import { Editor } from "./submit/Editor";
-import language from "./submit/language.yaml?raw";
+import { JobForm } from "./submit/JobForm";
 import { locate, syntaxProblems } from "./submit/locate";
+import { PlanPreview } from "./submit/PlanPreview";
+import { placed } from "./submit/problems";
+import { readSchema, type Schema } from "./submit/schema";
+import { STARTS, type Start } from "./submit/starts";
+import { Uploads } from "./submit/Uploads";
+import { useCheck } from "./submit/useCheck";
+import classes from "./Submit.module.css";
 
-const EXAMPLES = { digits, language } as const;
-type Example = keyof typeof EXAMPLES;
-
-const TYPING_MS = 400;
+const route = getRouteApi("/submit");
+const SPEC_KINDS = ["train", "generate", "embed", "serve"] as const;
+type SpecKind = (typeof SPEC_KINDS)[number];
 
 export function Submit() {
-  const navigate = useNavigate();
-  const [example, setExample] = useState<Example>("digits");
-  const [text, setText] = useState<string>(EXAMPLES.digits);
-  const [settled] = useDebouncedValue(text, TYPING_MS);
-  const syntax = useMemo(() => syntaxProblems(settled), [settled]);
+  const { from, start } = route.useSearch();
+  const { t } = useTranslation();
+  return (
+    <Page title={t("Submit a job")}>
+      {from === undefined ? <Workshop key={start} first={STARTS[start ?? "digits"]} /> : <FromEarlier key={from} id={from} />}
+    </Page>
+  );
+}
 
+function FromEarlier({ id }: { id: string }) {
+  const earlier = useQuery(job(id));
+  const kind = specKind(earlier.data?.kind);
+  const schema = useQuery({ ...jobSchema(kind), enabled: earlier.data !== undefined });
+  const known = useQuery(uploads);
+  const error = earlier.error ?? schema.error ?? known.error;
+  if (error !== null) return <Failure error={error} retry={() => void earlier.refetch()} />;
+  if (earlier.data === undefined || schema.data === undefined || known.data === undefined) return <Loading />;
+  return <Workshop first={textOf(earlier.data, readSchema(schema.data as Schema), known.data.uploads)} from={id} />;
+}
+
+function specKind(value: unknown): SpecKind {
+  return SPEC_KINDS.find((kind) => kind === value) ?? "train";
+}
+
+function Workshop({ first, from }: { first: string; from?: string }) {
+  const { t } = useTranslation();
+  const { view = "form" } = route.useSearch();
+  const navigate = useNavigate({ from: "/submit" });
+  const [text, setText] = useState(first);
+  const [sendingFiles, setSendingFiles] = useState(0);
+  const draft = useMemo(() => new Draft(text), [text]);
+  const kind = specKind(draft.get(["kind"]));
+  const schema = useQuery(jobSchema(kind));
+  const root = useMemo(() => (schema.data === undefined ? undefined : readSchema(schema.data as Schema)), [schema.data]);
+
+  const syntax = useMemo(() => syntaxProblems(text), [text]);
+  const checked = useCheck(text, syntax.length === 0);
   // One key for one text: a second click, or a retry after a lost answer, does not make a second job.
   const idempotencyKey = useMemo(() => randomKey(), [text]);
   const sending = useMutation({
-    mutationFn: () => submitYaml(text, idempotencyKey),
-    onSuccess: (job) => navigate({ to: "/jobs/$jobId", params: { jobId: job.id } }),
+    mutationFn: async () =>
+      kind === "serve" ? { ...(await deploy(text)), isServed: true } : { ...(await submitJob(text, idempotencyKey)), isServed: false },
+    onSuccess: ({ id, isServed }) =>
+      isServed ? navigate({ href: "/deployments" }) : navigate({ to: "/jobs/$jobId", params: { jobId: id } }),
   });
-  const refused = sending.error instanceof ApiProblem ? locate(text, sending.error.fields) : [];
-
-  const edit = (next: string) => {
+  const isOwn = text !== first;
+  const refused = sending.error instanceof ApiProblem ? sending.error.fields : [];
+  // What an example lacks is not held against anybody before they touch it.
+  const problems = refused.length > 0 ? refused : isOwn || from !== undefined ? checked.problems : [];
+  const change = (next: string) => {
     setText(next);
     sending.reset();
   };
-  const choose = (next: Example) => {
-    setExample(next);
-    edit(EXAMPLES[next]);
-  };
-  const isOwn = text !== EXAMPLES[example];
+  const places = useMemo(() => (root === undefined ? new Map() : placed(problems, root)), [problems, root]);
+  const marked = syntax.length > 0 ? syntax : locate(text, problems);
 
   return (
-    <Page title="Submit a job">
-      <Stack gap="md">
-        <Group gap="sm" justify="space-between">
-          <SegmentedControl
-            aria-label="Start from an example"
-            value={example}
-            onChange={(value) => choose(value as Example)}
-            disabled={isOwn}
-            data={[
-              { value: "digits", label: "Digit classifier" },
-              { value: "language", label: "Language model" },
-            ]}
-          />
-          {isOwn && (
-            <Button variant="subtle" onClick={() => choose(example)}>
-              Back to the example
-            </Button>
+    <Stack gap="md">
+      <Group gap="sm" justify="space-between">
+        <Starts isOwn={isOwn} from={from} onBack={() => change(first)} />
+        <SegmentedControl
+          aria-label={t("Form or YAML")}
+          value={view}
+          onChange={(next) => void navigate({ search: (old) => ({ ...old, view: next === "yaml" ? "yaml" : undefined }), replace: true })}
+          data={[
+            { value: "form", label: t("Form") },
+            { value: "yaml", label: "YAML" },
+          ]}
+        />
+      </Group>
+      <div className={classes.columns}>
+        <Stack gap="md" className={classes.main!}>
+          {view === "yaml" ? (
+            <>
+              <Editor label={t("Job as YAML")} text={text} onChange={change} problems={marked} />
+              <Text size="sm" c="dimmed">
+                <Trans
+                  i18nKey="The same file works with <code>share-compute submit job.yaml</code>. What the form changes keeps its place; comments beside what it removes go with it."
+                  components={{ code: <code /> }}
+                />
+              </Text>
+            </>
+          ) : draft.value === null ? (
+            <Alert className="failure" title={t("The YAML cannot be read, so there is no form of it.")}>
+              <Button size="xs" variant="default" onClick={() => void navigate({ search: (old) => ({ ...old, view: "yaml" }) })}>
+                {t("Mend the YAML")}
+              </Button>
+            </Alert>
+          ) : schema.error !== null ? (
+            <Failure error={schema.error} retry={() => void schema.refetch()} />
+          ) : root === undefined ? (
+            <Loading />
+          ) : (
+            <JobForm
+              root={root}
+              kind={kind}
+              draft={draft}
+              problems={places}
+              onText={change}
+              onSending={(by) => setSendingFiles((number) => number + by)}
+            />
           )}
-        </Group>
-        <Editor label="Job as YAML" text={text} onChange={edit} problems={syntax.length > 0 ? syntax : refused} />
-        {sending.error !== null && refused.length === 0 && <Failure error={sending.error} />}
-        <Group justify="space-between">
-          <Text size="sm" c="dimmed">
-            The same file works with <code>share-compute submit job.yaml</code>.
-          </Text>
-          <Button onClick={() => sending.mutate()} loading={sending.isPending} disabled={syntax.length > 0}>
-            Submit
-          </Button>
-        </Group>
-      </Stack>
-    </Page>
+        </Stack>
+        <div className={classes.aside}>
+          <PlanPreview draft={draft} kind={kind} isGood={checked.isGood} />
+          <Uploads />
+        </div>
+      </div>
+      {sending.error !== null && refused.length === 0 && <Failure error={sending.error} />}
+      {checked.error !== null && sending.error === null && <Failure error={checked.error} />}
+      <Group justify="space-between" className={classes.bar!}>
+        <Text size="sm" c="dimmed" role="status">
+          {sendingFiles > 0
+            ? t("Files are on their way to the server.")
+            : problems.length > 0
+              ? t("{{count}} problems", { count: problems.length })
+              : checked.isGood
+                ? t("The server would take it as it stands.")
+                : ""}
+        </Text>
+        <Button onClick={() => sending.mutate()} loading={sending.isPending} disabled={syntax.length > 0 || sendingFiles > 0}>
+          {kind === "serve" ? t("Serve it") : t("Submit")}
+        </Button>
+      </Group>
+    </Stack>
+  );
+}
+
+/** What the job began as; own changes are given up only on purpose. */
+function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefined; onBack: () => void }) {
+  const { t } = useTranslation();
+  const { start = "digits" } = route.useSearch();
+  const navigate = useNavigate({ from: "/submit" });
+  const starts: Record<Start, string> = {
+    digits: t("Train a digit classifier"),
+    language: t("Train a language model"),
+    generate: t("Let a model answer rows"),
+    embed: t("Turn rows into vectors"),
+    serve: t("Serve a model"),
+  };
+  return (
+    <Group gap="sm">
+      <NativeSelect
+        aria-label={t("Start from")}
+        value={from === undefined ? start : ""}
+        disabled={isOwn}
+        onChange={(event) => {
+          const next = event.currentTarget.value as Start;
+          void navigate({ search: (old) => ({ view: old.view, start: next === "digits" ? undefined : next }) });
+        }}
+        data={[
+          ...(from === undefined ? [] : [{ value: "", label: t("From {{job}}", { job: from }) }]),
+          ...Object.entries(starts).map(([value, label]) => ({ value, label })),
+        ]}
+      />
+      {isOwn && (
+        <Button variant="subtle" onClick={onBack}>
+          {t("Undo all changes")}
+        </Button>
+      )}
+    </Group>
   );
 }
 

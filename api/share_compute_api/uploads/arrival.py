@@ -1,0 +1,108 @@
+"""One file on its way into an upload: written beside its place, and put there when all of it has come."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from share_compute.errors import Unavailable, UserError
+from share_compute_api.schemas import UploadFile
+
+
+class Arrival:
+    """A file that is being received. Call `close` in the end, whatever happened.
+
+    Args:
+        partial: where it is written until it is whole.
+        path: what it will be called in its upload.
+        reserve: takes so many more bytes of what uploads may have, or raises TooLarge.
+        settle: puts the whole file into its place, or raises.
+        release: gives the reserved bytes back where the file came to nothing.
+    """
+
+    def __init__(
+        self,
+        partial: Path,
+        path: str,
+        reserve: Callable[[int], None],
+        settle: Callable[[Path, UploadFile], None],
+        release: Callable[[int], None],
+    ) -> None:
+        self._partial = partial
+        self._path = path
+        self._reserve = reserve
+        self._settle = settle
+        self._release = release
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+        self._is_settled = False
+        with _translated(path):
+            self._file = partial.open("xb", buffering=0)
+
+    def write(self, piece: bytes) -> None:
+        """Keep the next bytes.
+
+        Raises:
+            TooLarge: there is no room for them.
+            Unavailable: the disk does not take them.
+        """
+        self._reserve(len(piece))
+        self._size_bytes += len(piece)
+        self._hash.update(piece)
+        left = memoryview(piece)
+        with _translated(self._path):
+            while left:
+                left = left[self._file.write(left) :]
+
+    def finish(self, sha256: str | None = None) -> UploadFile:
+        """Put the file into its place; returns its size and checksum.
+
+        Args:
+            sha256: what the sender says that it is, in hexadecimal.
+
+        Raises:
+            UserError: something else arrived.
+            Conflict, NotFound: the upload takes no files any more.
+        """
+        found = self._hash.hexdigest()
+        if sha256 is not None and sha256 != found:
+            raise UserError(
+                f"{self._path} arrived damaged: its SHA-256 is {found}, not {sha256}", mend="send it again"
+            )
+        file = UploadFile(path=self._path, size_bytes=self._size_bytes, sha256=found)
+        with _translated(self._path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._settle(self._partial, file)
+        self._is_settled = True
+        return file
+
+    def close(self) -> None:
+        """Leave nothing behind of a file that did not arrive whole."""
+        if self._is_settled:
+            return
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+        self._release(self._size_bytes)
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as failure:
+        raise UserError(
+            f"{path} cannot be both a file and a folder of the upload", mend="rename one of the two"
+        ) from failure
+    except OSError as failure:
+        is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise Unavailable(
+            f"the server cannot keep {path}: {failure.strerror or failure}",
+            mend="remove uploads that nobody needs: share-compute uploads list"
+            if is_full
+            else "see the rights of the server's data folder",
+        ) from failure

@@ -1,0 +1,24 @@
+"""Whether an upload is what it says, before jobs can name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from share_compute.data.tokenization import has_tokenizer
+from share_compute_api.model_folders import check_model_folder, check_weights, looking, refused
+from share_compute_api.schemas import UploadView
+
+
+def examine(upload: UploadView) -> None:
+    """Raise UserError when a job could not use it, whatever the job is."""
+    folder = Path(upload.folder)
+    with looking("files"):
+        if upload.kind == "data":
+            empty = next((file.path for file in upload.files if not file.size_bytes), None)
+            if empty is not None:
+                raise refused("files", f"{empty} is empty", "leave it out, or fill it")
+        if upload.kind == "model":
+            check_model_folder(folder, "files")
+            check_weights(folder, "files")
+        if upload.kind == "tokenizer" and not has_tokenizer(folder):
+            raise refused("files", "there is no tokenizer", "send what save_pretrained wrote: tokenizer.json")

@@ -1,0 +1,57 @@
+"""What a file of an upload may be called."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from share_compute.errors import UserError
+from share_compute.specification import ROW_SUFFIXES, TEXT_SUFFIXES
+from share_compute_api.model_folders import refused
+from share_compute_api.schemas import UploadKind
+
+_MOST_BYTES = 1000
+_MOST_PART_BYTES = 240
+_CODE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
+"""Files that Python's pickle reads: they may run code of whoever made them."""
+_DATA_SUFFIXES = tuple(dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES)))
+
+
+def checked_path(path: str) -> str:
+    """Return the path of a file within its upload, as it was given, if it stays in there on every system.
+
+    Raises:
+        UserError: it does not.
+    """
+    parts = path.split("/")
+    problem = None
+    if not path or path.startswith("/"):
+        problem = "it must be relative"
+    elif any(part in ("", ".", "..") for part in parts):
+        problem = "no part of it may be empty, . or .."
+    elif "\\" in path or not path.isprintable():
+        problem = "it must have neither backslashes nor control characters"
+    elif len(path.encode(errors="replace")) > _MOST_BYTES:
+        problem = f"it is longer than {_MOST_BYTES} bytes"
+    elif any(len(part.encode(errors="replace")) > _MOST_PART_BYTES for part in parts):
+        problem = f"a part of it is longer than {_MOST_PART_BYTES} bytes"
+    if problem is not None:
+        raise UserError(f"no file of an upload can be called {path!r}: {problem}", mend="rename the file")
+    return path
+
+
+def check_suffix(path: str, kind: UploadKind) -> None:
+    """Raise UserError when such a file has no place in an upload of this kind."""
+    suffix = PurePosixPath(path).suffix.lower()
+    if kind == "data" and suffix not in _DATA_SUFFIXES:
+        what = suffix or "without suffix"
+        raise refused(
+            "path",
+            f"{path} is no file of data ({what}); known: {', '.join(_DATA_SUFFIXES)}",
+            "save it as one of these",
+        )
+    if suffix in _CODE_SUFFIXES:
+        raise refused(
+            "path",
+            f"{path} is a pickle, which could run code when it is read",
+            "convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder) writes safetensors",
+        )

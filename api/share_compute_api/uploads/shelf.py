@@ -1,0 +1,381 @@
+"""All uploads of a server: folders under its data folder, and what is known of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from share_compute.errors import Conflict, NotFound, TooLarge, UserError
+from share_compute.planning.words import bytes_text, listed
+from share_compute.store.secret import new_id
+from share_compute_api.schemas import UploadFile, UploadKind, UploadView
+from share_compute_api.uploads.arrival import Arrival
+from share_compute_api.uploads.examination import examine
+from share_compute_api.uploads.names import check_suffix, checked_path
+
+MOST_FILES = 2000
+_RECORD = "upload.json"
+_ARRIVED = "arrived.jsonl"
+_FILES = "files"
+_PARTIAL = "partial"
+_GONE = ".gone-"
+_KEPT_FREE_BYTES = 256 << 20
+"""A full disk would keep the server from writing down what jobs do."""
+_ROOM = "remove uploads that nobody needs (share-compute uploads list)"
+_LEFT_AFTER = timedelta(days=1)
+_LIST = "share-compute uploads list shows what there is"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An upload, and what happens to it now."""
+
+    view: UploadView
+    files: dict[str, UploadFile]
+    touched_at: datetime
+    arriving: int = 0
+    """Files on their way."""
+    arriving_bytes: int = 0
+    is_closing: bool = False
+    """Whether it is being made complete, or removed: it takes no file meanwhile."""
+    readers: int = 0
+    """Requests that look into it now."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values()) + self.arriving_bytes
+
+    def shown(self) -> UploadView:
+        files = sorted(self.files.values(), key=lambda file: file.path)
+        size_bytes = sum(file.size_bytes for file in files)
+        return self.view.model_copy(update={"files": files, "size_bytes": size_bytes})
+
+
+@dataclass(slots=True)
+class Uploads:
+    """The uploads of one server, which alone uses the folder. Every method may be called from any thread.
+
+    Args:
+        folder: where they lie; made when the first one comes.
+        most_bytes: of all together.
+        most_bytes_each: of one.
+        clock: tells the time, in UTC.
+    """
+
+    folder: Path
+    most_bytes: int
+    most_bytes_each: int
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _partials: int = 0
+
+    def __post_init__(self) -> None:
+        """Find what earlier runs of the server kept, without the pieces that they were killed over."""
+        self.folder = self.folder.resolve()
+        for folder in sorted(self.folder.glob(f"{_GONE}*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in sorted(self.folder.glob("up-*")):
+            shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
+            entry = _read(folder)
+            if entry is None:
+                _log.warning("%s is no upload; it is left as it is", folder)
+            else:
+                self._entries[folder.name] = entry
+
+    @property
+    def used_bytes(self) -> int:
+        """What all of them take, with what is on its way."""
+        with self._lock:
+            return self._used_bytes()
+
+    def list(self) -> list[UploadView]:
+        """Return all uploads, newest first."""
+        with self._lock:
+            found = [entry.shown() for entry in self._entries.values()]
+        return sorted(found, key=lambda view: (view.created_at, view.id), reverse=True)
+
+    def get(self, upload_id: str) -> UploadView:
+        """Return one upload.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with self._lock:
+            return self._entry(upload_id).shown()
+
+    def create(self, name: str, kind: UploadKind) -> UploadView:
+        """Begin an upload; those that were begun and then left for a day go."""
+        now = self.clock()
+        with self._lock:
+            left = [
+                upload_id
+                for upload_id, entry in self._entries.items()
+                if entry.view.state == "open"
+                and not (entry.arriving or entry.is_closing)
+                and now - entry.touched_at > _LEFT_AFTER
+            ]
+        for upload_id in left:
+            self.remove(upload_id, lambda _: [])
+        upload_id = new_id("up")
+        folder = self.folder / upload_id
+        (folder / _FILES).mkdir(parents=True, mode=0o700)
+        view = UploadView(
+            id=upload_id, name=name, kind=kind, state="open", created_at=now, folder=str(folder / _FILES)
+        )
+        _write(folder, view)
+        with self._lock:
+            self._entries[upload_id] = _Entry(view, {}, now)
+        return view
+
+    def receive(self, upload_id: str, path: str, announced_bytes: int = 0) -> Arrival:
+        """Return what a file of an upload is written into; a file of this name is replaced when it is whole.
+
+        Args:
+            upload_id: the upload.
+            path: of the file in it, with forward slashes.
+            announced_bytes: how much is about to come, if that is known.
+
+        Raises:
+            NotFound: there is no such upload.
+            Conflict: it is complete.
+            TooLarge: there is no room for so much.
+            UserError: it cannot have such a file.
+        """
+        checked_path(path)
+        with self._lock:
+            entry = self._open_entry(upload_id)
+            check_suffix(path, entry.view.kind)
+            self._require_room(entry, announced_bytes)
+            if path not in entry.files and len(entry.files) >= MOST_FILES:
+                raise TooLarge(
+                    f"an upload has at most {MOST_FILES} files",
+                    mend="join small files, or make several uploads",
+                )
+            self._partials += 1
+            entry.arriving += 1
+            place = self.folder / upload_id / _PARTIAL / str(self._partials)
+        try:
+            place.parent.mkdir(exist_ok=True)
+            return Arrival(
+                place,
+                path,
+                partial(self._reserve, entry),
+                partial(self._settle, upload_id, entry),
+                partial(self._release, entry),
+            )
+        except BaseException:
+            self._release(entry, 0)
+            raise
+
+    def complete(self, upload_id: str) -> UploadView:
+        """Make an upload one that jobs can name, if it is what it says; twice changes nothing.
+
+        Raises:
+            NotFound: there is no such upload.
+            Conflict: files of it are on their way.
+            UserError: something is missing in it, or not what it must be.
+        """
+        with self._lock:
+            entry = self._entry(upload_id)
+            if entry.view.state == "complete":
+                return entry.shown()
+            self._require_rest(entry)
+            entry.is_closing = True
+            shown = entry.shown()
+        try:
+            if not shown.files:
+                raise UserError("the upload has no file yet", mend="send its files, then complete it")
+            examine(shown)
+            view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
+            # From here on it is complete, also for a server that starts after this one was killed.
+            _write(self.folder / upload_id, view)
+            with self._lock:
+                entry.view = view
+        finally:
+            with self._lock:
+                entry.is_closing = False
+        return view
+
+    def remove(self, upload_id: str, users: Callable[[Path], Sequence[str]]) -> UploadView:
+        """Remove an upload; what is on its way into it comes to nothing.
+
+        Args:
+            upload_id: the upload.
+            users: names what uses a folder now.
+
+        Raises:
+            NotFound: there is no such upload.
+            Conflict: something uses it.
+        """
+        with self._lock:
+            entry = self._entry(upload_id)
+            if entry.readers or entry.is_closing:
+                raise Conflict(f"upload {upload_id} is just being looked at", mend="try again")
+            entry.is_closing = True
+        gone = self.folder / f"{_GONE}{upload_id}"
+        try:
+            _require_unused(upload_id, users(self.folder / upload_id))
+            (self.folder / upload_id).rename(gone)
+        except BaseException:
+            with self._lock:
+                entry.is_closing = False
+            raise
+        with self._lock:
+            del self._entries[upload_id]
+        shutil.rmtree(gone, ignore_errors=True)
+        return entry.shown()
+
+    @contextmanager
+    def reading(self, upload_ids: Iterable[str]) -> Iterator[None]:
+        """Keep these uploads from being removed inside the block.
+
+        Raises:
+            NotFound: one is not there.
+            Conflict: one is not complete.
+        """
+        wanted = set(upload_ids)
+        with self._lock:
+            entries = [self._entry(upload_id) for upload_id in sorted(wanted)]
+            for entry in entries:
+                if entry.view.state == "open":
+                    raise Conflict(
+                        f"upload {entry.view.id} is not complete yet", mend="wait until all of it has arrived"
+                    )
+                if entry.is_closing:
+                    raise NotFound(f"upload {entry.view.id} is being removed", mend=_LIST)
+            for entry in entries:
+                entry.readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for entry in entries:
+                    entry.readers -= 1
+
+    def _entry(self, upload_id: str) -> _Entry:
+        entry = self._entries.get(upload_id)
+        if entry is None:
+            raise NotFound(f"there is no upload {upload_id}", mend=_LIST)
+        return entry
+
+    def _open_entry(self, upload_id: str) -> _Entry:
+        entry = self._entry(upload_id)
+        if entry.view.state == "complete" or entry.is_closing:
+            raise Conflict(f"upload {upload_id} takes no more files", mend="begin another upload")
+        return entry
+
+    def _require_rest(self, entry: _Entry) -> None:
+        if entry.arriving:
+            what = "1 file of it is" if entry.arriving == 1 else f"{entry.arriving} files of it are"
+            raise Conflict(
+                f"upload {entry.view.id} cannot be completed: {what} on the way",
+                mend="wait until they arrived",
+            )
+        if entry.is_closing:
+            raise Conflict(f"upload {entry.view.id} is just being completed", mend="try again")
+
+    def _used_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self._entries.values())
+
+    def _require_room(self, entry: _Entry, more_bytes: int) -> None:
+        for used, most, what in (
+            (entry.size_bytes, self.most_bytes_each, "one upload"),
+            (self._used_bytes(), self.most_bytes, "all uploads together"),
+        ):
+            if used + more_bytes > most:
+                raise TooLarge(
+                    f"{bytes_text(most)} is the most for {what}; {bytes_text(used)} are there, "
+                    f"{bytes_text(more_bytes)} more came",
+                    mend=f"{_ROOM}, or let the operator raise "
+                    "SHARE_COMPUTE_UPLOAD_LIMIT_BYTES and SHARE_COMPUTE_UPLOADS_LIMIT_BYTES",
+                    details={"limit_bytes": most, "used_bytes": used},
+                )
+
+        free_bytes = shutil.disk_usage(self.folder).free
+        if free_bytes - more_bytes < _KEPT_FREE_BYTES:
+            raise TooLarge(
+                f"the server's disk has {bytes_text(free_bytes)} left, of which it keeps "
+                f"{bytes_text(_KEPT_FREE_BYTES)} for its own; {bytes_text(more_bytes)} more came",
+                mend=_ROOM,
+                details={"free_bytes": free_bytes},
+            )
+
+    def _reserve(self, entry: _Entry, more_bytes: int) -> None:
+        with self._lock:
+            self._require_room(entry, more_bytes)
+            entry.arriving_bytes += more_bytes
+
+    def _release(self, entry: _Entry, size_bytes: int) -> None:
+        with self._lock:
+            entry.arriving -= 1
+            entry.arriving_bytes -= size_bytes
+
+    def _settle(self, upload_id: str, entry: _Entry, partial: Path, file: UploadFile) -> None:
+        folder = self.folder / upload_id
+        with self._lock:
+            self._open_entry(upload_id)
+            target = folder / _FILES / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial.replace(target)
+            with (folder / _ARRIVED).open("a", encoding="utf-8") as arrived:
+                arrived.write(file.model_dump_json() + "\n")
+            entry.files[file.path] = file
+            entry.arriving -= 1
+            entry.arriving_bytes -= file.size_bytes
+            entry.touched_at = self.clock()
+
+
+def _require_unused(upload_id: str, users: Sequence[str]) -> None:
+    if users:
+        raise Conflict(
+            f"upload {upload_id} is used by {listed(users)}", mend="wait for its end, or end it first"
+        )
+
+
+def _write(folder: Path, view: UploadView) -> None:
+    fresh = folder / f"{_RECORD}.new"
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(view.model_dump_json())
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(folder / _RECORD)
+
+
+def _read(folder: Path) -> _Entry | None:
+    """Return an upload as its folder has it; None where it has none."""
+    try:
+        view = UploadView.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
+        # The data folder may have been moved since.
+        view = view.model_copy(update={"folder": str(folder / _FILES)})
+        touched_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    except (OSError, ValidationError):
+        return None
+    files = view.files if view.state == "complete" else _arrived(folder)
+    return _Entry(view, {file.path: file for file in files}, touched_at)
+
+
+def _arrived(folder: Path) -> Iterator[UploadFile]:
+    try:
+        lines = (folder / _ARRIVED).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            file = UploadFile.model_validate(json.loads(line))
+        except ValueError:  # the line that the server was killed over
+            continue
+        if (folder / _FILES / file.path).is_file():
+            yield file

@@ -1,0 +1,47 @@
+"""The paths in a job, whatever its kind: those of a machine, and those of what was uploaded to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+
+from share_compute.specification.batch import EmbedJob, GenerateJob
+from share_compute.specification.job import TrainJob
+from share_compute.specification.serve import ServeJob
+
+UPLOAD = "upload:"
+Named: TypeAlias = TrainJob | GenerateJob | EmbedJob | ServeJob
+"""Whatever names data or a model."""
+AnyNamed = TypeVar("AnyNamed", bound=Named)
+
+
+def upload_path(path: Path) -> tuple[str, str] | None:
+    """Return the id of the upload that a path names, and what it names in it; None where it is of a machine.
+
+    ``upload:up-k3v7q2ma/corpus.txt`` gives ``("up-k3v7q2ma", "corpus.txt")``.
+    """
+    text = path.as_posix()
+    if not text.startswith(UPLOAD):
+        return None
+    upload, _, inside = text.removeprefix(UPLOAD).partition("/")
+    return upload, inside
+
+
+def with_paths(spec: AnyNamed, change: Callable[[Path, str], Path]) -> AnyNamed:
+    """Return a job with other paths.
+
+    Args:
+        spec: the job, or the deployment.
+        change: makes the new path of the old one and the name of its field.
+    """
+    full: dict[str, Any] = {}
+    if spec.model is not None and spec.model.path is not None:
+        full["model"] = spec.model.model_copy(update={"path": change(spec.model.path, "model.path")})
+    if isinstance(spec, TrainJob) and spec.tokenizer.path is not None:
+        path = change(spec.tokenizer.path, "tokenizer.path")
+        full["tokenizer"] = spec.tokenizer.model_copy(update={"path": path})
+    if not isinstance(spec, ServeJob) and spec.data.files is not None:
+        files = tuple(change(file, "data.files") for file in spec.data.files)
+        full["data"] = spec.data.model_copy(update={"files": files})
+    return cast("AnyNamed", spec.model_copy(update=full))

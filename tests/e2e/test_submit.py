@@ -1,0 +1,287 @@
+"""Asking for a job in a real browser: by the form, as YAML, with files of one's own, and with its plan beforehand."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.scenes import digits, join, measure
+from tests.e2e.test_dashboard import AXE, violations
+
+from share_compute.specification import TrainJob
+
+pytestmark = pytest.mark.browser
+
+PLAN_TIMEOUT_MS = 180_000
+"""The planner starts a process that imports torch, with the lowest priority."""
+TEXT = "a line of text\n" * 2000
+
+
+def form(page: Page, pool: Pool, search: str = "") -> None:
+    page.goto(f"{pool.url}/submit{search}")
+    expect(page.get_by_role("heading", name="Submit a job", level=1)).to_be_visible()
+
+
+def submitted(pool: Pool) -> TrainJob:
+    (job,) = pool.store.jobs.queued()
+    assert isinstance(job.spec, TrainJob)
+    return job.spec
+
+
+def submit(page: Page) -> None:
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page).to_have_url(re.compile("/jobs/job-"))
+
+
+def to_yaml(page: Page) -> Locator:
+    page.get_by_text("YAML", exact=True).click()
+    return page.get_by_label("Job as YAML")
+
+
+def to_form(page: Page) -> None:
+    page.get_by_text("Form", exact=True).click()
+
+
+def test_a_job_is_submitted_by_the_form(page: Page, pool: Pool) -> None:
+    form(page, pool)
+    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
+    page.get_by_label("Name", exact=True).fill("my digits")
+    page.get_by_label("Steps", exact=True).fill("12")
+    page.get_by_label("Learning rate").fill("2e-3")
+    page.get_by_label("Optimizer", exact=True).select_option("sgd")
+    page.get_by_text("Precision, memory and seed").click()
+    page.get_by_label("Microbatches").fill("8")
+    page.get_by_label("Activation checkpointing").check()
+    page.get_by_role("button", name="Remove row 4").click()
+    page.get_by_role("button", name="Add a row").click()
+    page.get_by_role("combobox", name="Type of row 5").select_option("tanh")
+    page.get_by_role("button", name="Move row 5 up").click()
+    page.get_by_text("What is trained").click()
+    page.get_by_label("Frozen").fill("layers[:1]")
+    submit(page)
+    spec = submitted(pool)
+    assert (spec.name, spec.training.steps, spec.training.microbatches) == ("my digits", 12, 8)
+    assert (spec.training.optimizer.name.value, spec.training.optimizer.learning_rate) == ("sgd", 0.002)
+    assert spec.training.activation_checkpointing
+    assert spec.training.freeze == ("layers[:1]",)
+    assert [layer.type for layer in spec.model.layers or ()] == ["linear", "relu", "linear", "tanh", "linear"]
+
+
+def test_form_and_yaml_show_each_others_changes(page: Page, pool: Pool) -> None:
+    form(page, pool)
+    page.get_by_label("Steps", exact=True).fill("77")
+    editor = to_yaml(page)
+    assert page.url.endswith("view=yaml")
+    expect(editor).to_have_value(re.compile(r"^# A classifier.*steps: 77\n", re.DOTALL))
+    editor.fill(editor.input_value().replace("steps: 77", "steps: 78").replace("batch_size: 32", ""))
+    to_form(page)
+    expect(page.get_by_label("Steps", exact=True)).to_have_value("78")
+    expect(page.get_by_label("Batch size")).to_have_value("")
+    page.reload()
+    expect(page.get_by_label("Steps", exact=True)).to_have_value("200")
+    to_yaml(page).fill("name: [broken")
+    expect(page.get_by_role("button", name="Submit", exact=True)).to_be_disabled()
+    to_form(page)
+    page.get_by_role("button", name="Mend the YAML").click()
+    expect(page.get_by_label("Job as YAML")).to_have_value("name: [broken")
+    page.get_by_role("button", name="Undo all changes").click()
+    expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("kind: train"))
+
+
+def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, pool: Pool) -> None:
+    form(page, pool)
+    steps = page.get_by_label("Steps", exact=True)
+    steps.fill("0")
+    expect(steps).to_have_accessible_description(re.compile("greater than or equal to 1"))
+    expect(steps).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("status").filter(has_text="1 problem")).to_be_visible()
+    editor = to_yaml(page)
+    expect(page.get_by_role("button", name=re.compile("training.steps"))).to_be_visible()
+    editor.fill(editor.input_value().replace("steps: 0", "steps: 5\n  checkpoints_kept: 0"))
+    to_form(page)
+    # A fold with a problem in it opens by itself.
+    expect(page.get_by_label("Checkpoints kept")).to_be_visible()
+    expect(page.get_by_text("1 problem").first).to_be_visible()
+    page.get_by_label("Checkpoints kept").fill("2")
+    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
+    expect(page.get_by_label("Checkpoints kept")).to_be_visible()
+    steps.fill("many")
+    expect(steps).to_have_accessible_description(re.compile("valid integer"))
+
+
+def test_what_only_submitting_finds_is_marked_too(page: Page, pool: Pool, complaints: Complaints) -> None:
+    form(page, pool, "?start=language")
+    # An example that cannot be submitted as it stands blames nobody before they try.
+    files = page.get_by_label("Files", exact=True)
+    expect(page.get_by_role("button", name="Upload files")).to_be_visible()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(files).to_have_accessible_description(re.compile("does not exist on the server"))
+    assert [text for text in complaints if "422" not in text] == []
+    complaints.clear()
+
+
+def test_an_earlier_job_is_started_from_without_its_defaults(page: Page, pool: Pool) -> None:
+    job = pool.store.jobs.create(digits())
+    form(page, pool, f"?from={job.id}&view=yaml")
+    editor = page.get_by_label("Job as YAML")
+    expect(editor).to_have_value(re.compile(f"# From {job.id}"))
+    assert "shuffle" not in editor.input_value()
+    to_form(page)
+    expect(page.get_by_label("Steps", exact=True)).to_have_value("40")
+    page.get_by_label("Name", exact=True).fill("again")
+    submit(page)
+    fresh = pool.store.jobs.queued()[-1]
+    assert fresh.spec == digits().model_copy(update={"name": "again"})
+
+
+@contextmanager
+def held(page: Page) -> Iterator[Callable[[], None]]:
+    """Hold every file that is sent until it is let go."""
+    gate = threading.Event()
+    waiting: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if gate.is_set():
+            route.continue_()
+        else:
+            waiting.append(route)
+
+    def let_go() -> None:
+        gate.set()
+        while waiting:
+            waiting.pop().continue_()
+
+    page.route("**/api/v1/uploads/*/files/**", hold)
+    yield let_go
+    page.unroute("**/api/v1/uploads/*/files/**")
+
+
+def test_a_file_is_sent_with_progress_and_trained_on(page: Page, pool: Pool, tmp_path: Path) -> None:
+    corpus = tmp_path / "my corpus.txt"
+    corpus.write_text(TEXT)
+    form(page, pool, "?start=language")
+    with held(page) as let_go:
+        page.get_by_label("Files for Files").set_input_files(corpus)
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        expect(page.get_by_role("button", name="Submit", exact=True)).to_be_disabled()
+        let_go()
+        expect(page.get_by_text("my corpus.txt is on the server.")).to_be_visible()
+    files = page.get_by_label("Files", exact=True)
+    expect(files).to_have_value(re.compile(r"^upload:up-\w+/my corpus\.txt$"))
+    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
+    submit(page)
+    (file,) = submitted(pool).data.files or ()
+    assert file.read_text() == TEXT
+
+    # The next job takes it without sending it again; while a job uses it, it stays.
+    form(page, pool, "?start=language")
+    page.get_by_role("combobox", name="Earlier uploads for Files").select_option(
+        label="my corpus.txt · 29.3 KiB"
+    )
+    expect(files).to_have_value(re.compile("^upload:up-"))
+
+
+def test_what_a_job_uses_is_not_removed(
+    page: Page, pool: Pool, tmp_path: Path, complaints: Complaints
+) -> None:
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    form(page, pool, "?start=language")
+    page.get_by_label("Files for Files").set_input_files(tmp_path / "corpus.txt")
+    expect(page.get_by_text("corpus.txt is on the server.")).to_be_visible()
+    submit(page)
+    job = pool.store.jobs.queued()[0]
+    form(page, pool)
+    page.get_by_role("button", name="Remove corpus.txt").click()
+    expect(page.get_by_text(re.compile(f"is used by {job.id}"))).to_be_visible()
+    assert [text for text in complaints if "409" not in text] == []
+    complaints.clear()
+    pool.store.jobs.cancel(job.id)
+    page.get_by_role("button", name="Remove corpus.txt").click()
+    expect(page.get_by_role("region", name="Uploads")).to_have_count(0)
+
+
+def test_a_cancelled_upload_leaves_nothing(page: Page, pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    form(page, pool, "?start=language")
+    with held(page):
+        page.get_by_label("Files for Files").set_input_files(tmp_path / "corpus.txt")
+        page.get_by_role("button", name="Cancel upload").click()
+        expect(page.get_by_text("The upload was cancelled; nothing of it is kept.")).to_be_visible()
+    expect(page.get_by_role("region", name="Uploads")).to_have_count(0)
+    assert [*(pool.folder / "uploads").iterdir()] == []
+
+
+def test_the_folder_of_a_model_is_dropped_and_pickles_say_why_they_are_refused(
+    page: Page, pool: Pool, complaints: Complaints
+) -> None:
+    form(page, pool, "?start=serve")
+    drop(page, {"pytorch_model.bin": "x", "config.json": "{}"})
+    expect(page.get_by_text(re.compile("which could run code when it is read"))).to_be_visible()
+    assert [text for text in complaints if "422" not in text] == []
+    complaints.clear()
+
+
+def drop(page: Page, files: dict[str, str]) -> None:
+    """Drop files on the first place that takes them, as a browser does after a drag."""
+    transfer = page.evaluate_handle(
+        """files => {
+            const transfer = new DataTransfer();
+            for (const [name, text] of Object.entries(files)) transfer.items.add(new File([text], name));
+            return transfer;
+        }""",
+        files,
+    )
+    page.get_by_text(re.compile("^or drop")).first.dispatch_event("drop", {"dataTransfer": transfer})
+
+
+def test_the_plan_is_shown_before_anything_is_queued(page: Page, pool: Pool, complaints: Complaints) -> None:
+    form(page, pool)
+    plan = page.get_by_role("region", name="Plan")
+    expect(plan).to_contain_text("No machine is ready")
+    for name in ("ash", "birch"):
+        measure(pool.store, join(pool.store, name), 51e9)
+    # It comes by itself, as machines do.
+    placement = plan.get_by_role("figure", name=re.compile("Placement of 5 layers"))
+    expect(placement).to_be_visible(timeout=PLAN_TIMEOUT_MS)
+    expect(plan).to_contain_text("One step")
+    expect(plan).to_contain_text("All 200 steps")
+    expect(plan).to_contain_text("Bottleneck")
+    page.get_by_text("How the model is laid over the machines").click()
+    page.get_by_label("Pools", exact=True).fill("3")
+    expect(plan).to_contain_text(re.compile("machines", re.IGNORECASE), timeout=PLAN_TIMEOUT_MS)
+    alert = plan.get_by_role("alert")
+    expect(alert).to_contain_text(re.compile("3"), timeout=PLAN_TIMEOUT_MS)
+    assert pool.store.jobs.queued() == []
+    assert [text for text in complaints if "Failed to load resource" not in text] == []
+    complaints.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_form_is_accessible_and_fits(
+    pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/#key={pool.key}")
+    page.get_by_role("heading", level=1).wait_for()
+    found = {}
+    for search in ("", "?start=language", "?start=generate", "?start=serve", "?view=yaml"):
+        form(page, pool, search)
+        expect(page.get_by_label("Loading")).to_have_count(0)
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        page.screenshot(path=tmp_path / f"submit-{search.strip('?') or 'digits'}.png", full_page=True)
+        found[search] = violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{search} is too wide"
+    context.close()
+    assert {search: some for search, some in found.items() if some} == {}

@@ -1,0 +1,146 @@
+/** Which plan the job would get on the machines that are ready now, before it is submitted. */
+import { Anchor, Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
+import { useDebouncedValue } from "@mantine/hooks";
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { Trans, useTranslation } from "react-i18next";
+
+import { api, body } from "../../api/client";
+import { contributors } from "../../api/queries";
+import type { PlanReport } from "../../api/types";
+import { Failure, sentence } from "../../components/Feedback";
+import { Figure } from "../../components/Figure";
+import { Section } from "../../components/Page";
+import { duration, si, stepTime } from "../../format";
+import { Placement } from "../../placement/Placement";
+import type { Draft } from "./draft";
+
+const SETTLING_MS = 900;
+
+interface Props {
+  draft: Draft;
+  kind: string;
+  /** Whether the server would take the job as it stands. */
+  isGood: boolean;
+}
+
+export function PlanPreview({ draft, kind, isGood }: Props) {
+  const { t } = useTranslation();
+  const pool = useQuery(contributors).data;
+  const ready = pool?.filter((one) => one.state === "ready") ?? [];
+  const asked = question(draft, kind);
+  // A plan depends on the machines, too: the same question is asked again when they change.
+  const machines = ready.map((one) => one.id).join();
+  const [settled] = useDebouncedValue(isGood && asked !== undefined ? JSON.stringify(asked) : "", SETTLING_MS);
+  const wanted = settled !== "" && ready.length > 0;
+  const { data, error, isFetching, isPlaceholderData } = useQuery({
+    queryKey: ["plan", settled, machines],
+    // A question that is given up ends its plan on the server.
+    queryFn: ({ signal }) => body(api.POST("/api/v1/plans", { signal, body: JSON.parse(settled) })),
+    enabled: wanted,
+    placeholderData: keepPreviousData,
+    retry: false,
+    gcTime: 300_000,
+  });
+
+  return (
+    <Section
+      title={t("Plan")}
+      actions={isFetching && <Loader size="xs" role="status" aria-label={t("The plan is being made")} />}
+    >
+      {asked === undefined ? (
+        <Text size="sm" c="dimmed">
+          {t("Its machines are chosen when it starts: a deployment that is up answers, or one is made for it.")}
+        </Text>
+      ) : pool !== undefined && ready.length === 0 ? (
+        <Text size="sm" c="dimmed">
+          <Trans
+            i18nKey="No machine is ready, so the job would wait in the queue. <link>Invite one</link> to see the plan."
+            components={{ link: <Anchor component={Link} to="/invites" size="sm" underline="always" /> }}
+          />
+        </Text>
+      ) : error !== null && !isFetching ? (
+        <Failure error={error} />
+      ) : data !== undefined && wanted ? (
+        <div data-stale={isPlaceholderData} aria-busy={isFetching}>
+          <Report report={data} steps={kind === "train" ? stepsOf(draft) : undefined} />
+        </div>
+      ) : (
+        <Text size="sm" c="dimmed">
+          {isFetching
+            ? t("The planner lays the model over the machines that are ready.")
+            : t("It is made as soon as the job is complete; nothing is queued by that.")}
+        </Text>
+      )}
+    </Section>
+  );
+}
+
+function Report({ report, steps }: { report: PlanReport; steps: number | undefined }) {
+  const { t } = useTranslation();
+  const { plan, serving } = report;
+  const prediction = serving === null || serving === undefined ? plan.prediction : undefined;
+  const shown = serving?.plan ?? plan;
+  const members = new Set(shown.pools.flatMap((pool) => pool.members.map((member) => member.contributor_id)));
+  const bottleneck = serving?.bottleneck ?? prediction?.bottleneck;
+  return (
+    <Stack gap="md">
+      <SimpleGrid cols={2} spacing="xs">
+        {prediction && <Figure label={t("One step")} value={stepTime(prediction.step_s)} />}
+        {prediction && steps !== undefined && (
+          <Figure label={t("All {{steps}} steps", { steps })} value={duration(prediction.step_s * steps)} />
+        )}
+        {prediction && <Figure label={t("Tokens")} value={si(prediction.tokens_per_s, "/s")} />}
+        {serving && <Figure label={t("First token")} value={stepTime(serving.first_token_s)} />}
+        {serving && <Figure label={t("Each token after it")} value={stepTime(serving.next_token_s)} />}
+        <Figure label={t("Machines in, out")} value={`${members.size}, ${shown.idle.length}`} />
+      </SimpleGrid>
+      {bottleneck && (
+        <Text size="sm">
+          <Text component="span" fw={500}>
+            {t("Bottleneck")}:
+          </Text>{" "}
+          {sentence(bottleneck.sentence)}
+        </Text>
+      )}
+      {prediction?.links_assumed && (
+        <Text size="xs" c="dimmed">
+          {t("No link between the machines was measured; their speed is an assumption.")}
+        </Text>
+      )}
+      <Placement plan={shown} />
+      <Group gap={0}>
+        <Text size="xs" c="dimmed">
+          {t("Predicted for the machines that are ready now; the job gets its plan when it starts.")}
+        </Text>
+      </Group>
+    </Stack>
+  );
+}
+
+function stepsOf(draft: Draft): number | undefined {
+  const steps = draft.get(["training", "steps"]) ?? 100;
+  return typeof steps === "number" ? steps : undefined;
+}
+
+/** What the planner is asked; undefined where there is nothing to plan before a batch begins. */
+function question(draft: Draft, kind: string): object | undefined {
+  if (kind === "train" && draft.value !== null) {
+    // A plan does not depend on the name, nor on the data.
+    return { job: { ...draft.value, name: "preview" } };
+  }
+  const path = draft.get(["model", "path"]);
+  if (kind !== "serve" || typeof path !== "string") return undefined;
+  const given = (key: string) => (draft.get([key]) === undefined ? {} : { [key]: draft.get([key]) });
+  return {
+    job: { kind: "train", name: "preview", model: { path }, data: { files: ["/not/looked/at.txt"] } },
+    serving: {
+      ...given("objective"),
+      ...given("prompt_tokens"),
+      ...given("new_tokens"),
+      ...given("first_token_limit_s"),
+      ...given("next_token_limit_s"),
+      ...(typeof draft.get(["max_concurrent"]) === "number" && { concurrent: draft.get(["max_concurrent"]) }),
+    },
+  };
+}

@@ -1,0 +1,59 @@
+/** Files that somebody picked or dropped, with the names that they get in their upload. */
+import type { UploadKind } from "../../api/types";
+import type { Sent } from "../../api/upload";
+
+/** From a file picker: of a folder, the paths below it. */
+export function picked(files: FileList | null): Sent[] {
+  return [...(files ?? [])].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
+}
+
+/** From a drop: files, and all that is in folders. */
+export async function dropped(transfer: DataTransfer): Promise<Sent[]> {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
+  return (await Promise.all(entries.map((entry) => below(entry)))).flat();
+}
+
+async function below(entry: FileSystemEntry): Promise<Sent[]> {
+  const path = entry.fullPath.replace(/^\//, "");
+  if (entry.isFile) {
+    const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
+    return [{ file, path }];
+  }
+  const reader = (entry as FileSystemDirectoryEntry).createReader();
+  const found: Sent[] = [];
+  for (;;) {
+    // It gives a hundred at a time, and none when there are no more.
+    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
+    if (some.length === 0) return found;
+    for (const one of some) found.push(...(await below(one)));
+  }
+}
+
+/** What pickle reads may run code; what begins with a dot is of no use to a job. */
+const PICKLE = /\.(bin|ckpt|dill|joblib|pickle|pkl|pt|pth)$/i;
+
+/**
+ * The files that are sent, without the folder that all of them lie in, and the names of those that are left out. A
+ * model that has nothing but pickled weights is sent as it is: the server says how to convert it.
+ */
+export function usable(all: readonly Sent[], kind: UploadKind): { files: Sent[]; leftOut: string[] } {
+  const seen = all.filter(({ path }) => !path.split("/").some((part) => part.startsWith(".")));
+  const hasSafe = seen.some(({ path }) => path.endsWith(".safetensors"));
+  const isLeftOut = ({ path }: Sent) => (kind === "model" ? hasSafe : kind === "tokenizer") && PICKLE.test(path);
+  const kept = seen.filter((one) => !isLeftOut(one));
+  const top = kept[0]?.path.split("/")[0];
+  const hasTop = kept.length > 0 && kept.every(({ path }) => path.startsWith(`${top}/`));
+  return {
+    files: kept.map(({ file, path }) => ({ file, path: hasTop ? path.slice(top!.length + 1) : path })),
+    leftOut: seen.filter(isLeftOut).map(({ path }) => path),
+  };
+}
+
+/** What people call some files: their folder, or the first of them. */
+export function nameOf(files: readonly Sent[]): string {
+  const first = files[0];
+  if (first === undefined) return "";
+  const folder = first.file.webkitRelativePath.split("/")[0];
+  const name = folder !== undefined && folder !== "" ? folder : first.file.name;
+  return files.length === 1 || folder ? name : `${name} + ${files.length - 1}`;
+}

@@ -1,0 +1,53 @@
+/** What every input of the form reads and changes. */
+import { createContext, useContext } from "react";
+
+import type { Draft } from "./draft";
+import type { Field } from "./schema";
+
+export interface Form {
+  draft: Draft;
+  /** Problems by field, with dots. */
+  problems: ReadonlyMap<string, readonly string[]>;
+  onText: (text: string) => void;
+  /** What is sent to the server now; a job that names it cannot be submitted before it is there. */
+  onSending: (change: 1 | -1) => void;
+}
+
+export const FormContext = createContext<Form | null>(null);
+
+export function useForm(): Form {
+  const form = useContext(FormContext);
+  if (form === null) throw new Error("there is no form around this input");
+  return form;
+}
+
+export interface Handle {
+  value: unknown;
+  /** undefined takes the field out, so that its default holds. */
+  set: (value: unknown) => void;
+  error: string | undefined;
+}
+
+/** The value of a field, how to change it, and what is wrong with it. */
+export function useField(field: Field): Handle {
+  const { draft, problems, onText } = useForm();
+  return {
+    value: draft.get(field.path),
+    set: (value) => onText(value === undefined ? draft.without(field.path) : draft.with(field.path, value)),
+    error: problems.get(field.path.join("."))?.join("; "),
+  };
+}
+
+/** Problems of a field and of all that is inside it. */
+export function problemsWithin(problems: Form["problems"], fields: readonly Field[]): number {
+  let found = 0;
+  for (const [place, some] of problems) {
+    if (fields.some((field) => belongs(place, field))) found += some.length;
+  }
+  return found;
+}
+
+function belongs(place: string, field: Field): boolean {
+  const own = field.path.join(".");
+  return place === own || field.fields.some((inner) => inner.path.length > field.path.length && belongs(place, inner));
+}

@@ -1,0 +1,36 @@
+/** Asks the server, as one types, what would be wrong with a job; a later question gives up the one before. */
+import { useDebouncedValue } from "@mantine/hooks";
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
+
+import type { FieldProblem } from "../../api/problem";
+import { check } from "../../api/submit";
+
+const TYPING_MS = 400;
+
+export interface Check {
+  problems: readonly FieldProblem[];
+  /** Whether the answer is about the text as it stands now, and it would be taken. */
+  isGood: boolean;
+  mend: string | undefined;
+  error: Error | null;
+}
+
+export function useCheck(text: string, isReadable: boolean): Check {
+  const [settled] = useDebouncedValue(text, TYPING_MS);
+  const { data, error, isPlaceholderData } = useQuery({
+    queryKey: ["check", settled],
+    queryFn: ({ signal }) => check(settled, signal),
+    enabled: isReadable && settled.trim() !== "",
+    placeholderData: keepPreviousData,
+    // Machines, uploads and deployments come and go.
+    staleTime: 0,
+    gcTime: 60_000,
+  });
+  const problems = data?.problems ?? [];
+  return {
+    problems,
+    isGood: data !== undefined && !isPlaceholderData && settled === text && problems.length === 0,
+    mend: data?.mend ?? undefined,
+    error,
+  };
+}
