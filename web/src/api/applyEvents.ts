@@ -1,8 +1,11 @@
 /** Carries events into what the pages have already loaded, and asks again only for what events do not tell. */
 import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
-import { artifacts, contributors, job, log, metrics } from "./queries";
+import { artifacts, contributors, invites, job, log, metrics, OPERATIONS } from "./queries";
 import type { Job, JobPage, Metric, PoolEvent } from "./types";
+
+/** Kinds of events beside those of jobs that change what an operator sees. */
+const OPERATORS = new Set(["alerts", "contributor", "deployment"]);
 
 export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
   const byJob = Map.groupBy(events, (event) => event.job_id);
@@ -14,6 +17,13 @@ export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
     void client.invalidateQueries({ queryKey: contributors.queryKey });
   }
   if (events.some((event) => changesJob(event))) void client.invalidateQueries({ queryKey: ["jobs"] });
+  if (events.some((event) => OPERATORS.has(event.kind) || changesJob(event))) {
+    void client.invalidateQueries({ queryKey: OPERATIONS });
+  }
+  // A machine that joins uses an invite.
+  if (events.some((event) => event.kind === "contributor")) {
+    void client.invalidateQueries({ queryKey: invites.queryKey });
+  }
 }
 
 function applyToJob(client: QueryClient, id: string, events: PoolEvent[]): void {

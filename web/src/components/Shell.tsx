@@ -17,6 +17,7 @@ const PLACES = [
   { to: "/jobs", label: "Jobs" },
   { to: "/submit", label: "Submit" },
   { to: "/invites", label: "Invite" },
+  { to: "/operations", label: "Operations" },
 ] as const;
 
 export function Shell() {
