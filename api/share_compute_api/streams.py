@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from share_compute.errors import UserError
+from share_compute.store import ApiKeyRecord
 from share_compute_api.context import Context
 
 MEDIA_TYPE = "text/event-stream"
@@ -38,18 +40,28 @@ def starting_point(after: int | None, last_event_id: str | None, default: int) -
     return int(last_event_id)
 
 
-def stream(context: Context, after: int, *, job_id: str | None = None) -> StreamingResponse:
-    """Answer with all events after number ``after``, of one job or of the pool, until the caller goes."""
+def stream(
+    context: Context, after: int, caller: ApiKeyRecord, *, job_id: str | None = None
+) -> StreamingResponse:
+    """Answer with all events after number ``after``, of one job or of the pool, until the caller goes.
+
+    A stream of a key that is revoked ends soon after; whoever comes back is refused.
+    """
     return StreamingResponse(
-        _events(context, after, job_id),
+        _events(context, after, caller.id, job_id),
         media_type=MEDIA_TYPE,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(context: Context, after: int, job_id: str | None) -> AsyncIterator[bytes]:
+async def _events(context: Context, after: int, key_id: str, job_id: str | None) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=_RECONNECT_MS)
+    looked_s = time.monotonic()
     while not context.bell.is_closed:
+        if time.monotonic() - looked_s >= _KEEPALIVE_S:
+            if await run_in_threadpool(context.store.keys.valid, key_id) is None:
+                return
+            looked_s = time.monotonic()
         ticket = context.bell.ticket
         batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
         for record in batch:

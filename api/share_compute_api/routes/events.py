@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
+from share_compute_api.auth import Caller
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import EventPage
@@ -30,6 +31,7 @@ router = APIRouter(tags=["events"])
 async def get_job_events(
     job_id: str,
     context: InContext,
+    caller: Caller,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
     last_event_id: LastEventId = None,
@@ -39,15 +41,15 @@ async def get_job_events(
     await run_in_threadpool(context.store.jobs.get, job_id)
     start = starting_point(after, last_event_id, default=0)
     if MEDIA_TYPE in accept:
-        return stream(context, start, job_id=job_id)
+        return stream(context, start, caller, job_id=job_id)
     events = await run_in_threadpool(context.store.events.after, start, job_id=job_id, limit=limit)
     return EventPage(events=events, next_after=events[-1].seq if events else start)
 
 
 @router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})
 async def stream_events(
-    context: InContext, after: After = None, last_event_id: LastEventId = None
+    context: InContext, caller: Caller, after: After = None, last_event_id: LastEventId = None
 ) -> Response:
     """Stream what happens in the whole pool, from now on or from ``after`` on."""
     newest = await run_in_threadpool(context.store.events.last_seq)
-    return stream(context, starting_point(after, last_event_id, default=newest))
+    return stream(context, starting_point(after, last_event_id, default=newest), caller)

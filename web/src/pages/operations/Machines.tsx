@@ -101,6 +101,7 @@ function VersionsOf({ machine, server }: { machine: Contributor; server: Version
 /** Agents speak every two seconds without an event; the server tells when one falls silent. */
 function Heard({ machine, alerts, now }: { machine: Contributor; alerts: readonly Alert[]; now: number }) {
   const { t } = useTranslation();
+  if (machine.state === "joining") return "–";
   if (isGone(machine)) return t("last seen {{when}}", { when: ago(machine.last_seen_at, now) });
   const silence = alerts.find((alert) => alert.kind === "machine-silent" && alert.contributor_id === machine.id);
   if (silence?.since == null) return t("heard");
@@ -118,7 +119,7 @@ function SendAway({ machine }: { machine: Contributor }) {
   ) : (
     <ConfirmButton
       action={t("Send away")}
-      label={t("Send {{name}} away", { name: machine.name })}
+      label={t("Send away: {{name}}", { name: machine.name })}
       question={t("Send {{name}} away?", { name: machine.name })}
       onConfirm={async () => {
         await api.DELETE("/api/v1/contributors/{contributor_id}", { params });

@@ -23,7 +23,7 @@ export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
       <Table className="stacking" verticalSpacing="xs">
         <Table.Thead>
           <Table.Tr>
-            <Table.Th className="numeric">{t("Place")}</Table.Th>
+            <Table.Th w={1}>{t("Place")}</Table.Th>
             <Table.Th>{t("Job")}</Table.Th>
             <Table.Th>{t("Why it waits")}</Table.Th>
             <Table.Th className="numeric">{t("Attempt")}</Table.Th>
@@ -33,7 +33,7 @@ export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
         <Table.Tbody>
           {jobs.map((job, index) => (
             <Table.Tr key={job.id}>
-              <Table.Td className="numeric" data-label={t("Place")}>
+              <Table.Td data-label={t("Place")}>
                 {count(index + 1)}
               </Table.Td>
               <Table.Td data-label={t("Job")}>
