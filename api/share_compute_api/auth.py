@@ -48,6 +48,10 @@ def require_api_key(
     return record
 
 
+Caller = Annotated[ApiKeyRecord, Depends(require_api_key)]
+"""The key that a request is made by."""
+
+
 def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, datetime] | None:
     """Return the key that a browser is signed in by, and when its session ends."""
     token = request.cookies.get(context.sessions.cookie)

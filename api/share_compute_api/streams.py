@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from share_compute.errors import UserError
+from share_compute.store import ApiKeyRecord
 from share_compute_api.context import Context
 from share_compute_api.figures import KIND, PERIOD_S, Figures
 
@@ -41,31 +42,44 @@ def starting_point(after: int | None, last_event_id: str | None, default: int) -
 
 
 def stream(
-    context: Context, after: int, *, job_id: str | None = None, tells_figures: bool = False
+    context: Context,
+    after: int,
+    caller: ApiKeyRecord,
+    *,
+    job_id: str | None = None,
+    tells_figures: bool = False,
 ) -> StreamingResponse:
     """Answer with all events after number ``after``, of one job or of the pool, until the caller goes.
+
+    A stream of a key that is revoked ends soon after; whoever comes back is refused.
 
     Args:
         context: of the server.
         after: number of the last event that the caller has seen.
+        caller: whose key opened it.
         job_id: only events of this job.
         tells_figures: also tell figures of deployments as they change. These have no number: they are of one moment,
             and who comes back gets the present ones.
     """
     return StreamingResponse(
-        _events(context, after, job_id, Figures() if tells_figures else None),
+        _events(context, after, caller.id, job_id, Figures() if tells_figures else None),
         media_type=MEDIA_TYPE,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
 async def _events(
-    context: Context, after: int, job_id: str | None, figures: Figures | None
+    context: Context, after: int, key_id: str, job_id: str | None, figures: Figures | None
 ) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=_RECONNECT_MS)
     wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
-    told_s, is_rung = monotonic(), True
+    looked_s = told_s = monotonic()
+    is_rung = True
     while not context.bell.is_closed:
+        if monotonic() - looked_s >= _KEEPALIVE_S:
+            if await run_in_threadpool(context.store.keys.valid, key_id) is None:
+                return
+            looked_s = monotonic()
         ticket = context.bell.ticket
         batch = []
         if is_rung:

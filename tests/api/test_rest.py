@@ -143,6 +143,13 @@ def test_invites_come_and_go(http: httpx.Client) -> None:
     problem(http.delete("/invites/inv-none"), 404, "not-found")
 
 
+def test_an_invite_names_the_machine_that_used_it(plane: Any, http: httpx.Client) -> None:
+    code = http.post("/invites", json={}).json()["code"]
+    record, _ = plane.store.contributors.join(code, name="ada", host="h", versions={}, limits={})
+    (listed,) = http.get("/invites").json()["invites"]
+    assert (listed["state"], listed["used_by"], listed["machine"]) == ("used", record.id, "ada")
+
+
 def test_a_job_is_taken_as_json_and_as_yaml(http: httpx.Client, digits: dict[str, Any]) -> None:
     as_json = http.post("/jobs", json=digits)
     assert as_json.status_code == 201, as_json.text

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tests.api.test_rest import problem
 
+from share_compute_api import streams
 from share_compute_api.sessions import LIFE, Sessions
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -121,6 +122,19 @@ def test_a_session_ends_with_its_key(plane: Any, browser: httpx.Client) -> None:
     plane.store.keys.revoke(record.id)
     problem(browser.get("/api/v1/status"), 401, "not-authorized")
     assert browser.get("/api/v1/session").json()["key"] is None
+
+
+def test_a_stream_ends_with_its_key(
+    plane: Any, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_KEEPALIVE_S", 0.05)
+    record, key = plane.store.keys.create("lent")
+    sign_in(browser, key)
+    with browser.stream("GET", "/api/v1/events", timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        plane.store.keys.revoke(record.id)
+        list(lines)  # until it ends
 
 
 def test_a_session_outlives_the_server(plane: Any, browser: httpx.Client) -> None:

@@ -84,8 +84,25 @@ const invites = createRoute({
   component: lazyRouteComponent(() => import("./pages/Invites"), "Invites"),
 });
 
+const operations = createRoute({
+  getParentRoute: () => root,
+  path: "/operations",
+  component: lazyRouteComponent(() => import("./pages/Operations"), "Operations"),
+});
+
 export const router = createRouter({
-  routeTree: root.addChildren([pool, machine, jobs, job, deployments, deployment, playground, submit, invites]),
+  routeTree: root.addChildren([
+    pool,
+    machine,
+    jobs,
+    job,
+    deployments,
+    deployment,
+    playground,
+    submit,
+    invites,
+    operations,
+  ]),
   defaultPreload: "intent",
   defaultPendingComponent: Loading,
   defaultErrorComponent: ({ error, reset }) => <Failure error={error instanceof Error ? error : new Error(String(error))} retry={reset} />,

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
+from share_compute_api.auth import Caller
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import EventPage
@@ -34,6 +35,7 @@ WithFigures = Annotated[
 async def get_job_events(
     job_id: str,
     context: InContext,
+    caller: Caller,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
     without: Annotated[
@@ -47,7 +49,7 @@ async def get_job_events(
     await run_in_threadpool(context.store.jobs.get, job_id)
     start = starting_point(after, last_event_id, default=0)
     if MEDIA_TYPE in accept:
-        return stream(context, start, job_id=job_id)
+        return stream(context, start, caller, job_id=job_id)
     events = await run_in_threadpool(
         context.store.events.after, start, job_id=job_id, without=without or (), limit=limit
     )
@@ -56,9 +58,13 @@ async def get_job_events(
 
 @router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})
 async def stream_events(
-    context: InContext, after: After = None, last_event_id: LastEventId = None, figures: WithFigures = False
+    context: InContext,
+    caller: Caller,
+    after: After = None,
+    last_event_id: LastEventId = None,
+    figures: WithFigures = False,
 ) -> Response:
     """Stream what happens in the whole pool, from now on or from ``after`` on."""
     newest = await run_in_threadpool(context.store.events.last_seq)
     start = starting_point(after, last_event_id, default=newest)
-    return stream(context, start, tells_figures=figures)
+    return stream(context, start, caller, tells_figures=figures)

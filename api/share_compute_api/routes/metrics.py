@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from share_compute.store import ApiKeyRecord
-from share_compute_api.auth import require_api_key
+from share_compute_api.auth import Caller
 from share_compute_api.context import InContext
 from share_compute_api.metrics import MEDIA_TYPE
 from share_compute_api.problems import documented
@@ -18,9 +17,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sche
 
 
 @router.get("/metrics", operation_id="getPrometheusMetrics", response_class=Response, responses={**_TEXT})
-async def get_prometheus_metrics(
-    context: InContext, caller: Annotated[ApiKeyRecord, Depends(require_api_key)]
-) -> Response:
+async def get_prometheus_metrics(context: InContext, caller: Caller) -> Response:
     """Tell Prometheus how served models do. It sends an API key as its bearer token (``authorization``)."""
     del caller
     deployments = [] if context.deployments is None else context.deployments.snapshots()

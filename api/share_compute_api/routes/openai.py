@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from share_compute.errors import NotFound, Unavailable, UserError
-from share_compute.store import ApiKeyRecord
-from share_compute_api.auth import require_api_key
+from share_compute_api.auth import Caller
 from share_compute_api.context import Context, InContext
 from share_compute_api.departures import while_wanted
 from share_compute_api.serving import sse
@@ -42,7 +41,6 @@ from share_compute_api.serving.sequences import Sequences, sequences
 from share_compute_api.serving.tokenizer import ServedTokenizer
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401))
-Caller = Annotated[ApiKeyRecord, Depends(require_api_key)]
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
 _STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
 

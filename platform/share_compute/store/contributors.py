@@ -129,7 +129,7 @@ class Contributors:
         """Return the names of contributors by their ids, however long they are gone."""
         with self._database.read() as session:
             rows = session.execute(select(Contributor.id, Contributor.name).where(Contributor.id.in_(ids)))
-            return dict(rows.tuples())
+            return {contributor_id: name for contributor_id, name in rows}  # noqa: C416 - rows are no pairs to mypy
 
     def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
         """Return the contributor if the key is its own; NotAuthorized tells no more than that it is not."""

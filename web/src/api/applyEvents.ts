@@ -8,17 +8,21 @@ import {
   contributors,
   deploymentLog,
   figures,
+  invites,
   job,
   log,
   machine,
   machineHistory,
   metrics,
   MOST_POINTS,
+  OPERATIONS,
   servedModels,
 } from "./queries";
 import { Refresher } from "./refresher";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, PoolEvent } from "./types";
 
+/** Kinds of events beside those of jobs that change what an operator sees. */
+const OPERATORS = new Set(["alerts", "contributor", "deployment"]);
 /** Sums of what a machine gave are made anew at most so often, since every step changes them. */
 const SUMS_MS = 3000;
 
@@ -52,6 +56,9 @@ export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
   if (events.some((event) => event.kind === "contributor" || event.kind === "work")) {
     refresher.refresh(contributors.queryKey);
   }
+  if (events.some((event) => OPERATORS.has(event.kind) || changesJob(event))) refresher.refresh(OPERATIONS);
+  // A machine that joins uses an invite.
+  if (events.some((event) => event.kind === "contributor")) refresher.refresh(invites.queryKey);
   const ofDeployments = events.filter((event) => event.kind === "deployment");
   if (ofDeployments.length > 0) applyToDeployments(client, refresher, ofDeployments);
   if (events.some((event) => changesJob(event))) refresher.refresh(["jobs"]);

@@ -289,6 +289,9 @@ export function jobSchema(kind: "train" | "generate" | "embed" | "serve") {
   });
 }
 
+/** What the operator's page asks for, by their first key: all of it follows from machines, jobs and deployments. */
+export const OPERATIONS = ["operations"] as const;
+
 export const invites = queryOptions({
   queryKey: ["invites"],
   queryFn: async ({ signal }) => (await body(api.GET("/api/v1/invites", { signal }))).invites,

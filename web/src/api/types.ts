@@ -7,6 +7,8 @@ import type { components } from "./schema";
 type Schemas = { [Name in keyof components["schemas"]]: Readable<components["schemas"][Name]> };
 
 export type Checkpoint = Schemas["CheckpointEntry"];
+export type Alert = Schemas["Alert"];
+export type ApiKey = Schemas["ApiKeyRecord"];
 export type Artifact = Schemas["ArtifactRecord"];
 export type Deployment = Schemas["DeploymentView"];
 export type DeploymentState = Schemas["DeploymentState"];
@@ -22,6 +24,7 @@ export type Held = Schemas["HeldRecord"];
 export type Invite = Schemas["InviteView"];
 export type Island = Schemas["Island"];
 export type IslandLink = Schemas["IslandLink"];
+export type InviteCreated = Schemas["InviteCreated"];
 export type Job = Schemas["JobRecord"];
 export type JobPage = Schemas["JobPage"];
 export type JobState = Schemas["JobState"];
@@ -69,6 +72,9 @@ export type PlanReport = Schemas["PlanReport"];
 export type SpecCheck = Schemas["SpecCheck"];
 export type Upload = Schemas["UploadView"];
 export type UploadKind = Upload["kind"];
+export type QueuedJob = Schemas["QueuedJob"];
+export type Status = Schemas["Status"];
+export type Versions = Schemas["Versions"];
 
 export const JOB_STATES = [
   "queued",

@@ -53,6 +53,6 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
  */
 export function sentence(text: string): string {
   const end = /[.!?]$/.test(text) ? "" : ".";
-  const start = text.startsWith("share-compute ") ? text.charAt(0) : text.charAt(0).toUpperCase();
+  const start = /^(share-compute|pip) /.test(text) ? text.charAt(0) : text.charAt(0).toUpperCase();
   return start + text.slice(1) + end;
 }

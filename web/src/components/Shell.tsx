@@ -19,6 +19,7 @@ const PLACES = [
   { to: "/playground", label: "Playground" },
   { to: "/submit", label: "Submit" },
   { to: "/invites", label: "Invite" },
+  { to: "/operations", label: "Operations" },
 ] as const;
 
 export function Shell() {

@@ -2,30 +2,29 @@
 import { Button, Group, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
+import { useTranslation } from "react-i18next";
 
 import { api, body } from "../api/client";
 import { invites } from "../api/queries";
-import type { Invite } from "../api/types";
+import type { Invite, InviteCreated } from "../api/types";
 import { CopyLine } from "../components/CopyLine";
 import { Empty, Failure, Loading } from "../components/Feedback";
+import { AnchorLink } from "../components/links";
 import { Page, Section } from "../components/Page";
-import { dateAndTime } from "../format";
-
-const EXPIRIES = [
-  { value: "3600", label: "1 hour" },
-  { value: "86400", label: "1 day" },
-  { value: "604800", label: "1 week" },
-];
+import { dateAndTime, duration } from "../format";
+import { useNow } from "../useNow";
+import { stateAt } from "./invites/stateAt";
 
 export function Invites() {
+  const { t } = useTranslation();
   const { data, error, refetch } = useQuery(invites);
   return (
-    <Page title="Invite a machine">
-      <Create />
+    <Page title={t("Invite a machine")}>
+      <Create all={data ?? []} />
       {data !== undefined ? (
         data.length === 0 ? (
-          <Empty title="No invite yet">
-            <Text>An invite lets one machine join, once, until it expires.</Text>
+          <Empty title={t("No invite yet")}>
+            <Text>{t("An invite lets one machine join, once, until it expires.")}</Text>
           </Empty>
         ) : (
           <InviteTable all={data} />
@@ -39,7 +38,8 @@ export function Invites() {
   );
 }
 
-function Create() {
+function Create({ all }: { all: readonly Invite[] }) {
+  const { t } = useTranslation();
   const client = useQueryClient();
   const [label, setLabel] = useState("");
   const [expiresInS, setExpiresInS] = useState("3600");
@@ -59,59 +59,90 @@ function Create() {
     event.preventDefault();
     making.mutate();
   };
+  const expiries = [
+    { value: "3600", label: t("1 hour") },
+    { value: "86400", label: t("1 day") },
+    { value: "604800", label: t("1 week") },
+  ];
   return (
-    <Section title="New invite">
+    <Section title={t("New invite")}>
       <form onSubmit={submit}>
         <Group align="end">
           <TextInput
-            label="For whom"
-            placeholder="optional"
+            label={t("For whom")}
+            placeholder={t("optional")}
             maxLength={80}
             value={label}
             onChange={(event) => setLabel(event.currentTarget.value)}
           />
           <div>
             <Text size="sm" fw={500} mb={2} id="expiry">
-              Expires after
+              {t("Expires after")}
             </Text>
-            <SegmentedControl aria-labelledby="expiry" value={expiresInS} onChange={setExpiresInS} data={EXPIRIES} />
+            <SegmentedControl aria-labelledby="expiry" value={expiresInS} onChange={setExpiresInS} data={expiries} />
           </div>
           <Button type="submit" loading={making.isPending}>
-            Create invite
+            {t("Create invite")}
           </Button>
         </Group>
       </form>
       {making.error !== null && <Failure error={making.error} />}
       {making.data !== undefined && (
-        <Stack gap="xs" aria-live="polite">
-          <Text size="sm">
-            Run this on the machine that joins. The code is shown only now, works once, and expires{" "}
-            {dateAndTime(making.data.expires_at)}.
-          </Text>
-          <CopyLine text={making.data.join_command} label="Command to join" />
-        </Stack>
+        <Made made={making.data} invite={all.find((invite) => invite.id === making.data.id)} />
       )}
     </Section>
   );
 }
 
+/** The new invite's command, until somebody joined with it or nobody can any more. */
+function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefined }) {
+  const { t } = useTranslation();
+  const now = useNow();
+  const state = invite === undefined ? "open" : stateAt(invite, now);
+  return (
+    <Stack gap="xs" aria-live="polite">
+      {state === "open" ? (
+        <>
+          <Text size="sm">
+            {t("Run this on the machine that joins. The code is shown only now, works once, and expires {{when}}.", {
+              when: dateAndTime(made.expires_at),
+            })}
+          </Text>
+          <CopyLine text={made.join_command} label={t("Command to join")} />
+        </>
+      ) : state === "used" ? (
+        <Group gap="md">
+          <Text size="sm">{t("{{name}} joined with it.", { name: invite?.machine ?? invite?.used_by ?? t("A machine") })}</Text>
+          <AnchorLink to="/" size="sm">
+            {t("Go to the pool")}
+          </AnchorLink>
+        </Group>
+      ) : (
+        <Text size="sm">{t("This invite does not work any more. Create another one.")}</Text>
+      )}
+    </Stack>
+  );
+}
+
 function InviteTable({ all }: { all: readonly Invite[] }) {
+  const { t } = useTranslation();
+  const now = useNow(all.some((invite) => invite.state === "open"));
   return (
     <div className="card scroll">
       <Table className="stacking" verticalSpacing="sm" horizontalSpacing="md">
         <Table.Thead>
           <Table.Tr>
-            <Table.Th>Invite</Table.Th>
-            <Table.Th>State</Table.Th>
-            <Table.Th>Created</Table.Th>
+            <Table.Th>{t("Invite")}</Table.Th>
+            <Table.Th>{t("State")}</Table.Th>
+            <Table.Th>{t("Created")}</Table.Th>
             <Table.Th>
-                <VisuallyHidden>Actions</VisuallyHidden>
-              </Table.Th>
+              <VisuallyHidden>{t("Actions")}</VisuallyHidden>
+            </Table.Th>
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
           {all.map((invite) => (
-            <Row key={invite.id} invite={invite} />
+            <Row key={invite.id} invite={invite} now={now} />
           ))}
         </Table.Tbody>
       </Table>
@@ -119,33 +150,43 @@ function InviteTable({ all }: { all: readonly Invite[] }) {
   );
 }
 
-function Row({ invite }: { invite: Invite }) {
+function Row({ invite, now }: { invite: Invite; now: number }) {
+  const { t } = useTranslation();
   const client = useQueryClient();
   const revoking = useMutation({
     mutationFn: () => api.DELETE("/api/v1/invites/{invite_id}", { params: { path: { invite_id: invite.id } } }),
-    onSuccess: () => client.invalidateQueries({ queryKey: invites.queryKey }),
+    // Refused means that a machine was faster.
+    onSettled: () => client.invalidateQueries({ queryKey: invites.queryKey }),
   });
   const name = invite.label ?? invite.id;
+  const isOpen = stateAt(invite, now) === "open";
   return (
     <Table.Tr>
-      <Table.Td data-label="Invite">{name}</Table.Td>
-      <Table.Td data-label="State">
-        <Text size="sm" {...(invite.state !== "open" && { c: "dimmed" })}>
-          {describe(invite)}
+      <Table.Td data-label={t("Invite")}>
+        <Text size="sm" fw={isOpen ? 600 : 400}>
+          {name}
         </Text>
+        {invite.label !== null && (
+          <Text size="xs" c="dimmed">
+            {invite.id}
+          </Text>
+        )}
+      </Table.Td>
+      <Table.Td data-label={t("State")}>
+        <State invite={invite} now={now} />
         {revoking.error !== null && <Failure error={revoking.error} />}
       </Table.Td>
-      <Table.Td data-label="Created">{dateAndTime(invite.created_at)}</Table.Td>
+      <Table.Td data-label={t("Created")}>{dateAndTime(invite.created_at)}</Table.Td>
       <Table.Td className="numeric">
-        {invite.state === "open" && (
+        {isOpen && (
           <Button
             size="compact-sm"
             variant="default"
             loading={revoking.isPending}
             onClick={() => revoking.mutate()}
-            aria-label={`Revoke the invite ${name}`}
+            aria-label={t("Revoke the invite {{name}}", { name })}
           >
-            Revoke
+            {t("Revoke")}
           </Button>
         )}
       </Table.Td>
@@ -153,8 +194,38 @@ function Row({ invite }: { invite: Invite }) {
   );
 }
 
-function describe(invite: Invite): string {
-  if (invite.state === "open") return `open until ${dateAndTime(invite.expires_at)}`;
-  if (invite.state === "used") return `used by ${invite.used_by ?? "a machine"}`;
-  return invite.state;
+/** The word, and beneath it who and when. */
+function State({ invite, now }: { invite: Invite; now: number }) {
+  const { t } = useTranslation();
+  const told: Record<Invite["state"], [string, string]> = {
+    open: [
+      t("open"),
+      t("for {{time}}, until {{when}}", {
+        time: duration(Math.max(0, Math.round((Date.parse(invite.expires_at) - now) / 1000))),
+        when: dateAndTime(invite.expires_at),
+      }),
+    ],
+    used: [
+      t("used"),
+      t("by {{name}}, {{when}}", { name: invite.machine ?? invite.used_by ?? "?", when: when(invite.used_at) }),
+    ],
+    expired: [t("expired"), dateAndTime(invite.expires_at)],
+    revoked: [t("revoked"), when(invite.revoked_at)],
+  };
+  const state = stateAt(invite, now);
+  const [word, more] = told[state];
+  return (
+    <>
+      <Text size="sm" {...(state !== "open" && { c: "dimmed" })}>
+        {word}
+      </Text>
+      <Text size="xs" c="dimmed">
+        {more}
+      </Text>
+    </>
+  );
+}
+
+function when(moment: string | null): string {
+  return moment === null ? "" : dateAndTime(moment);
 }

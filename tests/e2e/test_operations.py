@@ -1,0 +1,174 @@
+"""The operator's page and the invites in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.scenes import digits, join, lose, measure, start
+from tests.e2e.test_dashboard import AXE, violations
+
+from share_compute.store import ContributorRecord, Store
+from share_compute_api.client import Client
+from share_compute_api.versions import local_versions
+
+pytestmark = pytest.mark.browser
+
+
+def part(page: Page, title: str) -> Locator:
+    return page.get_by_role("region", name=title, exact=True)
+
+
+def join_as(store: Store, name: str, **versions: str) -> ContributorRecord:
+    """A machine joins with the server's versions, but for these."""
+    _, code = store.invites.create()
+    known = {**local_versions().model_dump(), **versions}
+    record, _ = store.contributors.join(code, name=name, host=f"{name}.example", versions=known, limits={})
+    return measure(store, record, 51e9)
+
+
+@pytest.fixture
+def operations(page: Page) -> Page:
+    page.get_by_role("link", name="Operations").click()
+    page.get_by_role("heading", name="Operations", level=1).wait_for()
+    return page
+
+
+def test_alerts_and_the_queue_follow_what_happens(operations: Page, pool: Pool) -> None:
+    alerts, queue = part(operations, "Alerts"), part(operations, "Queue of jobs")
+    expect(alerts).to_contain_text("The server runs without a cluster")
+    expect(queue).to_contain_text("No job waits.")
+    first, second = (pool.store.jobs.create(digits()) for _ in range(2))
+    pool.store.jobs.explain(second.id, "waiting for contributors: needs 2, none is ready")
+    row = queue.get_by_role("row").nth(2)
+    expect(row).to_contain_text("Waiting for contributors: needs 2, none is ready.")
+    machine = join_as(pool.store, "ash")
+    start(pool.store, first, [machine])
+    expect(queue.get_by_role("row")).to_have_count(2)
+    lose(pool.store, first, machine)
+    expect(alerts.get_by_role("listitem")).to_have_count(3)
+    expect(alerts.get_by_role("listitem").nth(0)).to_contain_text(
+        "Job digits failed: contributor ash was lost."
+    )
+    expect(alerts).to_contain_text("Machine ash was lost: its Ray node died.")
+    alerts.get_by_role("link", name="Open the job").click()
+    expect(operations).to_have_url(f"{pool.url}/jobs/{first.id}")
+
+
+def test_machines_that_differ_from_the_server_are_marked_and_can_be_sent_away(
+    operations: Page, pool: Pool
+) -> None:
+    machines = part(operations, "Machines")
+    expect(machines).to_contain_text("No machine is here.")
+    join_as(pool.store, "ash")
+    birch = join_as(pool.store, "birch", torch="1.0.0")
+    expect(machines.get_by_role("row", name=re.compile("ash"))).to_contain_text("as the server's")
+    row = machines.get_by_role("row", name=re.compile("birch"))
+    expect(row).to_contain_text(f"torch 1.0.0, the server has {local_versions().torch}")
+    expect(part(operations, "Alerts")).to_contain_text("Machine birch does not fit: the server runs torch")
+    row.get_by_role("button", name="Send away: birch").click()
+    operations.get_by_role("dialog").get_by_role("button", name="Send away").click()
+    expect(row).to_contain_text("draining")
+    assert pool.store.contributors.get(birch.id).sent_away_at is not None
+
+
+def test_a_key_is_made_shown_once_and_revoked(operations: Page, pool: Pool) -> None:
+    keys = part(operations, "API keys")
+    expect(keys.get_by_role("row", name=re.compile("browser"))).to_contain_text("you are signed in with it")
+    keys.get_by_label("For whom or what").fill("Ada's scripts")
+    keys.get_by_role("button", name="Create key").click()
+    line = keys.get_by_label("New API key")
+    with Client(pool.url, line.inner_text()) as client:
+        assert client.status().url == pool.url
+    keys.get_by_role("button", name="Copy").click()
+    assert operations.evaluate("navigator.clipboard.readText()") == line.inner_text()
+    keys.get_by_role("button", name="Revoke the key Ada's scripts").click()
+    operations.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(keys.get_by_role("row", name=re.compile("Ada"))).to_have_count(0)
+    keys.get_by_label("Show the revoked (1)").check()
+    expect(keys.get_by_role("row", name=re.compile("Ada"))).to_contain_text("revoked")
+    assert [record.name for record in pool.store.keys.list() if record.revoked_at] == ["Ada's scripts"]
+
+
+def test_revoking_the_own_key_signs_out(operations: Page, complaints: Complaints) -> None:
+    keys = part(operations, "API keys")
+    keys.get_by_role("button", name="Revoke the key browser").click()
+    expect(operations.get_by_role("dialog")).to_contain_text("you are signed out too")
+    operations.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(operations.get_by_text("Your session is over.")).to_be_visible()
+    # The browser itself reports every refusal.
+    assert [text for text in complaints if "401" not in text] == []
+    complaints.clear()
+
+
+def test_the_server_is_described(operations: Page, pool: Pool) -> None:
+    server = part(operations, "Server")
+    for text in (
+        pool.url,
+        "SQLite",
+        str(pool.folder),
+        f"Ray {local_versions().ray}",
+        "none: machines cannot",
+    ):
+        expect(server).to_contain_text(text)
+
+
+def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, pool: Pool) -> None:
+    pool.store.invites.create("late", expires_in_s=0.001)
+    page.get_by_role("link", name="Invite", exact=True).click()
+    page.get_by_role("button", name="Create invite").click()
+    line = page.get_by_label("Command to join")
+    code = line.inner_text().split()[-1]
+    versions = local_versions().model_dump()
+    pool.store.contributors.join(code, name="ash", host="h", versions=versions, limits={})
+    expect(page.get_by_text("ash joined with it.")).to_be_visible()
+    expect(line).to_have_count(0)
+    expect(page.get_by_role("row", name=re.compile("by ash"))).to_contain_text("used")
+    expect(page.get_by_role("row", name=re.compile("late"))).to_contain_text("expired")
+
+
+@pytest.mark.parametrize(("language", "scheme"), [("en", "light"), ("zh", "dark")])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_operators_pages_are_accessible_and_fit(
+    pool: Pool,
+    browser: Browser,
+    tmp_path: Path,
+    language: str,
+    scheme: Any,
+    width: int,
+    complaints: Complaints,
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    store = pool.store
+    machines = [join_as(store, "ash"), join_as(store, "birch", torch="1.0.0"), join(store, "cedar")]
+    failed, waiting = store.jobs.create(digits()), store.jobs.create(digits())
+    start(store, failed, machines[:1])
+    lose(store, failed, machines[0])
+    store.jobs.explain(
+        waiting.id, "waiting for contributors: needs 4, 1 is ready (1 more works for other jobs)"
+    )
+    store.keys.revoke(store.keys.create("Ada's laptop, which was stolen")[0].id)
+    store.invites.create("laptop of Grace")
+    store.invites.create("late", expires_in_s=0.001)
+    store.invites.revoke(store.invites.create("taken back")[0].id)
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    context.add_init_script(f"localStorage.setItem('share-compute.language', '{language}')")
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/#key={pool.key}")
+    page.get_by_role("heading", level=1).wait_for()
+    found = {}
+    for path in ("operations", "invites", "nowhere"):
+        page.goto(f"{pool.url}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
+        page.screenshot(path=tmp_path / f"{path}.png", full_page=True)
+        found[path] = violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    context.close()
+    assert {path: some for path, some in found.items() if some} == {}

@@ -1,0 +1,6 @@
+import type { Invite } from "../../api/types";
+
+/** The state of an invite now: it expires by time alone, of which no event tells. */
+export function stateAt(invite: Invite, now: number): Invite["state"] {
+  return invite.state === "open" && Date.parse(invite.expires_at) <= now ? "expired" : invite.state;
+}

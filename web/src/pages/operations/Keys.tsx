@@ -1,0 +1,144 @@
+import { Button, Group, Stack, Switch, Table, Text, TextInput } from "@mantine/core";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useState, type FormEvent } from "react";
+import { useTranslation } from "react-i18next";
+
+import { api, body } from "../../api/client";
+import { useSession } from "../../api/session";
+import type { ApiKey } from "../../api/types";
+import { ConfirmButton } from "../../components/ConfirmButton";
+import { CopyLine } from "../../components/CopyLine";
+import { Failure } from "../../components/Feedback";
+import { count, dateAndTime } from "../../format";
+import { keys as keysQuery } from "./queries";
+
+/** One key for each person or program, so that each can be ended alone. */
+export function Keys({ keys }: { keys: readonly ApiKey[] }) {
+  const { t } = useTranslation();
+  const [showsRevoked, setShowsRevoked] = useState(false);
+  const revoked = keys.filter((key) => key.revoked_at !== null).length;
+  const shown = showsRevoked ? keys : keys.filter((key) => key.revoked_at === null);
+  return (
+    <Stack gap="md">
+      <Create />
+      <div className="scroll">
+        <Table className="stacking" verticalSpacing="xs">
+          <Table.Thead>
+            <Table.Tr>
+              <Table.Th>{t("Key")}</Table.Th>
+              <Table.Th>{t("Created")}</Table.Th>
+              <Table.Th>{t("State")}</Table.Th>
+              <Table.Th className="numeric">{t("Actions")}</Table.Th>
+            </Table.Tr>
+          </Table.Thead>
+          <Table.Tbody>
+            {shown.map((key) => (
+              <Row key={key.id} record={key} />
+            ))}
+          </Table.Tbody>
+        </Table>
+      </div>
+      {revoked > 0 && (
+        <Switch
+          label={t("Show the revoked ({{number}})", { number: count(revoked) })}
+          checked={showsRevoked}
+          onChange={(event) => setShowsRevoked(event.currentTarget.checked)}
+        />
+      )}
+    </Stack>
+  );
+}
+
+function Create() {
+  const { t } = useTranslation();
+  const client = useQueryClient();
+  const [name, setName] = useState("");
+  const making = useMutation({
+    mutationFn: () => body(api.POST("/api/v1/keys", { body: { name: name.trim() } })),
+    onSuccess: () => {
+      setName("");
+      return client.invalidateQueries({ queryKey: keysQuery.queryKey });
+    },
+  });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    making.mutate();
+  };
+  return (
+    <Stack gap="sm">
+      <form onSubmit={submit}>
+        <Group align="end">
+          <TextInput
+            label={t("For whom or what")}
+            maxLength={80}
+            required
+            withAsterisk={false}
+            value={name}
+            onChange={(event) => setName(event.currentTarget.value)}
+          />
+          <Button type="submit" loading={making.isPending} disabled={name.trim() === ""}>
+            {t("Create key")}
+          </Button>
+        </Group>
+      </form>
+      {making.error !== null && <Failure error={making.error} />}
+      {making.data !== undefined && (
+        <Stack gap="xs" aria-live="polite">
+          <Text size="sm">
+            {t("This is the key of {{name}}. Copy it: it is shown only now. Programs send it as a bearer token.", {
+              name: making.data.name,
+            })}
+          </Text>
+          <CopyLine text={making.data.key} label={t("New API key")} />
+        </Stack>
+      )}
+    </Stack>
+  );
+}
+
+function Row({ record }: { record: ApiKey }) {
+  const { t } = useTranslation();
+  const client = useQueryClient();
+  const session = useSession();
+  const isOurs = session.state === "in" && session.key.id === record.id;
+  const params = { path: { key_id: record.id } };
+  return (
+    <Table.Tr>
+      <Table.Td data-label={t("Key")}>
+        <Text size="sm" fw={600}>
+          {record.name}
+        </Text>
+        <Text size="xs" c="dimmed">
+          {record.id}
+        </Text>
+      </Table.Td>
+      <Table.Td data-label={t("Created")}>{dateAndTime(record.created_at)}</Table.Td>
+      <Table.Td data-label={t("State")}>
+        <Text size="sm" {...(record.revoked_at !== null && { c: "dimmed" })}>
+          {record.revoked_at !== null
+            ? t("revoked {{when}}", { when: dateAndTime(record.revoked_at) })
+            : isOurs
+              ? t("works; you are signed in with it")
+              : t("works")}
+        </Text>
+      </Table.Td>
+      <Table.Td className="numeric" data-label={t("Actions")}>
+        {record.revoked_at === null && (
+          <ConfirmButton
+            action={t("Revoke")}
+            label={t("Revoke the key {{name}}", { name: record.name })}
+            question={t("Revoke the key {{name}}?", { name: record.name })}
+            onConfirm={async () => {
+              await api.DELETE("/api/v1/keys/{key_id}", { params });
+              await client.invalidateQueries({ queryKey: keysQuery.queryKey });
+            }}
+          >
+            {isOurs
+              ? t("You are signed in with it, so you are signed out too, and need another key to come back.")
+              : t("Whoever uses it is refused from then on; browsers that signed in with it are signed out.")}
+          </ConfirmButton>
+        )}
+      </Table.Td>
+    </Table.Tr>
+  );
+}

@@ -1,0 +1,132 @@
+import { Table, Text } from "@mantine/core";
+import { useQueryClient } from "@tanstack/react-query";
+import { useTranslation } from "react-i18next";
+
+import { api } from "../../api/client";
+import { contributors } from "../../api/queries";
+import type { Alert, Contributor, Versions } from "../../api/types";
+import { ConfirmButton } from "../../components/ConfirmButton";
+import { StateBadge } from "../../components/StateBadge";
+import { ago, duration } from "../../format";
+import { useNow } from "../../useNow";
+import { isGone } from "../machine";
+import classes from "./Machines.module.css";
+import { differences } from "./versions";
+
+interface Props {
+  machines: readonly Contributor[];
+  alerts: readonly Alert[];
+  /** The server's. */
+  versions: Versions | undefined;
+}
+
+/** Who is here or was lost of late, what runs there, and whether it is heard. */
+export function Machines({ machines, alerts, versions }: Props) {
+  const { t } = useTranslation();
+  const now = useNow();
+  const shown = machines.filter((machine) => machine.state !== "left");
+  if (shown.length === 0) {
+    return (
+      <Text size="sm" c="dimmed">
+        {t("No machine is here.")}
+      </Text>
+    );
+  }
+  return (
+    <div className="scroll">
+      <Table className="stacking" verticalSpacing="xs">
+        <Table.Thead>
+          <Table.Tr>
+            <Table.Th>{t("Machine")}</Table.Th>
+            <Table.Th>{t("State")}</Table.Th>
+            <Table.Th>{t("Versions")}</Table.Th>
+            <Table.Th>{t("Signs of life")}</Table.Th>
+            <Table.Th className="numeric">{t("Actions")}</Table.Th>
+          </Table.Tr>
+        </Table.Thead>
+        <Table.Tbody>
+          {shown.map((machine) => (
+            <Table.Tr key={machine.id}>
+              <Table.Td data-label={t("Machine")}>
+                <Text size="sm" fw={600}>
+                  {machine.name}
+                </Text>
+                <Text size="xs" c="dimmed">
+                  {machine.host}
+                </Text>
+              </Table.Td>
+              <Table.Td data-label={t("State")}>
+                <StateBadge state={machine.state} />
+              </Table.Td>
+              <Table.Td data-label={t("Versions")}>
+                {versions !== undefined && <VersionsOf machine={machine} server={versions} />}
+              </Table.Td>
+              <Table.Td data-label={t("Signs of life")}>
+                <Text size="sm">
+                  <Heard machine={machine} alerts={alerts} now={now} />
+                </Text>
+              </Table.Td>
+              <Table.Td className="numeric" data-label={t("Actions")}>
+                {!isGone(machine) && <SendAway machine={machine} />}
+              </Table.Td>
+            </Table.Tr>
+          ))}
+        </Table.Tbody>
+      </Table>
+    </div>
+  );
+}
+
+function VersionsOf({ machine, server }: { machine: Contributor; server: Versions }) {
+  const { t } = useTranslation();
+  const found = differences(machine.versions, server);
+  if (found.length === 0) {
+    return (
+      <Text size="sm" c="dimmed">
+        {t("as the server's")}
+      </Text>
+    );
+  }
+  return (
+    <ul className={classes.differences}>
+      {found.map(({ name, given, wanted }) => (
+        <li key={name}>
+          {t("{{name}} {{given}}, the server has {{wanted}}", { name, given: given ?? t("unknown"), wanted })}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** Agents speak every two seconds without an event; the server tells when one falls silent. */
+function Heard({ machine, alerts, now }: { machine: Contributor; alerts: readonly Alert[]; now: number }) {
+  const { t } = useTranslation();
+  if (machine.state === "joining") return "–";
+  if (isGone(machine)) return t("last seen {{when}}", { when: ago(machine.last_seen_at, now) });
+  const silence = alerts.find((alert) => alert.kind === "machine-silent" && alert.contributor_id === machine.id);
+  if (silence?.since == null) return t("heard");
+  return t("silent for {{time}}", { time: duration(Math.round((now - Date.parse(silence.since)) / 1000)) });
+}
+
+function SendAway({ machine }: { machine: Contributor }) {
+  const { t } = useTranslation();
+  const client = useQueryClient();
+  const params = { path: { contributor_id: machine.id } };
+  return machine.sent_away_at !== null ? (
+    <Text size="sm" c="dimmed">
+      {t("leaving")}
+    </Text>
+  ) : (
+    <ConfirmButton
+      action={t("Send away")}
+      label={t("Send away: {{name}}", { name: machine.name })}
+      question={t("Send {{name}} away?", { name: machine.name })}
+      onConfirm={async () => {
+        await api.DELETE("/api/v1/contributors/{contributor_id}", { params });
+        await client.invalidateQueries({ queryKey: contributors.queryKey });
+      }}
+    >
+      {t("It hands its work over, then goes, and comes back only with a new invite.")}
+    </ConfirmButton>
+  );
+}

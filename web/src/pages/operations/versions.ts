@@ -1,0 +1,31 @@
+import type { Versions } from "../../api/types";
+
+/** As they are called where they come from. */
+const NAMES: Record<keyof Versions, string> = {
+  share_compute: "share-compute",
+  ray: "Ray",
+  torch: "torch",
+  python: "Python",
+};
+
+export const PARTS = Object.entries(NAMES) as [keyof Versions, string][];
+
+export interface Difference {
+  name: string;
+  /** Undefined where the machine did not say. */
+  given: string | undefined;
+  wanted: string;
+}
+
+/** In what a machine differs from the server; builds of one version (`2.13.0+cpu`) do not. */
+export function differences(given: Partial<Record<string, string>>, server: Versions): Difference[] {
+  return PARTS.filter(([part]) => plain(given[part]) !== plain(server[part])).map(([part, name]) => ({
+    name,
+    given: given[part],
+    wanted: server[part],
+  }));
+}
+
+function plain(version: string | undefined): string | undefined {
+  return version?.split("+")[0];
+}
