@@ -6,7 +6,7 @@ import { hear } from "../api/heard";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, PoolEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
-import { arrived, keyOf, markOf, type Arrivals } from "./marks";
+import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
 import { chatRequest, plainRequest } from "./requests";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
@@ -160,9 +160,9 @@ class Conversation {
           await readPlain();
         }
       }
-      tell((answer) => ({ ...answer, state: "done", wait: "" }));
+      tell((answer) => ({ ...answer, state: "done", wait: "", marks: pinned(answer) }));
     } catch (failure) {
-      tell((answer) => ({ ...answer, wait: "", ...ending(failure, work.stop.signal) }));
+      tell((answer) => ({ ...answer, wait: "", marks: pinned(answer), ...ending(failure, work.stop.signal) }));
     } finally {
       if (this.works.get(key) === work) this.works.delete(key);
       if (this.works.size === 0) {
@@ -251,14 +251,11 @@ function written(answer: Answer, piece: Piece, text: string, agreed: number, wor
 function told(answer: Answer, news: DeploymentNews, work: Work, now: number): Answer {
   if (!isRunning(answer)) return answer;
   if (news.interrupted !== undefined) {
-    const mark = markOf(news.interrupted, answer, work.arrivals, now);
+    const mark = markOf(news.interrupted, work.arrivals, now);
     return mark === null ? answer : { ...answer, marks: [...answer.marks, mark], wait: news.interrupted.reason };
   }
   if (news.went_on !== undefined) {
-    const { seconds } = news.went_on;
-    const key = keyOf(news.went_on);
-    const marks = answer.marks.map((mark) => (mark.key === key ? { ...mark, seconds } : mark));
-    return { ...answer, marks, wait: "" };
+    return { ...answer, marks: settled(answer.marks, news.went_on, answer.text, work.arrivals, now), wait: "" };
   }
   if (news.state === news.from) return answer;
   return { ...answer, wait: news.state === "ready" ? "" : news.reason };
@@ -285,7 +282,7 @@ function load(): Talk {
 /** The page went away while these were written. */
 function brokenOff(turn: Turn): Turn {
   const answers = turn.answers.map((answer): Answer =>
-    isRunning(answer) ? { ...answer, state: "broken", wait: "", problem: { message: "the page was left while it was written" } } : answer,
+    isRunning(answer) ? { ...answer, state: "broken", wait: "", marks: pinned(answer), problem: { message: "the page was left while it was written" } } : answer,
   );
   return { ...turn, answers };
 }
