@@ -190,22 +190,32 @@ class Conversation {
         ? turn
         : { ...turn, answers: turn.answers.map((answer) => (answer.model === model ? change(answer) : answer)) },
     );
-    this.change({ ...this.talk, turns });
+    this.talk = { ...this.talk, turns };
+    this.drawSoon();
+    this.saveSoon();
   }
 
-  /** Draw at most once for a frame, and write down at most twice a second. */
+  /** What somebody does is seen at once: a field must show what is typed before the next key comes. */
   private change(talk: Talk): void {
     this.talk = talk;
-    if (!this.drawing) {
-      this.drawing = true;
-      const draw = () => {
-        this.drawing = false;
-        this.listeners.forEach((tell) => tell());
-      };
-      // No frame comes while the page is in the background.
-      if (document.hidden) setTimeout(draw);
-      else requestAnimationFrame(draw);
-    }
+    this.listeners.forEach((tell) => tell());
+    this.saveSoon();
+  }
+
+  /** Once for a frame, however many pieces come. */
+  private drawSoon(): void {
+    if (this.drawing) return;
+    this.drawing = true;
+    const draw = () => {
+      this.drawing = false;
+      this.listeners.forEach((tell) => tell());
+    };
+    // No frame comes while the page is in the background.
+    if (document.hidden) setTimeout(draw);
+    else requestAnimationFrame(draw);
+  }
+
+  private saveSoon(): void {
     this.saving ??= setTimeout(() => this.save(), SAVE_MS);
   }
 
