@@ -154,6 +154,15 @@ def serve(topology: Topology, folder: Path) -> Iterator[Callable[..., Served]]:
         ray.kill(server)
 
 
+def _went_on_without(status: ServingStatus, name: str) -> None:
+    assert status.recoveries == 1
+    assert status.last_gap_s is not None
+    (interruption,) = status.interruptions
+    assert interruption.machines == (name,)
+    assert interruption.seconds is not None
+    assert 0 < interruption.seconds <= interruption.ago_s
+
+
 def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     serve: Callable[..., Served],
     topology: Topology,
@@ -193,8 +202,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
         assert served.tokens[sequence] == expected(prompt, count)
     assert served.tokens[40] == served.tokens[20]
     status = served.wait_for_pools(2)
-    assert status.recoveries == 1
-    assert status.last_gap_s is not None
+    _went_on_without(status, killed.name)
     assert killed.contributor_id not in {pool.contributor_id for pool in status.pools}
 
     # One stands still: nobody waits for it.

@@ -23,7 +23,7 @@ from share_compute.serving.limits import Limits
 from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.placement import limits_before
 from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import ServingStatus
+from share_compute.serving.status import Interruption, ServingStatus
 from share_compute.specification import ServeJob
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
@@ -73,6 +73,10 @@ class Replica:
         self._status = ServingStatus(
             state=DeploymentState.ready, reason="serves", prediction=prediction, holds=contributor_ids
         )
+
+    def interrupt(self, interruption: Interruption) -> None:
+        """Tell of a loss."""
+        self._status = self._status.model_copy(update={"interruptions": (interruption,)})
 
     def fail(self, reason: str, code: str) -> None:
         self._status = ServingStatus(state=DeploymentState.failed, reason=reason, error={"code": code})
@@ -236,6 +240,34 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         assert await asyncio.gather(*reading) == ["length"] * 4
         for generation, made in zip([*generations, wanted(7)], [*tokens, late_tokens], strict=True):
             assert made == reference(generation, WINDOW)[0]
+        # Whoever watches is told that nothing came for a while, and that it goes on.
+        told = [event.data for event in house.store.events.after(0, deployment_id=record.id)]
+        (died,) = [data["interrupted"] for data in told if "interrupted" in data]
+        assert (died["number"], died["machines"]) == (1, [])
+        assert "server died" in died["reason"]
+        (end,) = [data["went_on"] for data in told if "went_on" in data]
+        assert end["seconds"] == end["ago_s"] > 0
+
+    run(store, tmp_path, story)
+
+
+def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.pool.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        replica.serve("con-1")
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        # It lasted for less than a look.
+        replica.interrupt(
+            Interruption(number=1, reason="lost birch", machines=("birch",), ago_s=0.2, seconds=0.1)
+        )
+
+        def told() -> list[str]:
+            events = house.store.events.after(0, deployment_id=record.id)
+            return [part for event in events for part in ("interrupted", "went_on") if part in event.data]
+
+        await house.until(lambda: told() == ["interrupted", "went_on"])
 
     run(store, tmp_path, story)
 

@@ -30,6 +30,7 @@ from share_compute.serving.status import LatencyStatus, PoolStatus, QueueStatus,
 from share_compute.specification import parse_deployment, parse_job
 from share_compute_api.cli import make_app
 from share_compute_api.client import Client
+from share_compute_api.figures import PERIOD_S, Figures
 from share_compute_api.metrics import Snapshot
 from share_compute_api.schemas import ReplicaCounts
 from share_compute_api.serving.submission import check_deployment
@@ -122,6 +123,53 @@ def test_a_card_shows_measured_beside_predicted(plane: Plane, client: Client, ru
     told = json.loads(run("deployments", "llama", "--json").stdout)
     assert told["deployment"]["replicas"]["wanted"] == 2
     assert told["status"]["replicas"][0]["queue"]["batch_size"] == 3.5
+
+
+def test_what_happened_to_a_deployment_is_read_in_pages(
+    http: httpx.Client, client: Client, model: Path
+) -> None:
+    client.deploy({"name": "other", "model": {"path": str(model)}})
+    made = client.deploy({"name": "llama", "model": {"path": str(model)}})
+    client.scale("llama", "0..4")
+    client.undeploy("llama")
+    page = http.get("/deployments/llama/events", params={"limit": 2}).json()
+    assert [event["data"]["id"] for event in page["events"]] == [made.id] * 2
+    assert page["events"][1]["data"]["replicas"] == {"asked": "0..4", "asked_before": "1"}
+    rest = http.get(f"/deployments/{made.id}/events", params={"after": page["next_after"]}).json()
+    assert [event["data"]["state"] for event in rest["events"]] == ["stopped"]
+    assert http.get("/deployments/zebra/events").status_code == 404
+
+
+def test_figures_come_with_the_stream_of_events_without_a_number(plane: Plane, http: httpx.Client) -> None:
+    supervised = Supervised()
+    plane.app.state.context.deployments = supervised
+
+    def figures(lines: Iterator[str]) -> dict[str, Any]:
+        for line in lines:
+            if line == "event: figures":
+                told: dict[str, Any] = json.loads(next(lines).removeprefix("data: "))
+                assert next(lines) == ""
+                return told
+        raise AssertionError("the stream ended")
+
+    with http.stream("GET", "/events", params={"figures": True}) as answer:
+        lines = answer.iter_lines()
+        first = figures(lines)
+        assert (first["name"], first["replicas"]["wanted"]) == ("llama", 2)
+        assert first["status"]["replicas"][0]["queue"]["batch_size"] == 3.5
+        supervised.status = supervised.status.model_copy(update={"tokens_per_s": 55.0})
+        assert figures(lines)["status"]["replicas"][0]["tokens_per_s"] == 55.0
+
+
+def test_figures_are_told_when_they_change_and_now_and_then() -> None:
+    told, supervised = Figures(), Supervised()
+    assert [one.name for one in told.news(supervised.snapshots(), 0.0)] == ["llama"]
+    supervised.status = supervised.status.model_copy(update={"tokens_per_s": 55.0})
+    assert told.news(supervised.snapshots(), PERIOD_S / 2) == []
+    (changed,) = told.news(supervised.snapshots(), PERIOD_S)
+    assert changed.status.replicas[0].tokens_per_s == 55.0
+    assert told.news(supervised.snapshots(), 2 * PERIOD_S) == []
+    assert len(told.news(supervised.snapshots(), 100.0)) == 1
 
 
 def test_prometheus_is_told_the_same(plane: Plane) -> None:

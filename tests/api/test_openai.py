@@ -547,6 +547,7 @@ def test_a_tokenizer_without_a_template_cannot_chat(client: OpenAI, says: Says, 
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=name, messages=HELLO)
     assert "no chat template" in error(caught)["message"]
+    assert error(caught)["code"] == "no_chat_template"
     assert "/v1/completions" in error(caught)["message"]
     assert client.completions.create(model=name, prompt="x", max_tokens=99).choices[0].text == ANSWER
 

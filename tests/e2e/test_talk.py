@@ -85,10 +85,15 @@ def say(page: Page, prompt: str) -> None:
     page.keyboard.press("Enter")
 
 
+def bare(text: str) -> str:
+    """Leave out spaces, some of which come of the layout."""
+    return re.sub(r"\s+", "", text)
+
+
 def limit(page: Page, **numbers: str) -> None:
     """Set parameters."""
     if not page.get_by_label("System prompt").is_visible():
-        page.get_by_text("Parameters", exact=True).click()
+        page.locator("summary").click()
     for label, value in numbers.items():
         page.get_by_label(label.replace("_", " "), exact=True).fill(value)
 
@@ -241,10 +246,9 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     expect(answer(page, "poet")).to_contain_text("120 tokens")
     whole = text(page, "poet").inner_text()
     written = mark.inner_text()
-    kept = re.sub(r"\s+", "", whole.replace(written, ""))
-    assert kept == re.sub(r"\s+", "", undisturbed), "a token was lost, repeated or changed"
-    assert whole.index(written) > 20
-    assert before.split("\n")[0] in whole
+    assert bare(whole.replace(written, "")) == bare(undisturbed), "a token was lost, repeated or changed"
+    # It stands where the text paused.
+    assert bare(whole.split(written)[0]) == bare(before.replace("birch was lost here", ""))
 
     page.goto(f"{pool.url}/deployments/poet")
     log = page.get_by_role("log")
@@ -299,7 +303,7 @@ def test_the_pages_are_accessible_and_fit(
     page.goto(f"{pool.url}/#key={pool.key}")
     page.get_by_role("heading", name="Pool", level=1).wait_for()
     open_playground(page, pool)
-    page.get_by_text("Parameters", exact=True).click()
+    page.locator("summary").click()
     limit(page, Most_tokens="60")
     talking(pool).talkers["poet"].allow(30)
     say(page, "Sing of the sea.")

@@ -217,7 +217,7 @@ class Deployments:
         Raises:
             NotFound: there is no such deployment.
         """
-        facts = {"replica": replica, "number": interruption.number, "seconds": interruption.seconds}
+        facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"reason", "machines"})}
         with self._database.write() as session:
             row = _row(session, deployment_id)
             _tell(session, row, row.state, self._clock(), went_on=facts)

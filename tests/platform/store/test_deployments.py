@@ -11,6 +11,7 @@ import pytest
 from share_compute.errors import Conflict, NotFound
 from share_compute.planning.plan import Plan
 from share_compute.serving.states import DeploymentState
+from share_compute.serving.status import Interruption
 from share_compute.specification import ServeJob, parse_deployment
 from share_compute.store import Store
 
@@ -47,6 +48,25 @@ def test_a_deployments_life_is_written_down(store: Store, clock: Any) -> None:
         ("degraded", "ready"), ("ready", "stopped"),
     ]  # fmt: skip
     assert len(rung) == len(told)
+
+
+def test_what_a_replica_loses_is_told_and_that_it_goes_on(store: Store) -> None:
+    other = store.deployments.create(spec("other"), reason="submitted")
+    made = store.deployments.create(spec(), reason="submitted")
+    lost = Interruption(number=3, reason="lost birch", machines=("birch",), ago_s=0.4)
+    store.deployments.interrupted(made.id, 1, lost)
+    store.deployments.went_on(made.id, 1, lost.model_copy(update={"ago_s": 1.5, "seconds": 1.2}))
+    first, began, ended = store.events.after(0, deployment_id=made.id)
+    assert (first.data["state"], first.data["from"]) == ("pending", None)
+    assert began.data["interrupted"] == {
+        "replica": 1, "of": 1, "number": 3, "reason": "lost birch", "machines": ["birch"], "ago_s": 0.4
+    }  # fmt: skip
+    assert ended.data["went_on"] == {"replica": 1, "number": 3, "ago_s": 1.5, "seconds": 1.2}
+    assert {began.data["state"], began.data["from"]} == {"pending"}
+    assert store.events.after(began.seq, deployment_id=made.id) == [ended]
+    assert len(store.events.after(0, deployment_id=other.id)) == 1
+    with pytest.raises(NotFound):
+        store.deployments.interrupted("dep-none", 0, lost)
 
 
 def test_a_failure_is_kept_with_its_cause(store: Store) -> None:

@@ -61,7 +61,7 @@ export interface DeploymentNews {
   reason: string;
   replicas?: { wanted?: number; wanted_before?: number; asked?: string; asked_before?: string };
   interrupted?: { replica: number; of: number; number: number; reason: string; machines: string[]; ago_s: number };
-  went_on?: { replica: number; number: number; seconds: number };
+  went_on?: { replica: number; number: number; ago_s: number; seconds: number };
   error?: { mend?: string };
 }
 

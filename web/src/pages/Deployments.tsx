@@ -14,6 +14,7 @@ import { ago, si } from "../format";
 import { useNow } from "../useNow";
 import { DeployForm } from "./deployment/DeployForm";
 import { isOver, modelOf, replicasOf, sumOf } from "./deployment/facts";
+import facts from "./deployment/Deployments.module.css";
 import classes from "./Jobs.module.css";
 
 const route = getRouteApi("/deployments");
@@ -142,7 +143,7 @@ function Row({ deployment, figures, now }: RowProps) {
         )}
       </Table.Td>
       <Table.Td data-label={t("Model")} title={modelOf(deployment.spec).full}>
-        <Text size="sm" truncate maw={220}>
+        <Text size="sm" maw={220} className={facts.model!}>
           {modelOf(deployment.spec).short}
         </Text>
       </Table.Td>

@@ -6,7 +6,7 @@ import { hear } from "../api/heard";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, PoolEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
-import { arrived, keyOf, markOf, type Arrivals } from "./marks";
+import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
 import { chatRequest, plainRequest } from "./requests";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
@@ -160,9 +160,9 @@ class Conversation {
           await readPlain();
         }
       }
-      tell((answer) => ({ ...answer, state: "done", wait: "" }));
+      tell((answer) => ({ ...answer, state: "done", wait: "", marks: pinned(answer) }));
     } catch (failure) {
-      tell((answer) => ({ ...answer, wait: "", ...ending(failure, work.stop.signal) }));
+      tell((answer) => ({ ...answer, wait: "", marks: pinned(answer), ...ending(failure, work.stop.signal) }));
     } finally {
       if (this.works.get(key) === work) this.works.delete(key);
       if (this.works.size === 0) {
@@ -190,22 +190,32 @@ class Conversation {
         ? turn
         : { ...turn, answers: turn.answers.map((answer) => (answer.model === model ? change(answer) : answer)) },
     );
-    this.change({ ...this.talk, turns });
+    this.talk = { ...this.talk, turns };
+    this.drawSoon();
+    this.saveSoon();
   }
 
-  /** Draw at most once for a frame, and write down at most twice a second. */
+  /** What somebody does is seen at once: a field must show what is typed before the next key comes. */
   private change(talk: Talk): void {
     this.talk = talk;
-    if (!this.drawing) {
-      this.drawing = true;
-      const draw = () => {
-        this.drawing = false;
-        this.listeners.forEach((tell) => tell());
-      };
-      // No frame comes while the page is in the background.
-      if (document.hidden) setTimeout(draw);
-      else requestAnimationFrame(draw);
-    }
+    this.listeners.forEach((tell) => tell());
+    this.saveSoon();
+  }
+
+  /** Once for a frame, however many pieces come. */
+  private drawSoon(): void {
+    if (this.drawing) return;
+    this.drawing = true;
+    const draw = () => {
+      this.drawing = false;
+      this.listeners.forEach((tell) => tell());
+    };
+    // No frame comes while the page is in the background.
+    if (document.hidden) setTimeout(draw);
+    else requestAnimationFrame(draw);
+  }
+
+  private saveSoon(): void {
     this.saving ??= setTimeout(() => this.save(), SAVE_MS);
   }
 
@@ -251,14 +261,11 @@ function written(answer: Answer, piece: Piece, text: string, agreed: number, wor
 function told(answer: Answer, news: DeploymentNews, work: Work, now: number): Answer {
   if (!isRunning(answer)) return answer;
   if (news.interrupted !== undefined) {
-    const mark = markOf(news.interrupted, answer, work.arrivals, now);
+    const mark = markOf(news.interrupted, work.arrivals, now);
     return mark === null ? answer : { ...answer, marks: [...answer.marks, mark], wait: news.interrupted.reason };
   }
   if (news.went_on !== undefined) {
-    const { seconds } = news.went_on;
-    const key = keyOf(news.went_on);
-    const marks = answer.marks.map((mark) => (mark.key === key ? { ...mark, seconds } : mark));
-    return { ...answer, marks, wait: "" };
+    return { ...answer, marks: settled(answer.marks, news.went_on, answer.text, work.arrivals, now), wait: "" };
   }
   if (news.state === news.from) return answer;
   return { ...answer, wait: news.state === "ready" ? "" : news.reason };
@@ -285,7 +292,7 @@ function load(): Talk {
 /** The page went away while these were written. */
 function brokenOff(turn: Turn): Turn {
   const answers = turn.answers.map((answer): Answer =>
-    isRunning(answer) ? { ...answer, state: "broken", wait: "", problem: { message: "the page was left while it was written" } } : answer,
+    isRunning(answer) ? { ...answer, state: "broken", wait: "", marks: pinned(answer), problem: { message: "the page was left while it was written" } } : answer,
   );
   return { ...turn, answers };
 }

@@ -11,7 +11,9 @@ export interface Arrivals {
 /** Losses are told within a second; older moments are of no use. */
 const REMEMBERED_MS = 10_000;
 /** A text that grows for so long after a loss is written elsewhere. */
-const TOUCHED_MS = 150;
+const TOUCHED_MS = 500;
+/** The end of a text, however long it gets. */
+const END = Number.MAX_SAFE_INTEGER;
 
 export function arrived({ points }: Arrivals, now: number, length: number): Arrivals {
   return { points: [...points.filter(([at]) => at > now - REMEMBERED_MS).slice(-400), [now, length]] };
@@ -24,23 +26,39 @@ export function lengthAt({ points }: Arrivals, moment: number, length: number): 
   return later === 0 ? 0 : points[later - 1]![1];
 }
 
-/** The mark of a loss in an answer; null where another replica writes it. */
-export function markOf(
-  news: NonNullable<DeploymentNews["interrupted"]>,
-  answer: Pick<Answer, "text">,
-  arrivals: Arrivals,
-  now: number,
-): Mark | null {
+/**
+ * The mark of a loss in an answer; null where another replica writes it. It stays at the end of the text while nothing
+ * new can be computed: tokens that are still on their way were drawn before.
+ */
+export function markOf(news: NonNullable<DeploymentNews["interrupted"]>, arrivals: Arrivals, now: number): Mark | null {
   const moment = now - 1000 * news.ago_s;
   const grewOn = arrivals.points.some(([at]) => at > moment + TOUCHED_MS);
   if (news.of > 1 && grewOn) return null;
   return {
     key: keyOf(news),
-    at: lengthAt(arrivals, moment, answer.text.length),
+    at: END,
     machines: news.machines,
     reason: news.reason,
     seconds: null,
   };
+}
+
+/** The same marks when it goes on: the mark stays where the text was when pools were formed again. */
+export function settled(
+  marks: readonly Mark[],
+  news: NonNullable<DeploymentNews["went_on"]>,
+  text: string,
+  arrivals: Arrivals,
+  now: number,
+): Mark[] {
+  const formed = now - 1000 * (news.ago_s - news.seconds);
+  const at = lengthAt(arrivals, formed, text.length);
+  return marks.map((mark) => (mark.key === keyOf(news) ? { ...mark, at, seconds: news.seconds } : mark));
+}
+
+/** The same marks when nothing more comes of the text for now. */
+export function pinned({ marks, text }: Pick<Answer, "marks" | "text">): Mark[] {
+  return marks.map((mark) => ({ ...mark, at: Math.min(mark.at, text.length) }));
 }
 
 export function keyOf({ replica, number }: { replica: number; number: number }): string {

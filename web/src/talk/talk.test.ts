@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { caughtUp, commonLength } from "./catchUp";
-import { arrived, cut, lengthAt, markOf, type Arrivals } from "./marks";
+import { arrived, cut, lengthAt, markOf, pinned, settled, type Arrivals } from "./marks";
 import { chatRequest, plainRequest } from "./requests";
 import type { Answer, Turn } from "./types";
 
@@ -58,19 +58,24 @@ test("a text that comes again stays while it is the same", () => {
 
 const loss = { replica: 0, of: 1, number: 1, reason: "lost birch", machines: ["birch"], ago_s: 0.4 };
 
-test("a loss stands where the text was when it was noticed", () => {
+test("a loss stands where the text was when others could go on", () => {
   let arrivals: Arrivals = { points: [] };
   for (const [at, length] of [[1000, 5], [1100, 9], [1900, 12]] as const) arrivals = arrived(arrivals, at, length);
   expect(lengthAt(arrivals, 1500, 12)).toBe(9);
   expect(lengthAt(arrivals, 900, 12)).toBe(0);
   expect(lengthAt(arrivals, 3000, 12)).toBe(12);
-  expect(markOf(loss, { text: "x".repeat(12) }, arrivals, 1900)?.at).toBe(9);
+  const mark = markOf(loss, arrivals, 1200)!;
+  // What was drawn before it still comes, and stands before it.
+  expect(cut("x".repeat(12), [mark]).map((one) => one.piece.length)).toEqual([12, 0]);
+  const went = { replica: 0, number: 1, ago_s: 0.9, seconds: 0.6 };
+  expect(settled([mark], went, "x".repeat(12), arrivals, 1950)).toMatchObject([{ at: 9, seconds: 0.6 }]);
+  expect(pinned({ marks: [mark], text: "x".repeat(12) })).toMatchObject([{ at: 12, seconds: null }]);
 });
 
 test("a text that another replica writes is not marked", () => {
   const arrivals = { points: [[1000, 5], [1800, 9]] as [number, number][] };
-  expect(markOf({ ...loss, of: 2 }, { text: "x".repeat(9) }, arrivals, 1900)).toBeNull();
-  expect(markOf({ ...loss, of: 2, ago_s: 0.1 }, { text: "x".repeat(9) }, arrivals, 1900)?.at).toBe(9);
+  expect(markOf({ ...loss, of: 2, ago_s: 0.8 }, arrivals, 1900)).toBeNull();
+  expect(markOf({ ...loss, of: 2, ago_s: 0.1 }, arrivals, 1900)).not.toBeNull();
 });
 
 test("a text is cut at its marks", () => {
@@ -82,5 +87,8 @@ test("a text is cut at its marks", () => {
   ]);
   const [only, ...none] = cut("", [{ ...mark, at: 0 }]);
   expect([only?.before.length, only?.piece, none.length]).toEqual([1, "", 0]);
-  expect(cut("abc", [mark]).map((one) => one.before.length)).toEqual([0, 1]);
+  expect(cut("abc", [mark]).map((one) => [one.before.length, one.piece])).toEqual([
+    [0, "abc"],
+    [1, ""],
+  ]);
 });

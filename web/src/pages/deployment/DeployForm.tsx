@@ -11,6 +11,7 @@ import { deployment as deploymentQuery, jobs } from "../../api/queries";
 import { Failure, sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 import { Section } from "../../components/Page";
+import classes from "./Deployments.module.css";
 import { nameFrom, range } from "./facts";
 
 /** Fields that have a place of their own; what is wrong with others is said below the form. */
@@ -188,7 +189,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
           {sending.error !== null && isElsewhere && <Failure error={sending.error} />}
           <Group justify="space-between">
             <Text size="sm" c="dimmed">
-              {t("All other settings:")} <code>share-compute serve --help</code>
+              {t("All other settings:")} <code className={classes.command}>share-compute serve --help</code>
             </Text>
             <Button type="submit" loading={sending.isPending}>
               {t("Deploy")}

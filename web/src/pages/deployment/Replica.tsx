@@ -42,8 +42,8 @@ export function Replica({ status, number }: Props) {
       {status.recoveries > 0 && (
         <Text size="sm">
           {status.last_gap_s == null
-            ? t("Went on after {{count}} losses", { count: status.recoveries })
-            : t("Went on after {{count}} losses, the last time within {{time}}", {
+            ? t("Interrupted {{count}} times", { count: status.recoveries })
+            : t("Interrupted {{count}} times, the last time for {{time}}", {
                 count: status.recoveries,
                 time: stepTime(status.last_gap_s),
               })}
@@ -64,9 +64,7 @@ function Times({ status }: { status: ReplicaStatus }) {
     <Table className={classes.times} verticalSpacing={6}>
       <Table.Thead>
         <Table.Tr>
-          <Table.Th>
-            <span className="mantine-visually-hidden">{t("Figure")}</span>
-          </Table.Th>
+          <Table.Th>{t("Figure")}</Table.Th>
           <Table.Th className="numeric">{t("measured")}</Table.Th>
           <Table.Th className="numeric">{t("predicted")}</Table.Th>
         </Table.Tr>

@@ -21,7 +21,7 @@ export function Parameters({ settings, onChange }: Props) {
     { name: "top_k", label: "top_k", hint: t("all"), step: "1", min: 0 },
     { name: "min_p", label: "min_p", hint: "0", step: "0.05", min: 0, max: 1 },
     { name: "max_tokens", label: t("Most tokens"), hint: t("what the model holds"), step: "1", min: 1 },
-    { name: "seed", label: t("Seed"), hint: t("another one each time"), step: "1" },
+    { name: "seed", label: t("Seed"), hint: t("random"), step: "1" },
   ];
   const changed = numbers.filter(({ name }) => settings[name] !== undefined).length;
   const set = (name: Numbers, text: string) => {
