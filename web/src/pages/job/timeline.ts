@@ -17,7 +17,13 @@ export interface Row {
 /** A row for each machine that computes something, in pipeline order. */
 export function rowsOf(plan: Plan, timeline: PlanTimeline): Row[] {
   const step = timeline.step_s ?? 0;
-  const own = Map.groupBy(timeline.cells, (cell) => `${cell.pool} ${cell.member}`);
+  const own = new Map<string, TimelineCell[]>();
+  for (const cell of timeline.cells) {
+    const seat = `${cell.pool} ${cell.member}`;
+    const cells = own.get(seat);
+    if (cells === undefined) own.set(seat, [cell]);
+    else cells.push(cell);
+  }
   const updates = new Map(timeline.updates.map((update) => [`${update.pool} ${update.member}`, update]));
   return plan.pools.flatMap((pool, place) =>
     pool.members.flatMap((member, seat): Row[] => {
