@@ -30,6 +30,8 @@ export function Timeline({ job, plan }: { job: Job; plan: Plan }) {
     <div ref={ref} className={classes.holder}>
       {data !== undefined ? (
         <Laid job={job} plan={plan} timeline={data} />
+      ) : !wasSeen ? (
+        <div className={classes.unseen} />
       ) : error === null ? (
         <Loading lines={3} />
       ) : (
