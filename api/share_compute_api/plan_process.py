@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -67,10 +67,16 @@ class PlanProcesses:
         report = await self._answer("plan", request.model_dump_json(), gone)
         return None if report is None else PlanReport.model_validate(report)
 
-    async def timeline(self, request: TimelineRequest, gone: Awaitable[object]) -> PlanTimeline | None:
+    async def timeline(
+        self, request: TimelineRequest, gone: Callable[[], Awaitable[object]]
+    ) -> PlanTimeline | None:
         """Return one step of a plan; None when whoever asked for it went away first.
 
         What was asked for before is known: pages ask for the same plan again and again.
+
+        Args:
+            request: which plan, and what is known of its machines.
+            gone: what it returns ends when nobody wants the answer any more.
 
         Raises:
             ShareComputeError: as `plan`.
@@ -78,7 +84,7 @@ class PlanProcesses:
         text = request.model_dump_json()
         known = self._timelines.get(text)
         if known is None:
-            answer = await self._answer("timeline", text, gone)
+            answer = await self._answer("timeline", text, gone())
             if answer is None:
                 return None
             known = self._timelines[text] = PlanTimeline.model_validate(answer)

@@ -128,7 +128,9 @@ def test_one_step_of_a_jobs_own_plan(plane: Any, http: httpx.Client, client: Cli
     problem(http.get(f"/jobs/{job_id}/timeline"), 409, "conflict")
     plane.store.jobs.begin(job_id, [])
     plane.store.progress.record(job_id, 1, [Planned(plan=plan)])
-    timeline = PlanTimeline.model_validate(http.get(f"/jobs/{job_id}/timeline").json())
+    answer = http.get(f"/jobs/{job_id}/timeline")
+    timeline = PlanTimeline.model_validate(answer.json())
+    assert http.get(f"/jobs/{job_id}/timeline").content == answer.content, "the same again"
     assert timeline.step_s == pytest.approx(plan.prediction.step_s)
     members = {(place, seat) for place, pool in enumerate(plan.pools) for seat in range(len(pool.members))}
     assert {(cell.pool, cell.member) for cell in timeline.cells} == members

@@ -116,7 +116,7 @@ async def get_timeline(job_id: str, request: Request, context: InContext) -> Pla
     problem = unpredictable(wanted.plan, wanted.topology)
     if problem is not None:
         return PlanTimeline(problem=problem)
-    timeline = await context.plans.timeline(wanted, departure(request.receive, context.bell))
+    timeline = await context.plans.timeline(wanted, lambda: departure(request.receive, context.bell))
     if timeline is None:
         raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
     return timeline

@@ -1,10 +1,11 @@
 /** Curves over steps, drawn by uPlot: drag to zoom, double-click to zoom out. Who shows it keeps the zoom. */
 import { useComputedColorScheme } from "@mantine/core";
-import { useElementSize, useMergedRef } from "@mantine/hooks";
+import { useMergedRef } from "@mantine/hooks";
 import { useEffect, useRef } from "react";
 import uPlot, { type AlignedData } from "uplot";
 import "uplot/dist/uPlot.min.css";
 
+import { useWidth } from "./useWidth";
 import classes from "./CurveChart.module.css";
 
 const HEIGHT = 280;
@@ -53,7 +54,7 @@ interface Props {
 
 export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, format }: Props) {
   const scheme = useComputedColorScheme("light");
-  const { ref: measured, width } = useElementSize<HTMLDivElement>();
+  const { ref: measured, width } = useWidth<HTMLDivElement>();
   const frame = useRef<HTMLDivElement>(null);
   const ref = useMergedRef(frame, measured);
   const plot = useRef<uPlot | null>(null);
@@ -69,7 +70,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
     if (holder === null || !hasWidth) return;
     const drawn = new uPlot(
       {
-        width: holder.clientWidth,
+        width,
         height: HEIGHT,
         cursor: {
           drag: { x: true, y: false, setScale: false },

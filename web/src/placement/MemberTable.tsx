@@ -2,16 +2,15 @@ import { Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
+import { Twin } from "../components/Twin";
 import { bytes, count } from "../format";
 import { layerRange, ranges } from "./layout";
-import classes from "./Placement.module.css";
 
 /** The same as the picture, in figures, with the planner's reasons. */
 export function MemberTable({ plan }: { plan: Plan }) {
   const { t } = useTranslation();
   return (
-    <details className={classes.twin}>
-      <summary>{t("The same as a table, with the reason for each choice")}</summary>
+    <Twin title={t("The same as a table, with the reason for each choice")}>
       <Table className="stacking" verticalSpacing="xs" horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -61,6 +60,6 @@ export function MemberTable({ plan }: { plan: Plan }) {
           )}
         </Table.Tbody>
       </Table>
-    </details>
+    </Twin>
   );
 }

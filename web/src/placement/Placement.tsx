@@ -76,7 +76,7 @@ export function Placement({ plan, farewells }: Props) {
             key={index}
             className={classes.segment}
             data-hue={index % 6}
-            data-dim={current !== undefined && current.pool !== index}
+            data-lit={current?.pool === index}
             style={{ flexGrow: shares[index] }}
           >
             {plan.num_layers <= MOST_TICKS &&
@@ -108,7 +108,6 @@ export function Placement({ plan, farewells }: Props) {
             className={classes.block}
             data-hue={block.pool % 6}
             data-lit={block.id === lit}
-            data-dim={current !== undefined && block.id !== lit}
             data-new={shown.come.has(block.id)}
             style={place(block)}
             onPointerEnter={() => setLit(block.id)}

@@ -25,11 +25,13 @@ export function useBlocks(plan: Plan, size: Size): Shown {
 
   useEffect(() => {
     const { gone, come } = changes(before.current, blocks);
-    if (gone.length === 0 && come.size === 0) return;
-    setChanged({ gone, come });
+    if (gone.length > 0 || come.size > 0) setChanged({ gone, come });
+  }, [held]);
+  useEffect(() => {
+    if (changed.gone.length === 0 && changed.come.size === 0) return;
     const timer = setTimeout(() => setChanged({ gone: [], come: new Set() }), FAREWELL_MS);
     return () => clearTimeout(timer);
-  }, [held]);
+  }, [changed]);
   // After the comparison above, which needs what was shown last.
   useEffect(() => {
     before.current = blocks;

@@ -3,7 +3,7 @@ import { useTranslation } from "react-i18next";
 
 import type { Job } from "../../api/types";
 import { Figure } from "../../components/Figure";
-import { count, si } from "../../format";
+import { count } from "../../format";
 import classes from "./Artifacts.module.css";
 
 /** A batch: what is asked of which model, and how fast it answers. */
@@ -17,10 +17,6 @@ export function Batch({ job }: { job: Job }) {
   return (
     <>
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
-        <Figure
-          label={kind === "generate" ? t("Generated") : t("Read")}
-          value={job.tokens_per_s === null ? "–" : si(job.tokens_per_s, "tok/s")}
-        />
         <Figure label={t("Rows with an error")} value={count(job.rows?.failed ?? 0)} />
         <Figure label={t("Answers as")} value={format ?? "–"} />
       </SimpleGrid>

@@ -6,6 +6,7 @@ import { useTranslation } from "react-i18next";
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
+import { Twin } from "../../components/Twin";
 import { difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
 
@@ -69,8 +70,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
   const isKnown = measured !== null || plan.pools.some((pool) => pool.members.some((member) => member.busy_fraction != null));
   if (!isKnown) return null;
   return (
-    <details>
-      <summary>{t("How long each machine computes in a step")}</summary>
+    <Twin title={t("How long each machine computes in a step")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -111,7 +111,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
       <Text size="xs" c="dimmed" mt={4}>
         {t("Of a pool, the time of its busiest member is measured.")}
       </Text>
-    </details>
+    </Twin>
   );
 }
 

@@ -1,6 +1,6 @@
 /** One step: microbatches over machines and time, as the simulator of the schedule lays it. */
 import { Group, Table, Text } from "@mantine/core";
-import { useElementSize, useInViewport } from "@mantine/hooks";
+import { useInViewport } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
 import { memo, useId, useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
@@ -8,6 +8,8 @@ import { useTranslation } from "react-i18next";
 import { timeline as timelineQuery } from "../../api/queries";
 import type { Job, Plan, PlanTimeline, TimelineCell } from "../../api/types";
 import { Failure, Loading } from "../../components/Feedback";
+import { Twin } from "../../components/Twin";
+import { useWidth } from "../../components/useWidth";
 import { count, difference, stepTime } from "../../format";
 import { bubbleOf, rowsOf, ticksOf, type Row } from "./timeline";
 import classes from "./Timeline.module.css";
@@ -28,6 +30,8 @@ export function Timeline({ job, plan }: { job: Job; plan: Plan }) {
     <div ref={ref} className={classes.holder}>
       {data !== undefined ? (
         <Laid job={job} plan={plan} timeline={data} />
+      ) : !wasSeen ? (
+        <div className={classes.unseen} />
       ) : error === null ? (
         <Loading lines={3} />
       ) : (
@@ -64,7 +68,7 @@ function Laid({ job, plan, timeline }: { job: Job; plan: Plan; timeline: PlanTim
       ) : (
         <>
           <Picture rows={rows} timeline={timeline} step={step} />
-          <Twin rows={rows} step={step} />
+          <Figures rows={rows} step={step} />
         </>
       )}
     </>
@@ -73,7 +77,7 @@ function Laid({ job, plan, timeline }: { job: Job; plan: Plan; timeline: PlanTim
 
 function Picture({ rows, timeline, step }: { rows: Row[]; timeline: PlanTimeline; step: number }) {
   const { t } = useTranslation();
-  const { ref, width } = useElementSize<HTMLDivElement>();
+  const { ref, width } = useWidth<HTMLDivElement>();
   const [lit, setLit] = useState<string | null>(null);
   const whole = Math.max(width, 340);
   const height = rows.length > 24 ? 14 : rows.length > 12 ? 20 : 28;
@@ -209,11 +213,10 @@ function Key({ name, of }: { name: string; of: string }) {
 }
 
 /** The same in figures. */
-function Twin({ rows, step }: { rows: Row[]; step: number }) {
+function Figures({ rows, step }: { rows: Row[]; step: number }) {
   const { t } = useTranslation();
   return (
-    <details>
-      <summary>{t("The same as a table")}</summary>
+    <Twin title={t("The same as a table")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -250,6 +253,6 @@ function Twin({ rows, step }: { rows: Row[]; step: number }) {
           ))}
         </Table.Tbody>
       </Table>
-    </details>
+    </Twin>
   );
 }

@@ -30,5 +30,5 @@ export function speedUnit(job: Pick<Job, "spec">): "tok/s" | "samples/s" {
 export function etaS(job: Pick<Job, "step" | "total_steps" | "tokens_per_s" | "rows">, perStep: number): number | null {
   if (job.rows != null) return job.rows.rows_per_s ? (job.rows.total - job.rows.done) / job.rows.rows_per_s : null;
   if (job.tokens_per_s === null || job.tokens_per_s <= 0) return null;
-  return ((job.total_steps - job.step) * perStep) / job.tokens_per_s;
+  return (Math.max(0, job.total_steps - job.step) * perStep) / job.tokens_per_s;
 }
