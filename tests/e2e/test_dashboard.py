@@ -39,6 +39,7 @@ def test_a_wrong_key_is_refused_and_a_right_one_leads_where_one_wanted_to_go(
 
 
 def test_machines_appear_as_they_join(page: Page, pool: Pool) -> None:
+    page.goto(f"{pool.url}/?view=table")
     machine = join(pool.store, "birch")
     row = page.get_by_role("row", name=re.compile("birch"))
     expect(row).to_contain_text("joining")
@@ -140,6 +141,8 @@ def test_an_invite_is_made_copied_and_revoked(page: Page) -> None:
 
 
 def test_a_dropped_stream_goes_on_where_it_stopped(page: Page, pool: Pool, complaints: Complaints) -> None:
+    page.goto(f"{pool.url}/?view=table")
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
     machine = join(pool.store, "birch")
     row = page.get_by_role("row", name=re.compile("birch"))
     expect(row).to_contain_text("joining")

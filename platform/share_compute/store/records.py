@@ -321,6 +321,7 @@ class WorkRecord(Record):
     is_complete: bool
     """Whether there were no spells before these; the sums are of these."""
     seconds: float
+    """In which it held a part of a model."""
     steps: int
     microbatches: int
     """That it computed, forward and backward, in committed steps."""

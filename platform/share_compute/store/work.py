@@ -93,7 +93,7 @@ class Work:
         return WorkRecord(
             spells=tuple(reversed(spells)),
             is_complete=len(found) <= limit,
-            seconds=sum(spell.seconds for spell in spells),
+            seconds=sum(spell.seconds for spell in spells if spell.num_layers is not None),
             steps=sum(spell.steps for spell in spells),
             microbatches=sum(spell.steps * (spell.microbatches or 0) for spell in spells),
             tokens=sum(spell.tokens for spell in spells),

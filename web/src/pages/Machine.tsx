@@ -123,7 +123,7 @@ function Holds({ machine }: { machine: MachineView }) {
     <div>
       <Text size="sm" component="div">
         <span className={classes.holder}>
-          {held.job_id != null ? t("Job") : t("Deployment")} <Holder held={held} />
+          {held.job_id != null ? t("Job") : t("Deployment")} <Holder held={held} isInText />
         </span>
         {part === null ? t("no plan yet") : part}
       </Text>

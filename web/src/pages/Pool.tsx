@@ -88,7 +88,7 @@ function Machines({ pool }: { pool: PoolView }) {
           title={t("What plans need of it; all that owners lend")}
         />
       </SimpleGrid>
-      <Group gap="md" align="end">
+      <Group gap="md">
         <Views search={search} />
         <TextInput
           className={classes.search}

@@ -27,13 +27,13 @@ export const Bubble = memo(function Bubble({ group, circle, number }: Props) {
   const atWork = t("{{number}} at work", { number: count(sums.atWork) });
   const speed = sums.flopsPerS > 0 ? si(sums.flopsPerS, "FLOP/s") : "–";
   return (
-    <Link
-      to="/"
-      search={(old) => poolSearch({ ...old, island: group.id })}
-      className={classes.bubble}
-      aria-label={`${title}: ${machines}, ${atWork}, ${speed}`}
-    >
-      <g style={{ transform: `translate(${circle.x}px, ${circle.y}px)` }} className={classes.mover}>
+    <g style={{ transform: `translate(${circle.x}px, ${circle.y}px)` }} className={classes.mover}>
+      <Link
+        to="/"
+        search={(old) => poolSearch({ ...old, island: group.id })}
+        className={classes.bubble}
+        aria-label={`${title}: ${machines}, ${atWork}, ${speed}`}
+      >
         <circle className={classes.shore} r={circle.r} data-kind={group.kind} data-quality={qualityOf(group.island?.bytes_per_s)} />
         <circle
           className={classes.share}
@@ -42,6 +42,9 @@ export const Bubble = memo(function Bubble({ group, circle, number }: Props) {
           strokeDashoffset={around * (1 - share)}
           transform="rotate(-90)"
         />
+      </Link>
+      {/* Beside the link, whose name says the same. */}
+      <g aria-hidden className={classes.beside}>
         <text className={classes.title} y={-18}>
           {title}
         </text>
@@ -55,6 +58,6 @@ export const Bubble = memo(function Bubble({ group, circle, number }: Props) {
           {speed}
         </text>
       </g>
-    </Link>
+    </g>
   );
 });

@@ -46,18 +46,18 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, room, onLi
   const hasName = room >= ROOM_FOR_NAMES;
   const letters = Math.floor(room / 7);
   return (
-    <Link
-      to="/machines/$machineId"
-      params={{ machineId: machine.id }}
-      preload={false}
-      className={classes.node}
-      data-tone={tone}
-      aria-label={describe(t, machine)}
-      onPointerEnter={() => onLight(machine.id)}
-      onFocus={() => onLight(machine.id)}
-    >
-      <g className={classes.mover} style={{ transform: `translate(${x}px, ${y}px)` }}>
-        <g className={classes.appearing}>
+    <g className={classes.mover} style={{ transform: `translate(${x}px, ${y}px)` }}>
+      <g className={classes.appearing}>
+        <Link
+          to="/machines/$machineId"
+          params={{ machineId: machine.id }}
+          preload={false}
+          className={classes.node}
+          data-tone={tone}
+          aria-label={describe(t, machine)}
+          onPointerEnter={() => onLight(machine.id)}
+          onFocus={() => onLight(machine.id)}
+        >
           <circle className={classes.target} r={Math.max(ring, 12)} />
           {machine.kind === "cuda" ? (
             <rect className={classes.body} x={-r} y={-r} width={2 * r} height={2 * r} rx={r * 0.3} />
@@ -74,19 +74,20 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, room, onLi
             />
           )}
           <Sign tone={tone} size={r} />
-          {hasName && (
-            <>
-              <text className={classes.name} y={r + 19}>
-                {cut(machine.name, letters)}
-              </text>
-              <text className={classes.caption} y={r + 33}>
-                {cut(workWords(t, machine), letters + 1)}
-              </text>
-            </>
-          )}
-        </g>
+        </Link>
+        {/* Beside the link, whose name says it in full. */}
+        {hasName && (
+          <g aria-hidden className={classes.beside}>
+            <text className={classes.name} y={r + 19}>
+              {cut(machine.name, letters)}
+            </text>
+            <text className={classes.caption} y={r + 33}>
+              {cut(workWords(t, machine), letters + 1)}
+            </text>
+          </g>
+        )}
       </g>
-    </Link>
+    </g>
   );
 });
 

@@ -92,6 +92,9 @@ export function MachineTable({ machines, islands, search }: Props) {
                         {isSorted ? (desc ? "↓" : "↑") : ""}
                       </span>
                     </UnstyledButton>
+                    <Text component="span" inherit hiddenFrom="sm">
+                      {column.label}
+                    </Text>
                   </Table.Th>
                 );
               })}
@@ -199,14 +202,18 @@ function WorkCell({ machine }: { machine: Glance }) {
 }
 
 /** The job or the deployment, with the way to its page. */
-export function Holder({ held }: { held: Pick<Held, "job_id" | "deployment_id" | "name"> }) {
+export function Holder({ held, isInText = false }: { held: Pick<Held, "job_id" | "deployment_id" | "name">; isInText?: boolean }) {
   const { job_id: job, deployment_id: deployment, name } = held;
   if (job != null) {
     return (
-      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} preload={false} size="sm">
+      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} preload={false} size="sm" underline={isInText ? "always" : "hover"}>
         {name || job}
       </AnchorLink>
     );
   }
-  return <Text size="sm">{name || deployment}</Text>;
+  return (
+    <Text component="span" size="sm">
+      {name || deployment}
+    </Text>
+  );
 }

@@ -23,7 +23,7 @@ export const MOST_DRAWN = 150;
 const MOST_OPEN = 331;
 /** Up to here names fit under the machines. */
 const MOST_NAMED = 60;
-const WIDE = 108;
+const WIDE = 98;
 const NARROW = 46;
 const ABOVE = 48;
 const GAP = 40;
@@ -177,7 +177,7 @@ function Links({ pool, drawn }: { pool: PoolView; drawn: readonly Drawn[] }) {
         if (!line) return null;
         const [from, to] = line;
         const middle = { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 };
-        const isRoom = Math.hypot(to.x - from.x, to.y - from.y) > 130;
+        const isRoom = Math.hypot(to.x - from.x, to.y - from.y) > 104;
         const isHidden = drawn.some(({ circle }) => Math.hypot(circle.x - middle.x, circle.y - middle.y) < circle.r + 30);
         return (
           <g key={`${one} ${other}`}>

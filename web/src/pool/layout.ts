@@ -93,7 +93,9 @@ export function ringsFor(slots: number): number {
 export function spiral(slot: number): Point {
   if (slot === 0) return { x: 0, y: 0 };
   const ring = ringsFor(slot + 1);
-  const place = slot - (1 + 3 * ring * (ring - 1));
+  const order = slot - (1 + 3 * ring * (ring - 1));
+  // Opposite places are taken one after the other, so that few machines stand around the middle.
+  const place = (order >> 1) + (order & 1) * 3 * ring;
   const side = Math.floor(place / ring);
   const along = (place % ring) / ring;
   const corner = (number: number): Point => ({

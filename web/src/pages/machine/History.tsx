@@ -58,7 +58,7 @@ function Story({ t, event }: { t: TFunction; event: PoolEvent }) {
   const part = partWords(t, held);
   return (
     <Text size="sm" component="div">
-      {part === null ? t("It is lent to") : t("It holds {{part}} of", { part })} <Holder held={held} />
+      {part === null ? t("It is lent to") : t("It holds {{part}} of", { part })} <Holder held={held} isInText />
     </Text>
   );
 }

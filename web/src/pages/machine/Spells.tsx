@@ -17,14 +17,16 @@ export function Spells({ machineId }: { machineId: string }) {
   const { data: work, error, refetch } = useQuery(machineWork(machineId));
   const [showsAll, setShowsAll] = useState(false);
   if (work === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
-  if (work.spells.length === 0) {
+  // While a job is planned, its machines hold nothing yet.
+  const spells = work.spells.filter((spell) => spell.num_layers !== null);
+  if (spells.length === 0) {
     return (
       <Text size="sm" c="dimmed">
         {t("It has not worked for a job or a deployment yet.")}
       </Text>
     );
   }
-  const shown = showsAll ? work.spells : work.spells.slice(0, FEW);
+  const shown = showsAll ? spells : spells.slice(0, FEW);
   return (
     <>
       <Text size="sm">
@@ -79,9 +81,9 @@ export function Spells({ machineId }: { machineId: string }) {
           </Table.Tbody>
         </Table>
       </div>
-      {work.spells.length > FEW && !showsAll && (
+      {spells.length > FEW && !showsAll && (
         <Button variant="default" size="xs" onClick={() => setShowsAll(true)}>
-          {t("Show all {{number}}", { number: count(work.spells.length) })}
+          {t("Show all {{number}}", { number: count(spells.length) })}
         </Button>
       )}
     </>

@@ -1,0 +1,240 @@
+"""The map of the pool and the pages of its machines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
+from tests.e2e.test_dashboard import AXE, violations
+
+from share_compute.jobs.events import Measured, PoolTiming
+from share_compute.jobs.states import ContributorState
+from share_compute.store import ContributorRecord, JobRecord, Store
+from share_compute.topology import Device, Link
+
+pytestmark = pytest.mark.browser
+NIGHT = "layers 1\N{EN DASH}2 of 3"
+
+
+def node(page: Page, name: str) -> Locator:
+    """Return a machine of the map."""
+    return page.get_by_role("group", name="Machines and islands").get_by_role(
+        "link", name=re.compile(rf"^{name}, ")
+    )
+
+
+def two_islands(store: Store) -> list[ContributorRecord]:
+    """Six machines join: three stand together, three far from them."""
+    found: list[ContributorRecord] = []
+    for index, name in enumerate(("ash", "birch", "cedar", "doug", "elm", "fir")):
+        _, code = store.invites.create(label="Ada" if index < 3 else "Grace")
+        machine, _ = store.contributors.join(
+            code, name=name, host=f"{name}.example", versions={"python": "3.11.7"}, limits={"cpu_threads": 4}
+        )
+        store.contributors.online(machine.id, node_id=f"{index:02d}" * 28, address=f"192.0.2.{index + 1}")
+        device = Device(
+            "cuda" if index == 4 else "cpu", "Example device", 4 << 30, {"float32": 5e10 * (index + 1)}, 2e10
+        )
+        far = index >= 3
+        links = [Link("head", machine.id, 0.03 if far else 0.00023, 4e6 if far else 1.2e9)]
+        for place, other in enumerate(found):
+            together = (place >= 3) == far
+            links.append(Link(machine.id, other.id, 0.0006 if together else 0.03, 1.1e9 if together else 4e6))
+        found.append(store.contributors.ready(machine.id, capacity=[device], links=links))
+    return found
+
+
+def time_it(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
+    """Steps were measured: the first machine computes most of the time."""
+    busy = {machine.id: 0.8 / (place + 1) for place, machine in enumerate(machines)}
+    pools = tuple(PoolTiming(predicted_busy_s=None, measured_busy_s=seconds) for seconds in busy.values())
+    told = Measured(step=10, predicted_step_s=None, measured_step_s=1.0, pools=pools, machines=busy)
+    store.progress.record(job.id, job.attempt, [told])
+
+
+def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, pool: Pool) -> None:
+    birch = join(pool.store, "birch")
+    expect(node(page, "birch")).to_have_accessible_name(re.compile("joining"))
+    measure(pool.store, birch, 51e9)
+    expect(node(page, "birch")).to_have_accessible_name(re.compile(r"ready, free, 51\.0 GFLOP/s"))
+    ash = measure(pool.store, join(pool.store, "ash"), 51e9)
+    expect(node(page, "ash")).to_have_accessible_name(re.compile("free"))
+    job = pool.store.jobs.create(digits())
+    start(pool.store, job, [ash, birch])
+    expect(node(page, "birch")).to_have_accessible_name(re.compile(f"digits, {NIGHT}"))
+    pool.store.contributors.set_state(
+        pool.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+    )
+    expect(node(page, "birch")).to_have_count(0)
+    page.get_by_role("switch", name="Show 1 that left").check()
+    expect(node(page, "birch")).to_have_accessible_name(re.compile("lost"))
+    assert "gone=true" in page.url
+
+
+def test_machines_stay_where_they_are_when_others_come_and_go(page: Page, pool: Pool) -> None:
+    machines = two_islands(pool.store)
+    expect(page.get_by_text("Island 2", exact=True).first).to_be_visible()
+    expect(node(page, "fir")).to_have_count(1)
+
+    def places() -> dict[str, Any]:
+        names = ("ash", "cedar", "doug", "elm", "fir")
+        return {name: node(page, name).locator("xpath=../..").get_attribute("style") for name in names}
+
+    before = places()
+    pool.store.contributors.set_state(machines[1], ContributorState.lost, "its Ray node died")
+    expect(node(page, "birch")).to_have_count(0)
+    assert places() == before
+
+
+def test_machines_of_the_map_are_reached_by_the_keyboard(page: Page, pool: Pool) -> None:
+    two_islands(pool.store)
+    expect(node(page, "fir")).to_have_count(1)
+    page.get_by_role("searchbox", name="Search machines").focus()
+    page.keyboard.press("Tab")
+    expect(node(page, "ash")).to_be_focused()
+    expect(page.get_by_role("region", name="Map of the pool")).to_contain_text("Ada")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="birch", level=1)).to_be_visible()
+
+
+def test_the_table_is_sorted_searched_and_kept_in_the_address(page: Page, pool: Pool) -> None:
+    two_islands(pool.store)
+    page.get_by_role("link", name="Table").click()
+    rows = page.get_by_role("table", name="Machines").get_by_role("row")
+    expect(rows).to_have_count(7)
+    page.get_by_role("button", name="Speed (float32)").click()
+    page.get_by_role("button", name="Speed (float32)").click()
+    expect(rows.nth(1)).to_contain_text("fir")
+    page.get_by_role("searchbox", name="Search machines").fill("grace")
+    expect(rows).to_have_count(4)
+    assert all(part in page.url for part in ("view=table", "sort=speed", "desc=true", "q=grace"))
+    page.reload()
+    expect(rows).to_have_count(4)
+    expect(rows.nth(1)).to_contain_text("fir")
+    page.get_by_role("searchbox", name="Search machines").fill("nobody")
+    expect(page.get_by_role("heading", name="No machine fits")).to_be_visible()
+
+
+def test_the_page_of_a_machine_tells_its_story_after_a_loss(page: Page, pool: Pool) -> None:
+    ash, birch = (measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch"))
+    job = pool.store.jobs.create(digits())
+    page.goto(f"{pool.url}/machines/{birch.id}")
+    expect(page.get_by_role("heading", name="birch", level=1)).to_be_visible()
+    expect(page.get_by_text("Nothing: it is free for the next job.")).to_be_visible()
+    start(pool.store, job, [ash, birch])
+    holds = page.get_by_role("region", name="What it holds")
+    expect(holds).to_contain_text(NIGHT)
+    train(pool.store, job, 1, 10)
+    gave = page.get_by_role("region", name="What it gave")
+    expect(gave).to_contain_text("10 steps, 40 microbatches, 320 tokens or samples")
+    time_it(pool.store, job, [ash, birch])
+    busy = page.get_by_role("img", name=re.compile("Busy share of a step: 40%"))
+    expect(busy).to_be_visible()
+    reform(pool.store, job, [ash], "birch made room")
+    history = page.get_by_role("region", name="History").get_by_role("listitem")
+    expect(history.first).to_contain_text("It is free again.")
+    expect(history.filter(has_text="It holds")).to_contain_text(f"{NIGHT} of digits")
+    lose(pool.store, job, birch)
+    expect(history.first).to_contain_text("Its Ray node died.")
+    expect(page.get_by_text("lost", exact=True).first).to_be_visible()
+    expect(page.get_by_role("button", name="Send away")).to_have_count(0)
+    expect(page.get_by_text(re.compile("Last seen (just now|[0-9]+ s ago)"))).to_be_visible()
+
+
+def test_a_machine_that_is_not_there_is_said_to_be_unknown(
+    page: Page, pool: Pool, complaints: Complaints
+) -> None:
+    page.goto(f"{pool.url}/machines/con-nowhere")
+    expect(page.get_by_text("There is no contributor con-nowhere.")).to_be_visible()
+    # The browser itself reports what is refused.
+    assert [text for text in complaints if "404" not in text] == []
+    complaints.clear()
+
+
+def test_a_machine_is_sent_away_after_a_question(page: Page, pool: Pool) -> None:
+    machine = measure(pool.store, join(pool.store, "birch"), 51e9)
+    page.goto(f"{pool.url}/machines/{machine.id}")
+    page.get_by_role("button", name="Send away").click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep it").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert pool.store.contributors.get(machine.id).state == "ready"
+    page.get_by_role("button", name="Send away").click()
+    page.get_by_role("dialog").get_by_role("button", name="Send away").click()
+    expect(page.get_by_text("The operator sent it away.").first).to_be_visible()
+    expect(page.get_by_role("button", name="Send away")).to_have_count(0)
+    assert pool.store.contributors.get(machine.id).state == "draining"
+
+
+def test_islands_of_many_machines_are_bubbles_that_open(page: Page, pool: Pool) -> None:
+    for number in range(160):
+        measure(pool.store, join(pool.store, f"m{number:03d}"), 1e10)
+    page.reload()
+    bubble = page.get_by_role("link", name=re.compile("Island 1: 160 machines"))
+    bubble.click()
+    expect(node(page, "m000")).to_have_count(1)
+    expect(node(page, "m159")).to_have_count(1)
+    page.get_by_role("link", name="All islands").click()
+    expect(bubble).to_be_visible()
+    page.get_by_role("link", name="Table").click()
+    expect(page.get_by_text("1\N{EN DASH}50 of 160")).to_be_visible()
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_role("link", name="m050")).to_be_visible()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
+    pool: Pool,
+    browser: Browser,
+    tmp_path: Path,
+    scheme: Any,
+    width: int,
+    language: str,
+    complaints: Complaints,
+) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    store = pool.store
+    machines = two_islands(store)
+    join(store, "gum")
+    job = store.jobs.create(digits())
+    start(store, job, machines[:2])
+    train(store, job, 1, 10)
+    time_it(store, job, machines[:2])
+    store.contributors.set_state(
+        store.contributors.get(machines[3].id), ContributorState.lost, "its Ray node died"
+    )
+    context = browser.new_context(
+        color_scheme=scheme,
+        reduced_motion="reduce",
+        viewport={"width": width, "height": 800},
+        locale="zh-CN" if language == "zh" else "en-GB",
+    )
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{pool.url}/#key={pool.key}")
+    found: dict[str, list[str]] = {}
+    paths = (
+        "",
+        "?gone=true",
+        "?view=table&gone=true",
+        f"machines/{machines[0].id}",
+        f"machines/{machines[3].id}",
+    )
+    for path in paths:
+        page.goto(f"{pool.url}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        expect(page.get_by_label("Loading")).to_have_count(0)
+        name = re.sub(r"\W+", "-", path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))
+        page.screenshot(path=tmp_path / f"{name or 'map'}.png", full_page=True)
+        found[path] = violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    context.close()
+    assert [f"{path} {one}" for path, some in found.items() for one in some] == []

@@ -1,0 +1,171 @@
+"""What machines worked at, and the pool at a glance."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from tests.platform.store.test_deployments import spec as serve
+from tests.platform.store.test_jobs import contributor, running, spec, step
+
+from share_compute.jobs.events import AttemptEnded, Measured, Planned, PoolTiming, Reformed
+from share_compute.jobs.states import ContributorState
+from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.serving.states import DeploymentState
+from share_compute.store import Store
+from share_compute.topology import Device, Link
+
+
+def plan(*shares: tuple[str, tuple[int, ...]], epoch: int = 0) -> Plan:
+    """Return a plan of one pool of four microbatches."""
+    members = tuple(
+        MemberPlan(contributor_id=one, name=one, microbatches=some, memory_bytes=7, reason="")
+        for one, some in shares
+    )
+    pool = PoolPlan(start=0, stop=2, parameters=1, members=members)
+    return Plan(epoch=epoch, strategy="uniform", num_layers=3, parameters=1, pools=(pool,), microbatches=4)
+
+
+def told(store: Store, machine: str) -> list[tuple[Any, Any]]:
+    """Return (job, microbatches) of each event that says what a machine works at."""
+    events = store.events.after(0, contributor_id=machine)
+    return [(one.data["job"], one.data.get("microbatches")) for one in events if one.kind == "work"]
+
+
+def reformed(made: Plan, first_open: int) -> Reformed:
+    return Reformed(
+        epoch=made.epoch, step=first_open, plan=made, seconds=0.1, recomputed=0, sentence="ada came"
+    )
+
+
+def test_work_is_told_when_it_begins_changes_and_ends(store: Store, clock: Any) -> None:
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+    job = store.jobs.create(spec())
+    store.jobs.begin(job.id, [ada, bob])
+    clock.pass_s(5)
+    store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3)))), step(1), step(2)])
+    assert told(store, ada) == [(job.id, None), (job.id, 4)]
+    assert told(store, bob) == [(job.id, None), (None, None)]
+    # What was committed before the membership changed counts by the old shares, whatever the messages' grouping.
+    clock.pass_s(60)
+    shared = plan((ada, (0, 1, 2)), (bob, (3,)), epoch=1)
+    store.progress.record(job.id, 1, [step(3), reformed(shared, 4), step(4)])
+    clock.pass_s(60)
+    store.progress.record(job.id, 1, [AttemptEnded(outcome="succeeded", reason="done")])
+    assert told(store, ada)[2:] == [(job.id, 3), (None, None)]
+    clock.pass_s(1000)
+    work = store.work.of(ada)
+    assert [(one.steps, one.microbatches, one.seconds) for one in work.spells] == [
+        (1, 3, 60),
+        (3, 4, 60),
+        (0, None, 5),
+    ]
+    assert (work.steps, work.microbatches, work.tokens) == (4, 15, 3 * 16 + 12)
+    assert (work.is_complete, work.spells[0].ended_at is not None, work.spells[0].name) == (
+        True,
+        True,
+        "train",
+    )
+    assert store.work.of(bob).microbatches == 1
+    latest = store.work.of(ada, limit=1)
+    assert (latest.is_complete, latest.steps) == (False, 1)
+
+
+def test_a_plan_that_stays_tells_nothing_again(store: Store) -> None:
+    ada = contributor(store, "ada")
+    job = running(store, ada)
+    before = told(store, ada)
+    same = job.plan
+    assert same is not None
+    store.progress.record(job.id, 1, [reformed(same, 1)])
+    assert told(store, ada) == before
+
+
+def test_a_machine_that_is_lost_works_no_more(store: Store, clock: Any) -> None:
+    ada = contributor(store, "ada")
+    job = running(store, ada)
+    clock.pass_s(10)
+    store.contributors.set_state(store.contributors.get(ada), ContributorState.lost, "its node died")
+    clock.pass_s(10)
+    store.progress.record(job.id, 1, [step(1)])
+    (spell, _) = store.work.of(ada).spells
+    assert (spell.ended_at is not None, spell.seconds, spell.steps) == (True, 10, 0)
+
+
+def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -> None:
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+    job = running(store, ada, bob)
+    begun = clock.now
+
+    def measured(number: int, machines: dict[str, float]) -> Measured:
+        timing = PoolTiming(predicted_busy_s=None, measured_busy_s=0.9)
+        return Measured(
+            step=number, predicted_step_s=None, measured_step_s=1.0, pools=(timing,), machines=machines
+        )
+
+    # The first is from an older release: only that of the pool's busiest machine is known.
+    store.progress.record(job.id, 1, [measured(10, {})])
+    for number in range(20, 60, 10):
+        clock.pass_s(10)
+        store.progress.record(job.id, 1, [measured(number, {ada: number / 100, bob: 2.0})])
+    busy = store.work.busy(ada, since=begun)
+    assert [round(one.busy_fraction, 2) for one in busy] == [0.9, 0.2, 0.3, 0.4, 0.5]
+    assert {one.busy_fraction for one in store.work.busy(bob, since=clock.now)} == {1.0}
+    thin = store.work.busy(ada, since=begun, points=2)
+    assert [(round(one.busy_fraction, 3), one.at) for one in thin] == [
+        (0.467, begun + timedelta(seconds=20)),
+        (0.45, clock.now),
+    ]
+    assert store.work.busy(ada, since=clock.now + timedelta(seconds=1)) == []
+
+
+def test_the_pool_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
+    code = store.invites.create(label="Ada's laptop")[1]
+    ada = store.contributors.join(code, name="ada", host="h", versions={}, limits={"memory_bytes": 100})[0].id
+    (row,) = store.pool.glance()
+    assert (row.owner, row.kind, row.lent_bytes, row.held) == ("Ada's laptop", None, 100, None)
+    store.contributors.online(ada, node_id="ab", address="192.0.2.7")
+    devices = [
+        Device("cpu", "a cpu", 50, {"float32": 2.0}),
+        Device("cuda", "a gpu", 30, {"float32": 5.0, "bfloat16": 9.0}),
+    ]
+    store.contributors.ready(ada, capacity=devices, links=[Link("head", ada, 0.001, 1e9)])
+    job = store.jobs.create(spec("letters"))
+    store.jobs.begin(job.id, [ada])
+    assert store.pool.glance([ada])[0].held is not None
+    store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3))))])
+    (row,) = store.pool.glance([ada])
+    assert (row.kind, row.device, row.flops_per_s, row.lent_bytes) == ("cuda", "a cpu, a gpu", 7.0, 80)
+    assert (row.head_latency_s, row.head_bytes_per_s) == (0.001, 1e9)
+    assert row.held is not None
+    assert (row.held.job_id, row.held.name, row.held.stop, row.held.memory_bytes) == (job.id, "letters", 2, 7)
+    store.contributors.set_state(store.contributors.get(ada), ContributorState.lost, "its node died")
+    assert store.pool.glance()[0].held is None
+    clock.pass_s(2 * 86_400)
+    assert store.pool.glance() == []
+    assert len(store.pool.glance([ada])) == 1
+
+
+def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> None:
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+    served = store.deployments.create(serve(), reason="submitted")
+    store.leases.take(served.id, [ada, bob])
+    placed = [plan((ada, (0, 1, 2, 3)))]
+    store.deployments.set_state(served.id, DeploymentState.loading, "it loads", plans=placed)
+    clock.pass_s(30)
+    (row, free) = store.pool.glance()
+    assert row.held is not None
+    assert (row.held.deployment_id, row.held.name, row.held.stop) == (served.id, "llama", 2)
+    assert free.held is not None
+    assert free.held.stop is None
+    store.leases.release(served.id, [bob])
+    assert store.pool.glance([bob])[0].held is None
+    store.leases.release_all(served.id)
+    (last, first) = store.work.of(ada).spells
+    assert (last.deployment_id, last.stop, last.seconds, last.steps, first.stop) == (
+        served.id,
+        2,
+        30,
+        0,
+        None,
+    )
