@@ -119,7 +119,7 @@ def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, pool: Poo
 def test_what_only_submitting_finds_is_marked_too(page: Page, pool: Pool, complaints: Complaints) -> None:
     form(page, pool, "?start=language")
     # An example that cannot be submitted as it stands blames nobody before they try.
-    files = page.get_by_label("Files", exact=True)
+    files = page.get_by_role("textbox", name="Files", exact=True)
     expect(page.get_by_role("button", name="Upload files")).to_be_visible()
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(files).to_have_accessible_description(re.compile("does not exist on the server"))
@@ -169,11 +169,11 @@ def test_a_file_is_sent_with_progress_and_trained_on(page: Page, pool: Pool, tmp
     form(page, pool, "?start=language")
     with held(page) as let_go:
         page.get_by_label("Files for Files").set_input_files(corpus)
-        expect(page.get_by_role("progressbar")).to_be_visible()
+        expect(page.get_by_role("progressbar", name=re.compile("my corpus.txt: 0 B of 29.3 KiB"))).to_be_attached()
         expect(page.get_by_role("button", name="Submit", exact=True)).to_be_disabled()
         let_go()
         expect(page.get_by_text("my corpus.txt is on the server.")).to_be_visible()
-    files = page.get_by_label("Files", exact=True)
+    files = page.get_by_role("textbox", name="Files", exact=True)
     expect(files).to_have_value(re.compile(r"^upload:up-\w+/my corpus\.txt$"))
     expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
     submit(page)

@@ -22,7 +22,8 @@ export async function upload(
   signal: AbortSignal,
 ): Promise<Upload> {
   await requireRoom(files);
-  const { id } = await body(api.POST("/api/v1/uploads", { body: { name, kind }, signal }));
+  // Not given up half-way: an upload whose id is not known cannot be removed.
+  const { id } = await body(api.POST("/api/v1/uploads", { body: { name, kind } }));
   try {
     let before = 0;
     for (const { path, file } of files) {

@@ -55,8 +55,8 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
       ) : pool !== undefined && ready.length === 0 ? (
         <Text size="sm" c="dimmed">
           <Trans
-            i18nKey="No machine is ready, so the job would wait in the queue. <link>Invite one</link> to see the plan."
-            components={{ link: <Anchor component={Link} to="/invites" size="sm" underline="always" /> }}
+            i18nKey="No machine is ready, so the job would wait in the queue. <invite>Invite one</invite> to see the plan."
+            components={{ invite: <Anchor component={Link} to="/invites" size="sm" underline="always" /> }}
           />
         </Text>
       ) : error !== null && !isFetching ? (

@@ -9,8 +9,13 @@ export function picked(files: FileList | null): Sent[] {
 
 /** From a drop: files, and all that is in folders. */
 export async function dropped(transfer: DataTransfer): Promise<Sent[]> {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
-  return (await Promise.all(entries.map((entry) => below(entry)))).flat();
+  // All of it is asked for before the first await: after it the browser has emptied the transfer.
+  const items = [...transfer.items].map((item) => ({ entry: item.webkitGetAsEntry(), file: item.getAsFile() }));
+  const found = items.map(({ entry, file }) => {
+    if (entry !== null) return below(entry);
+    return file === null ? [] : [{ file, path: file.name }];
+  });
+  return (await Promise.all(found)).flat();
 }
 
 async function below(entry: FileSystemEntry): Promise<Sent[]> {
