@@ -1,6 +1,8 @@
 /** The API key of this tab: taken from the address bar or the sign-in form, kept until the tab closes. */
 import { useSyncExternalStore } from "react";
 
+import { forgetConversation } from "../talk/forget";
+
 const NAME = "share-compute.key";
 const listeners = new Set<() => void>();
 
@@ -20,6 +22,8 @@ export function signIn(key: string): void {
 export function signOut(reason?: string): void {
   farewell = reason;
   sessionStorage.removeItem(NAME);
+  // Who is signed out by the server finds the conversation again.
+  if (reason === undefined) forgetConversation();
   listeners.forEach((tell) => tell());
 }
 
