@@ -4,6 +4,7 @@
  */
 import { useSyncExternalStore } from "react";
 
+import { forgetConversation } from "../talk/forget";
 import { problemOf, unreachable, type ApiProblem } from "./problem";
 import type { components } from "./schema";
 
@@ -79,6 +80,8 @@ export async function signOut(): Promise<void> {
     fail(failure, () => void signOut());
     return;
   }
+  // Who is signed out by the server finds the conversation again.
+  forgetConversation();
   become({ state: "out" });
   tabs?.postMessage("changed");
 }

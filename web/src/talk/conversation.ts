@@ -6,12 +6,12 @@ import { hear } from "../api/heard";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, PoolEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
+import { FORGET, KEPT_AS } from "./forget";
 import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
 import { chatRequest, plainRequest } from "./requests";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
 
-const NAME = "share-compute.conversation";
 const SAVE_MS = 500;
 /** Seeds that a number of JavaScript, and thus JSON, holds exactly. */
 const SEEDS = 2 ** 31;
@@ -89,7 +89,9 @@ class Conversation {
   forget(): void {
     this.stop();
     this.change(EMPTY);
-    this.save();
+    clearTimeout(this.saving);
+    this.saving = undefined;
+    sessionStorage.removeItem(KEPT_AS);
   }
 
   private dropLast(): void {
@@ -223,10 +225,10 @@ class Conversation {
     clearTimeout(this.saving);
     this.saving = undefined;
     try {
-      sessionStorage.setItem(NAME, JSON.stringify(this.talk));
+      sessionStorage.setItem(KEPT_AS, JSON.stringify(this.talk));
     } catch {
       // There is no room for it: it lives as long as the page.
-      sessionStorage.removeItem(NAME);
+      sessionStorage.removeItem(KEPT_AS);
     }
   };
 }
@@ -282,7 +284,7 @@ function ending(failure: unknown, signal: AbortSignal): Pick<Answer, "state" | "
 
 function load(): Talk {
   try {
-    const talk = JSON.parse(sessionStorage.getItem(NAME) ?? "null") as Talk | null;
+    const talk = JSON.parse(sessionStorage.getItem(KEPT_AS) ?? "null") as Talk | null;
     return talk === null ? EMPTY : { ...talk, turns: talk.turns.map(brokenOff) };
   } catch {
     return EMPTY;
@@ -303,3 +305,4 @@ function newId(): string {
 
 export const conversation = new Conversation();
 addEventListener("pagehide", conversation.save);
+addEventListener(FORGET, () => conversation.forget());
