@@ -294,7 +294,7 @@ def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, pool:
     tell(pool.store, job, *notes)
     page.goto(f"{pool.url}/jobs/{job.id}")
     log = page.get_by_role("log")
-    expect(log).to_contain_text("note 9999")
+    expect(log).to_contain_text("note 9999", timeout=30_000)
     expect(log.get_by_role("definition")).to_have_count(200)
     assert log.evaluate("one => one.scrollTop + one.clientHeight >= one.scrollHeight - 2"), (
         "the end is in view"

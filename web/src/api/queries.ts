@@ -15,7 +15,7 @@ export const contributors = queryOptions({
 });
 
 const JOBS_PER_PAGE = 50;
-const EVENTS_PER_PAGE = 2000;
+const EVENTS_PER_PAGE = 5000;
 /** Points of a curve, more than a screen is wide: of longer runs the server tells those that give the curve its shape. */
 export const MOST_POINTS = 2000;
 
