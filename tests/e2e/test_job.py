@@ -299,13 +299,14 @@ def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, pool:
     assert log.evaluate("one => one.scrollTop + one.clientHeight >= one.scrollHeight - 2"), (
         "the end is in view"
     )
+    log.scroll_into_view_if_needed()
     tell(pool.store, job, Note(message="the newest"))
     expect(log.get_by_text("the newest")).to_be_in_viewport()
     log.evaluate("one => { one.scrollTop = 0; }")
     expect(page.get_by_label("Follow the end")).not_to_be_checked()
     log.get_by_role("button", name="Show 1,000 older events").click()
     expect(log.get_by_role("definition")).to_have_count(1200)
-    page.get_by_label("Show").select_option("Checkpoints and artifacts")
+    page.get_by_label("Show", exact=True).select_option("Checkpoints and artifacts")
     expect(log.get_by_role("definition")).to_have_count(1)
     expect(log).to_contain_text("Checkpoint at step 10")
     expect(page).to_have_url(re.compile("events=results"))
