@@ -89,7 +89,7 @@ export function machineBusy(id: string, hours: number) {
 }
 
 const JOBS_PER_PAGE = 50;
-const EVENTS_PER_PAGE = 2000;
+const EVENTS_PER_PAGE = 5000;
 /** Points of a curve, more than a screen is wide: of longer runs the server tells those that give the curve its shape. */
 export const MOST_POINTS = 2000;
 

@@ -23,6 +23,8 @@ const INK = {
     curves: ["#4fc1cf", "#ffa94d", "#b197fc", "#8ce99a", "#faa2c1", "#74c0fc"],
   },
 };
+/** Between ticks lie whole steps. */
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power));
 /** Each hue has a dash of its own, for those who do not see hues. */
 const DASHES = [[], [8, 4], [2, 3], [12, 4, 2, 4], [5, 2], [1, 4]];
 
@@ -125,7 +127,7 @@ function axesOf(scheme: "light" | "dark", format: (value: number) => string): uP
   const axis = { stroke: ink.axis, grid: { stroke: ink.grid, width: 1 }, ticks: { stroke: ink.grid, width: 1 } };
   // A logarithmic axis leaves out what would stand too close.
   const values = (_: uPlot, ticks: (number | null)[]) => ticks.map((tick) => (tick === null ? "" : format(tick)));
-  return [axis, { ...axis, size: 68, values }];
+  return [{ ...axis, incrs: WHOLE }, { ...axis, size: 68, values }];
 }
 
 function seriesOf(curve: Curve, scheme: "light" | "dark", format: (value: number) => string): uPlot.Series {

@@ -40,7 +40,9 @@ export function figuresOf(plan: Plan, { pool: place, seat }: Block, t: TFunction
   const lent = member.lent_bytes;
   const figures = [
     t("pool {{pool}}", { pool: place + 1 }),
-    t("layers {{range}} of {{all}}", { range: layerRange(pool), all: plan.num_layers }),
+    pool.stop - pool.start === 1
+      ? t("layer {{range}} of {{all}}", { range: layerRange(pool), all: plan.num_layers })
+      : t("layers {{range}} of {{all}}", { range: layerRange(pool), all: plan.num_layers }),
     t("{{number}} parameters", { number: si(pool.parameters, "") }),
     t("microbatches {{range}} ({{own}} of {{all}})", {
       range: ranges(member.microbatches) || "–",

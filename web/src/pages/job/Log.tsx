@@ -97,8 +97,10 @@ function useFollowing(shown: readonly PoolEvent[], follows: boolean, setFollows:
 
   useLayoutEffect(() => {
     if (holder === null || !follows) return;
-    isOurs.current = true;
+    const before = holder.scrollTop;
     holder.scrollTop = holder.scrollHeight;
+    // Only a move is told, and this one was not made by whoever reads.
+    isOurs.current = holder.scrollTop !== before;
   }, [holder, follows, last]);
 
   useEffect(() => {
