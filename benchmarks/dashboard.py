@@ -291,14 +291,17 @@ def load(browser: Browser, url: str, ready: str) -> dict[str, float]:
           const look = () => {{
             if (document.querySelector({json.dumps(ready)}) !== null) {{
               // It is usable when it has been drawn and a task gets its turn.
-              requestAnimationFrame(() => setTimeout(() => {{ window.usable = performance.now(); }}));
+              requestAnimationFrame(() => setTimeout(() => {{
+                window.usable = performance.now();
+                document.documentElement.dataset.usable = "";
+              }}));
             }} else requestAnimationFrame(look);
           }};
           look();
         }})()"""
     )
     page.goto(url)
-    page.wait_for_function("window.usable !== undefined", timeout=60_000)
+    page.locator("html[data-usable]").wait_for(timeout=60_000)
     page.wait_for_timeout(1500)
     figures: dict[str, float] = page.evaluate(
         """() => ({

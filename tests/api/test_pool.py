@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from share_compute.jobs.states import ContributorState
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import make_fleet
 from share_compute.store import Store
@@ -53,7 +54,9 @@ def test_the_pool_shows_islands_and_what_is_between_them(plane: Any, http: httpx
     assert [machine["id"] for machine in some["machines"]] == [three]
     assert some["islands"] == islands
     plane.store.contributors.send_away(one)
-    plane.store.contributors.set_state(plane.store.contributors.get(one), "left", "it handed over")
+    plane.store.contributors.set_state(
+        plane.store.contributors.get(one), ContributorState.left, "it handed over"
+    )
     after = http.get("/pool").json()["islands"]["islands"]
     assert [island["machines"] for island in after] == [[two], [three, four]]
 

@@ -1,6 +1,5 @@
 /** The pool as a picture: islands of machines with good links between them, and the links between islands. */
 import { Text } from "@mantine/core";
-import { useElementSize } from "@mantine/hooks";
 import { useCallback, useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
 
@@ -15,6 +14,7 @@ import { Legend } from "./Legend";
 import { MachineNode } from "./MachineNode";
 import classes from "./PoolMap.module.css";
 import { poolSearch } from "./search";
+import { useWidth } from "./useWidth";
 import { groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above so many machines, islands are drawn as bubbles that can be opened. */
@@ -47,7 +47,7 @@ interface Drawn {
 
 export function PoolMap({ pool, groups, places, numbers, open }: Props) {
   const { t } = useTranslation();
-  const { ref, width } = useElementSize<HTMLDivElement>();
+  const { ref, width } = useWidth();
   const [lit, setLit] = useState<string | null>(null);
   const light = useCallback((id: string | null) => setLit(id), []);
   const opened = groups.find((group) => group.id === open);
@@ -143,10 +143,10 @@ function Island({ group, circle, number, step, places, onLight }: Drawn & { plac
         data-quality={quality}
         data-kind={group.kind}
       />
-      <text className={classes.title} x={circle.x} y={circle.y - circle.r - 24}>
+      <text className={classes.title} data-halo x={circle.x} y={circle.y - circle.r - 24}>
         {groupTitle(t, group, number)}
       </text>
-      <text className={classes.caption} x={circle.x} y={circle.y - circle.r - 8}>
+      <text className={classes.caption} data-halo x={circle.x} y={circle.y - circle.r - 8}>
         {inside ?? t("{{count}} machines", { count: group.machines.length })}
       </text>
       {group.machines.slice(0, MOST_OPEN).map((machine) => {
