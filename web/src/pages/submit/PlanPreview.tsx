@@ -1,5 +1,5 @@
 /** Which plan the job would get on the machines that are ready now, before it is submitted. */
-import { Anchor, Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
+import { Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useDebouncedValue } from "@mantine/hooks";
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
@@ -14,6 +14,7 @@ import { Section } from "../../components/Page";
 import { duration, si, stepTime } from "../../format";
 import { Placement } from "../../placement/Placement";
 import type { Draft } from "./draft";
+import classes from "./Form.module.css";
 
 const SETTLING_MS = 900;
 
@@ -56,7 +57,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
         <Text size="sm" c="dimmed">
           <Trans
             i18nKey="No machine is ready, so the job would wait in the queue. <invite>Invite one</invite> to see the plan."
-            components={{ invite: <Anchor component={Link} to="/invites" size="sm" underline="always" /> }}
+            components={{ invite: <Link to="/invites" className={classes.link!} /> }}
           />
         </Text>
       ) : error !== null && !isFetching ? (
