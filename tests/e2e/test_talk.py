@@ -291,7 +291,7 @@ def test_an_answer_that_breaks_off_is_kept_and_continued(
     expect(answer(page, "poet")).to_contain_text("about 2")
     # A reload in the midst of an answer breaks it off, too.
     page.reload()
-    expect(answer(page, "poet")).to_contain_text("the page was left while it was written")
+    expect(answer(page, "poet")).to_contain_text("The page was left while it was written.")
     assert bare(text(page, "poet").inner_text()).startswith(bare(kept))
     talking(pool).talkers["poet"].allow(float("inf"))
     answer(page, "poet").get_by_role("button", name="Continue").click()
