@@ -1,0 +1,143 @@
+"""The dashboard over a real pool: machines that joined, real training, a model that really speaks, and deaths."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+from tests.api.speaking import make_llama
+from tests.e2e.conftest import Complaints
+
+from share_compute_api.dashboard import STATIC_FOLDER
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.chaos]
+READY_MS = 120_000
+DONE_MS = 240_000
+LENT = ("--memory", "700MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
+STEPS = 400
+
+
+def kill(command: Any) -> None:
+    """End a contributor's processes at once, as if its plug were pulled."""
+    family = [
+        *psutil.Process(command.process.pid).children(recursive=True),
+        psutil.Process(command.process.pid),
+    ]
+    for process in family:
+        if process.is_running():
+            os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("poet"), window=512, hidden_size=64, num_hidden_layers=4)
+
+
+@pytest.fixture
+def page(server: Any, context: BrowserContext, complaints: Complaints) -> Page:
+    if not (STATIC_FOLDER / "index.html").is_file():
+        pytest.skip("the dashboard is not built: make dashboard")
+    page = context.new_page()
+    complaints.listen(page)
+    page.goto(f"{server.url}/#key={server.api_key}")
+    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    return page
+
+
+@pytest.fixture
+def commands() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def invite(page: Page, label: str) -> list[str]:
+    """Return the arguments of the line that an invite gives."""
+    page.get_by_role("link", name="Invite", exact=True).click()
+    page.get_by_label("For whom").fill(label)
+    page.get_by_role("button", name="Create invite").click()
+    line = page.get_by_label("Command to join")
+    expect(line).to_contain_text("share-compute join")
+    return shlex.split(line.inner_text())[1:]
+
+
+def machines_join(
+    page: Page, server: Any, run_command: Any, commands: ExitStack, *names: str
+) -> dict[str, Any]:
+    """Let machines join by the lines that the page gives; return their commands when all are ready."""
+    running = {}
+    for name in names:
+        joining = (*invite(page, name), "--name", name, *LENT)
+        running[name] = commands.enter_context(run_command(server.data_folder, *joining))
+        page.reload()
+    page.goto(f"{server.url}/?view=table")
+    for name in names:
+        expect(page.get_by_role("row", name=re.compile(name))).to_contain_text("ready", timeout=READY_MS)
+    return running
+
+
+def test_a_job_asked_for_by_the_form_survives_a_contributor(
+    page: Page, server: Any, run_command: Any, commands: ExitStack
+) -> None:
+    running = machines_join(page, server, run_command, commands, "ann", "bob", "eve")
+    page.get_by_role("link", name="Submit").click()
+    page.get_by_label("Name", exact=True).fill("survivor")
+    page.get_by_label("Steps", exact=True).fill(str(STEPS))
+    page.get_by_text("YAML", exact=True).click()
+    editor = page.get_by_label("Job as YAML")
+    # So small a model is fastest on one machine: it is cut only where that is asked for.
+    editor.fill(f"{editor.input_value()}\nparallelism: {{pools: 2}}\n")
+    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible(timeout=READY_MS)
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_role("heading", name="survivor", level=1)).to_be_visible()
+    placement = page.get_by_role("figure", name=re.compile("Placement of 5 layers"))
+    expect(placement).to_be_visible(timeout=READY_MS)
+    expect(page.get_by_text(re.compile(r"Step [1-9]\d* of"))).to_be_visible(timeout=READY_MS)
+    with server.client() as client:
+        job = client.jobs(name="survivor").jobs[0]
+        assert job.plan is not None
+        doomed = job.plan.pools[1].members[0].name
+        kill(running.pop(doomed))
+        expect(page.get_by_role("log")).to_contain_text(re.compile(f"{doomed} was lost"), timeout=READY_MS)
+        expect(placement).not_to_contain_text(re.compile(rf"^{doomed}"), timeout=READY_MS)
+        expect(page.get_by_text(f"All {STEPS} steps are done.", exact=True)).to_be_visible(timeout=DONE_MS)
+        done = client.job(job.id)
+        assert done.plan is not None
+        assert doomed not in {member.name for pool in done.plan.pools for member in pool.members}
+
+
+def test_an_answer_goes_on_while_a_machine_dies(
+    page: Page, server: Any, run_command: Any, commands: ExitStack, folder: Path
+) -> None:
+    running = machines_join(page, server, run_command, commands, "gus", "ida")
+    with server.client() as client:
+        client.deploy({"name": "poet", "model": {"path": str(folder)}, "parallelism": {"pools": 2}})
+        page.goto(f"{server.url}/deployments/poet")
+        expect(page.get_by_text("ready", exact=True)).to_be_visible(timeout=READY_MS)
+        page.goto(f"{server.url}/playground?with=poet")
+        page.locator("summary").click()
+        page.get_by_label("Most tokens", exact=True).fill("400")
+        page.get_by_label("Temperature", exact=True).fill("0")
+        answer = page.get_by_role("region", name="Answer of poet").last
+        page.get_by_label("Your message").fill("the quick brown fox")
+        page.keyboard.press("Enter")
+        expect(answer).to_contain_text("400 tokens", timeout=READY_MS)
+        undisturbed = answer.get_by_test_id("answer").inner_text()
+        doomed = client.deployment("poet").plans[0].pools[1].members[0].name
+        answer.get_by_role("button", name="Regenerate").click()
+        expect(answer.get_by_test_id("answer")).not_to_be_empty(timeout=READY_MS)
+        kill(running.pop(doomed))
+        mark = answer.get_by_role("note")
+        expect(mark).to_contain_text(f"{doomed} was lost here; the answer goes on", timeout=READY_MS)
+        expect(answer).to_contain_text("400 tokens", timeout=READY_MS)
+        whole = answer.get_by_test_id("answer").inner_text().replace(mark.inner_text(), "")
+        assert "".join(whole.split()) == "".join(undisturbed.split())
+        client.undeploy("poet")
