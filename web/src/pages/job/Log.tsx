@@ -1,7 +1,7 @@
 import { Button, Group, NativeSelect, Switch, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
-import { Fragment, memo, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { Fragment, memo, useEffect, useLayoutEffect, useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { log } from "../../api/queries";
@@ -93,23 +93,16 @@ const Line = memo(function Line({ event }: { event: PoolEvent }) {
 function useFollowing(shown: readonly PoolEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
   const [holder, setHolder] = useState<HTMLDivElement | null>(null);
   const last = shown.at(-1)?.seq;
-  const isOurs = useRef(false);
 
   useLayoutEffect(() => {
     if (holder === null || !follows) return;
-    const before = holder.scrollTop;
     holder.scrollTop = holder.scrollHeight;
-    // Only a move is told, and this one was not made by whoever reads.
-    isOurs.current = holder.scrollTop !== before;
   }, [holder, follows, last]);
 
   useEffect(() => {
     if (holder === null) return;
-    const onScroll = () => {
-      const isAtEnd = holder.scrollHeight - holder.scrollTop - holder.clientHeight < NEAR_PX;
-      if (isOurs.current) isOurs.current = false;
-      else setFollows(isAtEnd);
-    };
+    // What is scrolled above ends at the end, which says the same.
+    const onScroll = () => setFollows(holder.scrollHeight - holder.scrollTop - holder.clientHeight < NEAR_PX);
     holder.addEventListener("scroll", onScroll, { passive: true });
     return () => holder.removeEventListener("scroll", onScroll);
   }, [holder, setFollows]);
