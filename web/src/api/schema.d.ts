@@ -5755,7 +5755,10 @@ export interface components {
              * @description That it computed, forward and backward, in committed steps.
              */
             microbatches: number;
-            /** Seconds */
+            /**
+             * Seconds
+             * @description In which it held a part of a model.
+             */
             seconds: number;
             /**
              * Spells
