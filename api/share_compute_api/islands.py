@@ -51,7 +51,8 @@ class IslandMap:
         is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until
         if is_rested and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(run_in_threadpool(self._work_out, found))
-            if len(found) <= _AT_ONCE:
+            # Where nothing is known yet, nothing can be answered instead.
+            if len(found) <= _AT_ONCE or not self._known.islands:
                 await asyncio.shield(self._working)
                 return self._known
         return self._known.model_copy(update={"is_current": False})
