@@ -12,6 +12,7 @@ the page of one machine. Frames are told by ``requestAnimationFrame``; the brows
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing as mp
 import os
@@ -236,6 +237,11 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
 @contextmanager
 def ray_dashboard() -> Iterator[str | None]:
     """Start Ray's own dashboard, and give its address; None where it does not come up."""
+    if (
+        importlib.util.find_spec("aiohttp_cors") is None
+    ):  # it comes with ray[default], which the product does without
+        yield None
+        return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -430,7 +436,9 @@ def tell_loads(ours: dict[str, float], rival: dict[str, float] | None, size: dic
     """Print what loading takes, beside its goals and beside the rival."""
     beside = {f"ray_dashboard_{name}": round(value, 2) for name, value in (rival or {}).items()}
     if rival is None:
-        beside["ray_dashboard"] = "not measured"  # type: ignore[assignment]
+        beside["ray_dashboard"] = (
+            "not measured: it does not come up here without the packages of ray[default]"  # type: ignore[assignment]
+        )
     more = {name: round(value, 3) for name, value in ours.items()}
     for figure, value, goal, unit in (
         ("dashboard_first_load_kb", ours["all_kb"], FIRST_LOAD_KB, "kB"),

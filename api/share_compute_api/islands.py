@@ -7,6 +7,7 @@ before, and are told so.
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import combinations
 from typing import Any
 
@@ -22,6 +23,8 @@ from share_compute_api.supervision.live_topology import live_topology
 _HERE = (ContributorState.ready, ContributorState.draining)
 _AT_ONCE = 150
 """Machines up to which a request waits for the answer, which takes some tens of milliseconds."""
+_REST = 20.0
+"""Times as long as it takes, it rests: a large pool whose machines come and go must not keep a core busy with this."""
 _ALL_LINKS = 6
 """Islands up to which each pair has a link in the answer; of more, those of the best tree are left."""
 
@@ -37,6 +40,7 @@ class IslandMap:
         self._store = store
         self._known = Islands(islands=(), links=(), is_current=True, is_assumed=False)
         self._key: list[tuple[str, str | None, Any]] = []
+        self._rests_until = 0.0
         self._working: asyncio.Future[None] | None = None
 
     async def get(self) -> Islands:
@@ -44,17 +48,21 @@ class IslandMap:
         found = await run_in_threadpool(self._store.pool.links, _HERE)
         if found == self._key:
             return self._known
-        if self._working is None or self._working.done():
+        is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until
+        if is_rested and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(run_in_threadpool(self._work_out, found))
-            if len(found) <= _AT_ONCE:
+            # Where nothing is known yet, nothing can be answered instead.
+            if len(found) <= _AT_ONCE or not self._known.islands:
                 await asyncio.shield(self._working)
                 return self._known
         return self._known.model_copy(update={"is_current": False})
 
     def _work_out(self, key: list[tuple[str, str | None, Any]]) -> None:
+        begun = time.monotonic()
         measured = {machine for machine, _, _ in key}
         records = [record for record in self._store.contributors.list(_HERE) if record.id in measured]
         self._known, self._key = islands_of(records), key
+        self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
 
 
 def islands_of(records: list[ContributorRecord]) -> Islands:

@@ -69,12 +69,14 @@ def test_an_empty_pool_has_no_islands(http: httpx.Client) -> None:
 def test_islands_of_many_machines_are_worked_out_beside_the_answers(plane: Any, http: httpx.Client) -> None:
     for place in range(160):
         ready(plane.store, str(place), [(HEAD, 0.001, 1e8)])
+    assert http.get("/pool").json()["islands"]["is_current"] is True
+    ready(plane.store, "one-more", [(HEAD, 0.001, 1e8)])
     assert http.get("/pool").json()["islands"]["is_current"] is False
     deadline = time.monotonic() + 60
     while not (islands := http.get("/pool").json()["islands"])["is_current"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert sum(len(island["machines"]) for island in islands["islands"]) == 160
+    assert sum(len(island["machines"]) for island in islands["islands"]) == 161
 
 
 @pytest.mark.parametrize("fleet", [FleetName.mixed, FleetName.home])

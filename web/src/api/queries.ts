@@ -33,10 +33,14 @@ export const contributors = queryOptions({
   },
 });
 
+const ISLANDS_MS = 10_000;
+
 /** All machines as a map shows them; live events change single rows of it. */
 export const pool = queryOptions({
   queryKey: ["pool"],
   queryFn: ({ signal }) => body(api.GET("/api/v1/pool", { signal })),
+  // No event tells when islands that are being worked out are there.
+  refetchInterval: ({ state }) => (state.data?.islands.is_current === false ? ISLANDS_MS : false),
 });
 
 /** Some machines of the pool, with the islands of all. */

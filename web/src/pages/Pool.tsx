@@ -2,7 +2,7 @@
 import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
-import { useDeferredValue, useMemo } from "react";
+import { useDeferredValue, useMemo, useRef } from "react";
 import { useTranslation } from "react-i18next";
 
 import { pool as poolQuery } from "../api/queries";
@@ -12,7 +12,7 @@ import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
 import { Page } from "../components/Page";
 import { bytes, count, si } from "../format";
-import { found, groupsOf, isGone, sumsOf } from "../pool/groups";
+import { found, groupsOf, isGone, reused, sumsOf, type MachineGroup } from "../pool/groups";
 import { MachineTable } from "../pool/MachineTable";
 import { PoolMap } from "../pool/PoolMap";
 import { poolSearch, type PoolSearch } from "../pool/search";
@@ -56,7 +56,8 @@ function Machines({ pool }: { pool: PoolView }) {
   const here = useMemo(() => pool.machines.filter((machine) => !isGone(machine)), [pool.machines]);
   const sums = sumsOf(here);
   const goneCount = pool.machines.length - here.length;
-  const everyone = useMemo(() => groupsOf(pool, showsGone), [pool, showsGone]);
+  const last = useRef<readonly MachineGroup[]>([]);
+  const everyone = useMemo(() => (last.current = reused(last.current, groupsOf(pool, showsGone))), [pool, showsGone]);
   const places = usePlaces(everyone);
   // Islands keep their number as long as they keep their cell.
   const numbers = useMemo(

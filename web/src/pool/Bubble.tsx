@@ -5,36 +5,39 @@ import { useTranslation } from "react-i18next";
 
 import { count, si } from "../format";
 import { sumsOf, type MachineGroup } from "./groups";
-import { qualityOf, type Circle } from "./layout";
+import { qualityOf } from "./layout";
 import classes from "./PoolMap.module.css";
 import { poolSearch } from "./search";
 import { groupTitle } from "./words";
 
 interface Props {
   group: MachineGroup;
-  circle: Circle;
+  x: number;
+  y: number;
+  /** Of its shore, in pixels. */
+  radius: number;
   number: number;
 }
 
-export const Bubble = memo(function Bubble({ group, circle, number }: Props) {
+export const Bubble = memo(function Bubble({ group, x, y, radius, number }: Props) {
   const { t } = useTranslation();
   const sums = sumsOf(group.machines);
   const share = sums.machines > 0 ? sums.atWork / sums.machines : 0;
-  const r = circle.r - 5;
+  const r = radius - 5;
   const around = 2 * Math.PI * r;
   const title = groupTitle(t, group, number);
   const machines = t("{{count}} machines", { count: sums.machines });
   const atWork = t("{{number}} at work", { number: count(sums.atWork) });
   const speed = sums.flopsPerS > 0 ? si(sums.flopsPerS, "FLOP/s") : "–";
   return (
-    <g style={{ transform: `translate(${circle.x}px, ${circle.y}px)` }} className={classes.mover}>
+    <g style={{ transform: `translate(${x}px, ${y}px)` }} className={classes.mover}>
       <Link
         to="/"
         search={(old) => poolSearch({ ...old, island: group.id })}
         className={classes.bubble}
         aria-label={`${title}: ${machines}, ${atWork}, ${speed}`}
       >
-        <circle className={classes.shore} r={circle.r} data-kind={group.kind} data-quality={qualityOf(group.island?.bytes_per_s)} />
+        <circle className={classes.shore} r={radius} data-kind={group.kind} data-quality={qualityOf(group.island?.bytes_per_s)} />
         <circle
           className={classes.share}
           r={r}

@@ -206,7 +206,7 @@ export function Holder({ held, isInText = false }: { held: Pick<Held, "job_id" |
   const { job_id: job, deployment_id: deployment, name } = held;
   if (job != null) {
     return (
-      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} preload={false} size="sm" underline={isInText ? "always" : "hover"}>
+      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} preload={false} size="sm" display="inline-block" underline={isInText ? "always" : "hover"}>
         {name || job}
       </AnchorLink>
     );

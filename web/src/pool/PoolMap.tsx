@@ -84,7 +84,13 @@ export function PoolMap({ pool, groups, places, numbers, open }: Props) {
         {width > 0 && (
           <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} className={classes.map} role="group" aria-label={t("Machines and islands")}>
             <Links pool={pool} drawn={drawn} />
-            {drawn.map((one) => (one.isBubble ? <Bubble key={one.group.id} {...one} /> : <Island key={one.group.id} {...one} places={places} onLight={light} />))}
+            {drawn.map((one) =>
+              one.isBubble ? (
+                <Bubble key={one.group.id} group={one.group} number={one.number} x={one.circle.x} y={one.circle.y} radius={one.circle.r} />
+              ) : (
+                <Island key={one.group.id} {...one} places={places} onLight={light} />
+              ),
+            )}
           </svg>
         )}
       </div>

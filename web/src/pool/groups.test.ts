@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { changed, heldBy, merged } from "../api/poolEvents";
 import type { Glance, PoolEvent, PoolView } from "../api/types";
-import { found, groupsOf, sumsOf } from "./groups";
+import { found, groupsOf, reused, sumsOf } from "./groups";
 import { sorted } from "./sorting";
 
 const machine = (id: string, more: Partial<Glance> = {}): Glance => ({
@@ -107,4 +107,11 @@ test("sorting puts what is not known last, whichever way", () => {
   expect(ids(false)).toEqual(["b", "c", "a"]);
   expect(ids(true)).toEqual(["c", "b", "a"]);
   expect(sorted(all, "joined", true, new Map()).map(({ id }) => id)).toEqual(["c", "b", "a"]);
+});
+
+test("islands in which nothing changed stay the same objects", () => {
+  const before = pool([machine("a"), machine("b")], [["a"], ["b"]]);
+  const drawn = groupsOf(before, false);
+  const again = reused(drawn, groupsOf(changed(before, [working]).pool, false));
+  expect([again[0] === drawn[0], again[1] === drawn[1]]).toEqual([false, true]);
 });

@@ -70,3 +70,18 @@ export function found(machines: readonly Glance[], wanted: string | undefined): 
     return parts.every((part) => text.includes(part));
   });
 }
+
+/** The groups as they are now; those that did not change are the same objects, so that they are not drawn again. */
+export function reused(before: readonly MachineGroup[], now: readonly MachineGroup[]): MachineGroup[] {
+  const known = new Map(before.map((group) => [group.id, group]));
+  return now.map((group) => {
+    const old = known.get(group.id);
+    const isSame =
+      old !== undefined &&
+      old.machines.length === group.machines.length &&
+      old.island?.bytes_per_s === group.island?.bytes_per_s &&
+      old.island?.latency_s === group.island?.latency_s &&
+      old.machines.every((machine, place) => machine === group.machines[place]);
+    return isSame ? old : group;
+  });
+}
