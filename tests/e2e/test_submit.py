@@ -169,7 +169,9 @@ def test_a_file_is_sent_with_progress_and_trained_on(page: Page, pool: Pool, tmp
     form(page, pool, "?start=language")
     with held(page) as let_go:
         page.get_by_label("Files for Files").set_input_files(corpus)
-        expect(page.get_by_role("progressbar", name=re.compile("my corpus.txt: 0 B of 29.3 KiB"))).to_be_attached()
+        expect(
+            page.get_by_role("progressbar", name=re.compile("my corpus.txt: 0 B of 29.3 KiB"))
+        ).to_be_attached()
         expect(page.get_by_role("button", name="Submit", exact=True)).to_be_disabled()
         let_go()
         expect(page.get_by_text("my corpus.txt is on the server.")).to_be_visible()
