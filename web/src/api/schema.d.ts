@@ -8003,6 +8003,7 @@ export interface operations {
         };
         requestBody: {
             content: {
+                /** @example a line of text */
                 "application/octet-stream": string;
             };
         };
