@@ -21,7 +21,7 @@ router = APIRouter(prefix="/uploads", tags=["uploads"])
 
 _PIECE_BYTES = 1 << 20
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([^:]*):")
-_FILE = {"schema": {"type": "string", "format": "binary"}}
+_FILE = {"schema": {"type": "string", "format": "binary"}, "example": "a line of text\n"}
 ContentDigest = Annotated[
     str | None,
     Header(

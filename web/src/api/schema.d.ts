@@ -9384,6 +9384,7 @@ export interface operations {
         };
         requestBody: {
             content: {
+                /** @example a line of text */
                 "application/octet-stream": string;
             };
         };
