@@ -8,22 +8,33 @@ export interface Arrivals {
   points: (readonly [ms: number, length: number])[];
 }
 
-/** Losses are told within a second; older moments are of no use. */
-const REMEMBERED_MS = 10_000;
+/** Losses are told within a second or so; more arrivals than come in it are of no use. */
+const REMEMBERED = 1000;
 /** A text that grows for so long after a loss is written elsewhere. */
 const TOUCHED_MS = 500;
 /** The end of a text, however long it gets. */
 const END = Number.MAX_SAFE_INTEGER;
 
 export function arrived({ points }: Arrivals, now: number, length: number): Arrivals {
-  return { points: [...points.filter(([at]) => at > now - REMEMBERED_MS).slice(-400), [now, length]] };
+  return { points: [...points.slice(1 - REMEMBERED), [now, length]] };
 }
 
 /** The length of a text at a moment. */
 export function lengthAt({ points }: Arrivals, moment: number, length: number): number {
   const later = points.findIndex(([at]) => at > moment);
   if (later < 0) return length;
-  return later === 0 ? 0 : points[later - 1]![1];
+  if (later > 0) return points[later - 1]![1];
+  return points.length < REMEMBERED ? 0 : points[0]![1];
+}
+
+/** The longest time lately in which nothing came, and the length of the text then. */
+function longestPause({ points }: Arrivals, now: number): { ms: number; length: number } {
+  let longest = { ms: 0, length: 0 };
+  points.forEach(([at, length], index) => {
+    const ms = (points[index + 1]?.[0] ?? now) - at;
+    if (ms > longest.ms) longest = { ms, length };
+  });
+  return longest;
 }
 
 /**
@@ -52,7 +63,9 @@ export function settled(
   now: number,
 ): Mark[] {
   const formed = now - 1000 * (news.ago_s - news.seconds);
-  const at = lengthAt(arrivals, formed, text.length);
+  const pause = longestPause(arrivals, now);
+  // News take their time to come, tokens theirs: where the text itself paused is seen best in the text.
+  const at = 2 * pause.ms > 1000 * news.seconds ? pause.length : lengthAt(arrivals, formed, text.length);
   return marks.map((mark) => (mark.key === keyOf(news) ? { ...mark, at, seconds: news.seconds } : mark));
 }
 
