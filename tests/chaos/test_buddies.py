@@ -37,6 +37,10 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
     ("point", "worker"),
     [
         (Point.cell_done, "c0"),
+        (
+            Point.prepared_sending,
+            "c1",
+        ),  # the first pool says that it is prepared, and then becomes the last one
         pytest.param(Point.log_sending, "c1", marks=pytest.mark.thorough),
         pytest.param(Point.log_heard, "c0", marks=pytest.mark.thorough),
         pytest.param(Point.commit_heard, "c1", marks=pytest.mark.thorough),

@@ -7,7 +7,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from share_compute.errors import (
@@ -240,7 +240,11 @@ class Conductor:
 
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
-            self._figures.setdefault(worker, figures)  # who says something again has nothing new to say
+            known = self._figures.setdefault(worker, figures)
+            if (
+                figures.targets > known.targets
+            ):  # who says something again may have become the last pool in between
+                self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
         self._handle(message)
 

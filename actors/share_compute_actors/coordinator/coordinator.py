@@ -5,6 +5,7 @@ This module is what the control plane imports, so it is light; the attempt itsel
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from typing import Any
@@ -13,6 +14,8 @@ import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
+
+_log = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):
@@ -79,6 +82,9 @@ class Coordinator:
         except Exception as failure:  # noqa: BLE001 - an attempt must always say how it ended
             error = {"code": "internal", "mend": "report this together with the job's log"}
             reason = f"{type(failure).__name__}: {failure}"
+            _log.exception(
+                "attempt %d of %s made a mistake", self._assignment.attempt, self._assignment.job_id
+            )
             self._tell(AttemptEnded(outcome="failed", reason=reason, error=error))
 
     @ray.method(concurrency_group="control")
