@@ -153,7 +153,8 @@ def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> 
     placed = [plan((ada, (0, 1, 2, 3)))]
     store.deployments.set_state(served.id, DeploymentState.loading, "it loads", plans=placed)
     clock.pass_s(30)
-    (row, free) = store.pool.glance()
+    rows = {row.id: row for row in store.pool.glance()}
+    row, free = rows[ada], rows[bob]
     assert row.held is not None
     assert (row.held.deployment_id, row.held.name, row.held.stop) == (served.id, "llama", 2)
     assert free.held is not None
