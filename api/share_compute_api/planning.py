@@ -114,9 +114,8 @@ def main() -> None:
         report = _plan(text) if wanted == "plan" else _lay_out(TimelineRequest.model_validate_json(text))
     except ShareComputeError as failure:
         _refuse(failure, answer)
-    except (MemoryError, OSError, RuntimeError) as failure:
-        # Python, the system and torch each say it their own way.
-        if not isinstance(failure, MemoryError) and "allocate memory" not in str(failure):
+    except (MemoryError, OSError, RuntimeError, ImportError, SystemError) as failure:
+        if not _is_out_of_memory(failure):
             raise
         needed = (
             f"planning this takes more than the {bytes_text(memory_bytes)} of memory that the server gives it"
@@ -125,6 +124,15 @@ def main() -> None:
         _refuse(Unavailable(needed, mend=f"ask for fewer machines or layers, or {alone}"), answer)
     else:
         json.dump({"report": report.model_dump(mode="json")}, answer)
+
+
+def _is_out_of_memory(failure: BaseException | None) -> bool:
+    """Return whether that is behind it: Python, the system, torch and mute C code say it their own ways."""
+    while failure is not None:
+        if isinstance(failure, MemoryError | SystemError) or "allocate memory" in str(failure):
+            return True
+        failure = failure.__cause__ or failure.__context__
+    return False
 
 
 def _refuse(failure: ShareComputeError, answer: TextIO) -> None:
