@@ -30,6 +30,29 @@ _FLAGS = [
 ]
 
 
+LOOKS = pytest.mark.parametrize(
+    ("language", "scheme", "width"),
+    [
+        ("en", "light", 1200),
+        ("zh", "dark", 390),
+        pytest.param("en", "light", 390, marks=pytest.mark.thorough),
+        pytest.param("zh", "dark", 1200, marks=pytest.mark.thorough),
+        pytest.param("en", "dark", 390, marks=pytest.mark.thorough),
+        pytest.param("zh", "light", 1200, marks=pytest.mark.thorough),
+    ],
+)
+"""How pages are looked at: in two languages, in the light and in the dark, on a desk and on a phone."""
+PLAIN_LOOKS = pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1200),
+        ("dark", 390),
+        pytest.param("light", 390, marks=pytest.mark.thorough),
+        pytest.param("dark", 1200, marks=pytest.mark.thorough),
+    ],
+)
+
+
 class Server:
     """The control plane under uvicorn; stopped and started again, it keeps its port."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
 
 pytestmark = pytest.mark.browser
@@ -172,8 +172,7 @@ def test_the_first_load_is_small_and_stays_on_this_host(pool: Pool, context: Bro
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@PLAIN_LOOKS
 def test_every_page_is_accessible_and_fits(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
 from tests.e2e.scenes import digits, join, measure, start, train
 from tests.e2e.test_dashboard import AXE, violations
 
@@ -362,8 +362,7 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, pool: Pool) -> Non
     expect(page.get_by_role("heading", name="No job is like this")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@PLAIN_LOOKS
 def test_the_pages_of_jobs_are_accessible_and_fit(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import LOOKS, Complaints, Pool
 from tests.e2e.scenes import digits, join, lose, measure, start
 from tests.e2e.test_dashboard import AXE, violations
 
@@ -131,8 +131,7 @@ def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, pool:
     expect(page.get_by_role("row", name=re.compile("late"))).to_contain_text("expired")
 
 
-@pytest.mark.parametrize(("language", "scheme"), [("en", "light"), ("zh", "dark")])
-@pytest.mark.parametrize("width", [1200, 390])
+@LOOKS
 def test_the_operators_pages_are_accessible_and_fit(
     pool: Pool,
     browser: Browser,

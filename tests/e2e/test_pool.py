@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import LOOKS, Complaints, Pool
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
 from tests.e2e.test_dashboard import AXE, violations
 
@@ -187,9 +187,7 @@ def test_islands_of_many_machines_are_bubbles_that_open(page: Page, pool: Pool) 
     expect(page.get_by_role("link", name="m050")).to_be_visible()
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@LOOKS
 def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     pool: Pool,
     browser: Browser,

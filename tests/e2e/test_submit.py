@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
 from tests.e2e.scenes import digits, join, measure
 from tests.e2e.test_dashboard import AXE, violations
 
@@ -265,8 +265,7 @@ def test_the_plan_is_shown_before_anything_is_queued(page: Page, pool: Pool, com
     complaints.clear()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@PLAIN_LOOKS
 def test_the_form_is_accessible_and_fits(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:

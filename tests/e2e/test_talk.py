@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from tests.api.conftest import wait_until
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
 from tests.e2e.scenes import join, measure
 from tests.e2e.talking import TalkingServer, make_model
 from tests.e2e.test_dashboard import AXE, violations
@@ -303,8 +303,7 @@ def test_an_answer_that_breaks_off_is_kept_and_continued(
     complaints.clear()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@PLAIN_LOOKS
 def test_the_pages_are_accessible_and_fit(
     pool: Pool, browser: Browser, tmp_path: Path, poet: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
