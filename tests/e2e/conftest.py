@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,29 +29,6 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-LOOKS = pytest.mark.parametrize(
-    ("language", "scheme", "width"),
-    [
-        ("en", "light", 1200),
-        ("zh", "dark", 390),
-        pytest.param("en", "light", 390, marks=pytest.mark.thorough),
-        pytest.param("zh", "dark", 1200, marks=pytest.mark.thorough),
-        pytest.param("en", "dark", 390, marks=pytest.mark.thorough),
-        pytest.param("zh", "light", 1200, marks=pytest.mark.thorough),
-    ],
-)
-"""How pages are looked at: in two languages, in the light and in the dark, on a desk and on a phone."""
-PLAIN_LOOKS = pytest.mark.parametrize(
-    ("scheme", "width"),
-    [
-        ("light", 1200),
-        ("dark", 390),
-        pytest.param("light", 390, marks=pytest.mark.thorough),
-        pytest.param("dark", 1200, marks=pytest.mark.thorough),
-    ],
-)
 
 
 class Server:
@@ -97,19 +75,31 @@ class Pool:
         return f"http://127.0.0.1:{self.server.port}"
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    if not (STATIC_FOLDER / "index.html").is_file():
-        pytest.skip("the dashboard is not built: make dashboard")
-    settings = Settings(data_folder=tmp_path)
+@contextmanager
+def open_pool(folder: Path, make_server: Callable[[Settings, Store], Server] = Server) -> Iterator[Pool]:
+    """Run a control plane over an empty store inside the block."""
+    require_dashboard()
+    settings = Settings(data_folder=folder)
     upgrade(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
-    server = Server(settings, store)
+    server = make_server(settings, store)
     try:
-        yield Pool(server, store.keys.create("browser")[1], store, tmp_path)
+        yield Pool(server, store.keys.create("browser")[1], store, folder)
     finally:
         server.stop()
         store.close()
+
+
+def require_dashboard() -> None:
+    """Skip where there are no pages to look at."""
+    if not (STATIC_FOLDER / "index.html").is_file():
+        pytest.skip("the dashboard is not built: make dashboard")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    with open_pool(tmp_path) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")

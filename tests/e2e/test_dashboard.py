@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.looking import PLAIN_LOOKS, looking
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 FIRST_LOAD_BYTES = 250_000
 
 
@@ -176,8 +176,6 @@ def test_the_first_load_is_small_and_stays_on_this_host(pool: Pool, context: Bro
 def test_every_page_is_accessible_and_fits(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
     store = pool.store
     machines = [measure(store, join(store, name), 51e9) for name in ("ash", "birch", "cedar", "doug")]
     running, failed = store.jobs.create(digits()), store.jobs.create(digits())
@@ -185,27 +183,14 @@ def test_every_page_is_accessible_and_fits(
     train(store, running, 1, 10)
     start(store, failed, machines[2:])
     lose(store, failed, machines[2])
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
-    page = context.new_page()
-    complaints.listen(page)
-    page.goto(f"{pool.url}/")
-    page.get_by_label("API key").wait_for()
-    found = {"sign-in": violations(page)}
-    page.goto(f"{pool.url}/#key={pool.key}")
-    for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit", "invites", "nowhere"):
-        page.goto(f"{pool.url}/{path}")
-        page.get_by_role("heading", level=1).wait_for()
-        expect(page.get_by_label("Loading")).to_have_count(0)
-        page.screenshot(path=tmp_path / f"{path.replace('/', '-') or 'pool'}.png", full_page=True)
-        found[path] = violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    context.close()
-    assert {path: some for path, some in found.items() if some} == {}
-
-
-def violations(page: Page) -> list[str]:
-    """Return what axe finds against WCAG 2.2 AA, with the elements."""
-    page.evaluate(AXE.read_text())
-    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-    answer = page.evaluate("tags => axe.run(document, {runOnly: tags})", tags)
-    return [f"{one['id']}: {node['html'][:160]}" for one in answer["violations"] for node in one["nodes"]]
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
+        page = looks.page
+        page.goto(f"{pool.url}/")
+        page.get_by_label("API key").wait_for()
+        looks.take("sign-in")
+        page.goto(f"{pool.url}/#key={pool.key}")
+        for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit", "invites", "nowhere"):
+            page.goto(f"{pool.url}/{path}")
+            page.get_by_role("heading", level=1).wait_for()
+            expect(page.get_by_label("Loading")).to_have_count(0)
+            looks.take(path)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.looking import PLAIN_LOOKS, looking
 from tests.e2e.scenes import digits, join, measure, start, train
-from tests.e2e.test_dashboard import AXE, violations
 
 from share_compute.jobs.events import (
     ArtifactSaved,
@@ -366,8 +366,6 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, pool: Pool) -> Non
 def test_the_pages_of_jobs_are_accessible_and_fit(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
     job, (ash, birch, cedar) = running(pool, "ash", "birch", "cedar")
     crowd = machines(pool.store, *(f"machine-{number:02}" for number in range(12)))
     plan = laid(2, [ash, *crowd], [birch], [cedar])
@@ -385,26 +383,20 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
         ),
     )
     rows = batch(pool)
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
-    page = context.new_page()
-    complaints.listen(page)
-    page.goto(f"{pool.url}/#key={pool.key}")
-    page.get_by_role("heading", name="Pool", level=1).wait_for()
-    found = {}
-    for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{rows.id}"):
-        page.goto(f"{pool.url}/{path}")
-        page.get_by_role("heading", level=1).wait_for()
-        expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
-        if "smooth" in path:
-            for summary in page.locator("summary").all():
-                summary.click()
-            section = page.get_by_role("region", name="One step")
-            section.scroll_into_view_if_needed()
-            expect(section.locator("svg")).to_be_visible(timeout=PLANNING_S)
-            section.get_by_text("The same as a table").click()
-            page.get_by_role("listbox").focus()
-        page.screenshot(path=tmp_path / f"{path.replace('/', '-').partition('?')[0]}.png", full_page=True)
-        found[path] = violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    context.close()
-    assert {path: some for path, some in found.items() if some} == {}
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
+        page = looks.page
+        page.goto(f"{pool.url}/#key={pool.key}")
+        page.get_by_role("heading", name="Pool", level=1).wait_for()
+        for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{rows.id}"):
+            page.goto(f"{pool.url}/{path}")
+            page.get_by_role("heading", level=1).wait_for()
+            expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
+            if "smooth" in path:
+                for summary in page.locator("summary").all():
+                    summary.click()
+                section = page.get_by_role("region", name="One step")
+                section.scroll_into_view_if_needed()
+                expect(section.locator("svg")).to_be_visible(timeout=PLANNING_S)
+                section.get_by_text("The same as a table").click()
+                page.get_by_role("listbox").focus()
+            looks.take(path)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import LOOKS, Complaints, Pool
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.looking import LOCALES, LOOKS, looking
 from tests.e2e.scenes import digits, join, lose, measure, start
-from tests.e2e.test_dashboard import AXE, violations
 
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.client import Client
@@ -141,8 +141,6 @@ def test_the_operators_pages_are_accessible_and_fit(
     width: int,
     complaints: Complaints,
 ) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
     store = pool.store
     machines = [join_as(store, "ash"), join_as(store, "birch", torch="1.0.0"), join(store, "cedar")]
     failed, waiting = store.jobs.create(digits()), store.jobs.create(digits())
@@ -155,19 +153,13 @@ def test_the_operators_pages_are_accessible_and_fit(
     store.invites.create("laptop of Grace")
     store.invites.create("late", expires_in_s=0.001)
     store.invites.revoke(store.invites.create("taken back")[0].id)
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
-    context.add_init_script(f"localStorage.setItem('share-compute.language', '{language}')")
-    page = context.new_page()
-    complaints.listen(page)
-    page.goto(f"{pool.url}/#key={pool.key}")
-    page.get_by_role("heading", level=1).wait_for()
-    found = {}
-    for path in ("operations", "invites", "nowhere"):
-        page.goto(f"{pool.url}/{path}")
+    locale = LOCALES[language]
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as looks:
+        page = looks.page
+        page.goto(f"{pool.url}/#key={pool.key}")
         page.get_by_role("heading", level=1).wait_for()
-        expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
-        page.screenshot(path=tmp_path / f"{path}.png", full_page=True)
-        found[path] = violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    context.close()
-    assert {path: some for path, some in found.items() if some} == {}
+        for path in ("operations", "invites", "nowhere"):
+            page.goto(f"{pool.url}/{path}")
+            page.get_by_role("heading", level=1).wait_for()
+            expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
+            looks.take(path)

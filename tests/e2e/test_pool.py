@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import LOOKS, Complaints, Pool
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.looking import LOCALES, LOOKS, looking
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
-from tests.e2e.test_dashboard import AXE, violations
 
 from share_compute.jobs.events import Measured, PoolTiming
 from share_compute.jobs.states import ContributorState
@@ -197,8 +197,6 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     language: str,
     complaints: Complaints,
 ) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
     store = pool.store
     machines = two_islands(store)
     join(store, "gum")
@@ -209,30 +207,19 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     store.contributors.set_state(
         store.contributors.get(machines[3].id), ContributorState.lost, "its Ray node died"
     )
-    context = browser.new_context(
-        color_scheme=scheme,
-        reduced_motion="reduce",
-        viewport={"width": width, "height": 800},
-        locale="zh-CN" if language == "zh" else "en-GB",
-    )
-    page = context.new_page()
-    complaints.listen(page)
-    page.goto(f"{pool.url}/#key={pool.key}")
-    found: dict[str, list[str]] = {}
-    paths = (
-        "",
-        "?gone=true",
-        "?view=table&gone=true",
-        f"machines/{machines[0].id}",
-        f"machines/{machines[3].id}",
-    )
-    for path in paths:
-        page.goto(f"{pool.url}/{path}")
-        page.get_by_role("heading", level=1).wait_for()
-        expect(page.get_by_label("Loading")).to_have_count(0)
-        name = re.sub(r"\W+", "-", path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))
-        page.screenshot(path=tmp_path / f"{name or 'map'}.png", full_page=True)
-        found[path] = violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    context.close()
-    assert [f"{path} {one}" for path, some in found.items() for one in some] == []
+    options = {"reduced_motion": "reduce", "locale": LOCALES[language]}
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as looks:
+        page = looks.page
+        page.goto(f"{pool.url}/#key={pool.key}")
+        paths = (
+            "",
+            "?gone=true",
+            "?view=table&gone=true",
+            f"machines/{machines[0].id}",
+            f"machines/{machines[3].id}",
+        )
+        for path in paths:
+            page.goto(f"{pool.url}/{path}")
+            page.get_by_role("heading", level=1).wait_for()
+            expect(page.get_by_label("Loading")).to_have_count(0)
+            looks.take(path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))

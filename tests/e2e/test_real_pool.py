@@ -15,9 +15,7 @@ import psutil
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 from tests.api.speaking import make_llama
-from tests.e2e.conftest import Complaints
-
-from share_compute_api.dashboard import STATIC_FOLDER
+from tests.e2e.conftest import Complaints, require_dashboard
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.chaos]
 READY_MS = 120_000
@@ -44,8 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(server: Any, context: BrowserContext, complaints: Complaints) -> Page:
-    if not (STATIC_FOLDER / "index.html").is_file():
-        pytest.skip("the dashboard is not built: make dashboard")
+    require_dashboard()
     page = context.new_page()
     complaints.listen(page)
     page.goto(f"{server.url}/#key={server.api_key}")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
-from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
+from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.looking import PLAIN_LOOKS, looking
 from tests.e2e.scenes import digits, join, measure
-from tests.e2e.test_dashboard import AXE, violations
 
 from share_compute.specification import TrainJob
 
@@ -269,20 +269,12 @@ def test_the_plan_is_shown_before_anything_is_queued(page: Page, pool: Pool, com
 def test_the_form_is_accessible_and_fits(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
-    page = context.new_page()
-    complaints.listen(page)
-    page.goto(f"{pool.url}/#key={pool.key}")
-    page.get_by_role("heading", level=1).wait_for()
-    found = {}
-    for search in ("", "?start=language", "?start=generate", "?start=serve", "?view=yaml"):
-        form(page, pool, search)
-        expect(page.get_by_label("Loading")).to_have_count(0)
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
-        page.screenshot(path=tmp_path / f"submit-{search.strip('?') or 'digits'}.png", full_page=True)
-        found[search] = violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{search} is too wide"
-    context.close()
-    assert {search: some for search, some in found.items() if some} == {}
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
+        page = looks.page
+        page.goto(f"{pool.url}/#key={pool.key}")
+        page.get_by_role("heading", level=1).wait_for()
+        for search in ("", "?start=language", "?start=generate", "?start=serve", "?view=yaml"):
+            form(page, pool, search)
+            expect(page.get_by_label("Loading")).to_have_count(0)
+            page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+            looks.take(f"submit{search}")

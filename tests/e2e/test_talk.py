@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from tests.api.conftest import wait_until
-from tests.e2e.conftest import PLAIN_LOOKS, Complaints, Pool
+from tests.e2e.conftest import Complaints, Pool, open_pool
+from tests.e2e.looking import PLAIN_LOOKS, looking
 from tests.e2e.scenes import join, measure
 from tests.e2e.talking import TalkingServer, make_model
-from tests.e2e.test_dashboard import AXE, violations
 
 from share_compute.jobs.states import ContributorState
 from share_compute.serving.states import DeploymentState
-from share_compute.settings import Settings
 from share_compute.specification import ServeJob
-from share_compute.store import ContributorRecord, Store, upgrade
-from share_compute_api.dashboard import STATIC_FOLDER
+from share_compute.store import ContributorRecord
 
 pytestmark = pytest.mark.browser
 
@@ -37,17 +35,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    if not (STATIC_FOLDER / "index.html").is_file():
-        pytest.skip("the dashboard is not built: make dashboard")
-    settings = Settings(data_folder=tmp_path)
-    upgrade(settings.resolved_database_url)
-    store = Store(settings.resolved_database_url)
-    server = TalkingServer(settings, store)
-    try:
-        yield Pool(server, store.keys.create("browser")[1], store, tmp_path)
-    finally:
-        server.stop()
-        store.close()
+    with open_pool(tmp_path, TalkingServer) as pool:
+        yield pool
 
 
 def talking(pool: Pool) -> TalkingServer:
@@ -307,8 +296,6 @@ def test_an_answer_that_breaks_off_is_kept_and_continued(
 def test_the_pages_are_accessible_and_fit(
     pool: Pool, browser: Browser, tmp_path: Path, poet: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
     machines(pool, "ash", "birch")
     deploy(pool, "poet", poet)
     failed = pool.store.deployments.create(
@@ -316,36 +303,27 @@ def test_the_pages_are_accessible_and_fit(
     )
     error = {"code": "user", "mend": "name a folder that is there"}
     pool.store.deployments.set_state(failed.id, DeploymentState.failed, "/gone is no folder", error=error)
-    context: BrowserContext = browser.new_context(
-        color_scheme=scheme, viewport={"width": width, "height": 800}
-    )
-    page = context.new_page()
-    complaints.listen(page)
-    page.goto(f"{pool.url}/#key={pool.key}")
-    page.get_by_role("heading", name="Pool", level=1).wait_for()
-    open_playground(page, pool)
-    page.locator("summary").click()
-    limit(page, Most_tokens="60")
-    talking(pool).talkers["poet"].allow(30)
-    say(page, "Sing of the sea.")
-    expect(text(page, "poet")).not_to_be_empty()
-    talking(pool).talkers["poet"].lose("birch")
-    expect(answer(page, "poet").get_by_role("note")).to_be_visible()
-    found = {}
-    for path in (
-        "playground",
-        "deployments",
-        "deployments?new=true",
-        "deployments/poet",
-        f"deployments/{failed.id}",
-    ):
-        if path != "playground":
-            page.goto(f"{pool.url}/{path}")
-        page.get_by_role("heading", level=1).wait_for()
-        expect(page.get_by_label("Loading")).to_have_count(0)
-        shot = re.sub(r"\W", "-", path.replace(failed.id, "failed"))
-        page.screenshot(path=tmp_path / f"{shot}.png", full_page=True)
-        found[path] = violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    context.close()
-    assert {path: some for path, some in found.items() if some} == {}
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
+        page = looks.page
+        page.goto(f"{pool.url}/#key={pool.key}")
+        page.get_by_role("heading", name="Pool", level=1).wait_for()
+        open_playground(page, pool)
+        page.locator("summary").click()
+        limit(page, Most_tokens="60")
+        talking(pool).talkers["poet"].allow(30)
+        say(page, "Sing of the sea.")
+        expect(text(page, "poet")).not_to_be_empty()
+        talking(pool).talkers["poet"].lose("birch")
+        expect(answer(page, "poet").get_by_role("note")).to_be_visible()
+        for path in (
+            "playground",
+            "deployments",
+            "deployments?new=true",
+            "deployments/poet",
+            f"deployments/{failed.id}",
+        ):
+            if path != "playground":
+                page.goto(f"{pool.url}/{path}")
+            page.get_by_role("heading", level=1).wait_for()
+            expect(page.get_by_label("Loading")).to_have_count(0)
+            looks.take(path.replace(failed.id, "failed"))
