@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing as mp
@@ -131,7 +131,7 @@ class Ours:
             )
         )
         assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
-        self.library = Library.remote(assignment.model_dump_json())
+        self.library = cast("Any", Library).remote(assignment.model_dump_json())
         self._facts = ray.get(self.library.prepare.remote())
         profile = dissect(self._facts.blueprint)
         solution = solve(spec, topology, profile, 0, {})
@@ -193,7 +193,7 @@ def lead(
     plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()
     runs = max(plan.shares, key=len)
     ray.get(library.cut.remote(runs))
-    mailbox = Mailbox.remote()
+    mailbox = cast("Any", Mailbox).remote()
     crew = (crew_class or Crew)(
         assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name
     )
@@ -202,7 +202,7 @@ def lead(
     record.claim()
     record.rewind(facts.first_step - 1)
     loop = TrainingLoop(assignment.spec, facts, crew, library, tell, observe)
-    changes = Changes(crew, wishes)
+    changes = Changes(crew, wishes, tell)
     mover = Mover(crew, facts.first_step)
     former = Former(assignment.spec, solution, changes, mover, record.scales, lambda _note: None)
     listener = Listener(loop.account, loop.committed, lambda *_: None, lambda _note: None)

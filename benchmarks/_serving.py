@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from share_compute.serving.events import Emitted, Failed, Finished, SequenceEvent
+from share_compute.serving.events import Embedded, Emitted, Failed, Finished, SequenceEvent
 from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
@@ -45,7 +45,7 @@ class Streams:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     times_s: dict[int, list[float]] = field(default_factory=dict)
     """When each token was heard of, since they were asked for."""
-    ends: dict[int, Finished | Failed] = field(default_factory=dict)
+    ends: dict[int, Finished | Failed | Embedded] = field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:

@@ -11,21 +11,26 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from _harness import print_figure, start_cluster
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.backend import Meeting, join_group
+from share_compute_actors.collective.backend import EpochGroup, Meeting, join_group
 from share_compute_actors.messages import Rendezvous
 
 MIB = 2**20
 SIZES_MIB = (1, 16, 64)
 GOALS = {"raw gloo": 0.9, "ray.util.collective, gloo": 1.0}
-ALGORITHMS = ("auto", "ring", "tree", "sharded")
+ALGORITHMS: tuple[Literal["auto", "ring", "tree", "sharded"], ...] = ("auto", "ring", "tree", "sharded")
 _TURN_BYTES = 64 * MIB
 """Summed in one turn of one side, or three times, whatever is more."""
+
+
+def _sum(group: EpochGroup, tensor: torch.Tensor) -> None:
+    group.start_allreduce(tensor)()
 
 
 class Member:
@@ -41,7 +46,7 @@ class Member:
         for algorithm in ALGORITHMS:
             meeting = Rendezvous(algorithm, "127.0.0.1", port, 60.0, "127.0.0.1", algorithm)
             group = join_group(meeting, rank, world, device)
-            self._sums[algorithm] = lambda tensor, group=group: group.start_allreduce(tensor)()
+            self._sums[algorithm] = partial(_sum, group)
         tree = SummationTree((1,) * world)
         held = [(Node(other, other + 1),) for other in range(world)]
         self._sums["in order"] = lambda tensor: group.start_tree_sum([tensor], held, tree)()

@@ -111,7 +111,7 @@ class Filled:
             )
             ids[machine.id] = record.id
             joined.append((record, machine))
-        ready = []
+        ready: list[ContributorRecord] = []
         for record, machine in joined:
             self._store.contributors.online(
                 record.id, node_id=f"{len(ready):056x}", address=machine.address or ""

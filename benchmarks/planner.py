@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
@@ -220,7 +221,7 @@ LIMITS = {
 """What is left out beyond so many machines, by the ending of a figure's name."""
 
 
-def measure_gap(count: int, first: int) -> Iterator[dict[str, object]]:
+def measure_gap(count: int, first: int) -> Iterator[dict[str, Any]]:
     """Compare the searches that are used for more machines with the exact one, on few; and that with the bound."""
     gaps: dict[str, list[float]] = {ending: [] for ending in LIMITS}
     bounds: list[float] = []
@@ -246,7 +247,7 @@ def measure_gap(count: int, first: int) -> Iterator[dict[str, object]]:
     }
 
 
-def _gap_figures(ending: str, what: str, gaps: Sequence[float]) -> Iterator[dict[str, object]]:
+def _gap_figures(ending: str, what: str, gaps: Sequence[float]) -> Iterator[dict[str, Any]]:
     for figure, value, goal in (
         ("mean_gap_to_exact", statistics.mean(gaps), 0.1),
         ("worst_gap_to_exact", max(gaps), 2.0),
@@ -265,7 +266,7 @@ def _gap_figures(ending: str, what: str, gaps: Sequence[float]) -> Iterator[dict
         }
 
 
-def measure_baselines(count: int, first: int) -> Iterator[dict[str, object]]:
+def measure_baselines(count: int, first: int) -> Iterator[dict[str, Any]]:
     """Compare with simple rules; a ratio is the time of the best rule, divided by ours."""
     ratios: dict[str, list[float]] = {where: [] for where in WHERE}
     per_rule: dict[str, list[float]] = {}
@@ -313,7 +314,7 @@ def _plan_large(where: str, seed: int, layers: int, machines: int, end: Connecti
     )
 
 
-def measure_large(machines: int, seed: int) -> Iterator[dict[str, object]]:
+def measure_large(machines: int, seed: int) -> Iterator[dict[str, Any]]:
     """Plan 128 layers on 1,000 machines, each time in a process of its own: CPU seconds, and all its memory."""
     context = multiprocessing.get_context("spawn")
     done: dict[str, tuple[float, ...]] = {}

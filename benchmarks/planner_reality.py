@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from _harness import arguments, job, lead, print_figure, start_cluster
 from _unequal import Relays, Road, inside, processor_share
@@ -186,7 +186,7 @@ class Bench:
         self._assignment = Assignment(
             job_id="reality", attempt=1, spec=spec, topology=topology, folder=folder
         )
-        self._library = Library.remote(self._assignment.model_dump_json())
+        self._library = cast("Any", Library).remote(self._assignment.model_dump_json())
         self._facts = ray.get(self._library.prepare.remote())
         self.profile = dissect(self._facts.blueprint)
 

@@ -146,8 +146,8 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
             found.steps.append(event.step)
             found.losses[event.step] = event.loss
             found.step_s.append(event.seconds)
-            for worker in joined & killer.killed_s.keys() if killer is not None else ():
-                found.rejoins_s.append(now_s - killer.killed_s[worker])
+            killed_s = killer.killed_s if killer is not None else {}
+            found.rejoins_s.extend(now_s - killed_s[worker] for worker in joined & killed_s.keys())
             joined.clear()
             if killer is not None and not is_stopped and now_s > until_s:
                 killer.stop()

@@ -33,8 +33,8 @@ def worker(
     module = DistributedDataParallel(_Module(stage).train(), gradient_as_bucket_view=True)
     optimizer = build_optimizer(spec.training.optimizer, module.parameters())
     take = rows(folder, text)
-    own = blocks(even_shares(spec.training.microbatches, world))[rank]
     size = spec.training.microbatch_size
+    own = blocks(even_shares(spec.training.batch_size // size, world))[rank]
     for block in told_blocks(end, take):
         losses: list[float] = []
         for inputs, targets in block:

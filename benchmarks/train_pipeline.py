@@ -58,7 +58,9 @@ def worker(
         return loss_sum(logits, targets) / targets.numel()
 
     schedule = Schedule1F1B(
-        PipelineStage(module, rank, world, torch.device("cpu")), spec.training.microbatches, loss_fn=mean_loss
+        PipelineStage(module, rank, world, torch.device("cpu")),
+        spec.training.batch_size // spec.training.microbatch_size,
+        loss_fn=mean_loss,
     )
     take = rows(folder, text)
     for block in told_blocks(end, take):
