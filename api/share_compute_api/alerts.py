@@ -14,7 +14,7 @@ from typing import Final
 
 from share_compute.errors import ShareComputeError, VersionMismatch
 from share_compute.jobs.states import ContributorState
-from share_compute.serving.states import LIVE, DeploymentState
+from share_compute.serving.states import DeploymentState
 from share_compute.store import ContributorRecord, DeploymentRecord, JobRecord, QueuedJob
 from share_compute_actors.machine.preflight import check_disk
 from share_compute_api.context import Context
@@ -28,7 +28,6 @@ SILENCE: Final = timedelta(seconds=20)
 HELD_UP: Final = timedelta(minutes=10)
 """What waits for longer is told."""
 _FRUITLESS: Final = 2
-_MOST_DEPLOYMENTS: Final = 500
 _LOOK_S: Final = 5.0
 _HEARD = (ContributorState.probing, ContributorState.ready, ContributorState.draining)
 """States in which an agent speaks; one that joins is given up by whoever watches contributors."""
@@ -39,12 +38,11 @@ def find_alerts(context: Context) -> list[Alert]:
     """Return all that is the matter now: errors first, then the latest first."""
     store, now = context.store, context.store.clock()
     lately = now - REMEMBERED
-    deployments, _ = store.deployments.page(states=LIVE, limit=_MOST_DEPLOYMENTS)
     found = [
         *_of_server(context),
         *of_machines(store.contributors.list(gone_since=lately), local_versions(), now, context.started_at),
         *of_jobs(store.jobs.queue(), store.jobs.failed_since(lately), now),
-        *of_deployments([*deployments, *store.deployments.failed_since(lately)], now),
+        *of_deployments([*reversed(store.deployments.list()), *store.deployments.failed_since(lately)], now),
     ]
     oldest = datetime.min.replace(tzinfo=UTC)
     found.sort(key=lambda alert: alert.since or oldest, reverse=True)

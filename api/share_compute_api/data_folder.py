@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from share_compute.durable import write_private
 from share_compute.errors import Conflict, Unavailable
 from share_compute.store import Store
-from share_compute_actors.machine.head import write_private
 from share_compute_api.discovery import CREDENTIALS_FILE, SERVER_FILE, CredentialsFile, ServerFile
 
 

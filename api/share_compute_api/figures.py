@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from pydantic import AwareDatetime
@@ -35,18 +35,18 @@ class Figures:
         self._told: dict[str, DeploymentFigures] = {}
         self._next_s = self._again_s = 0.0
 
-    def news(self, deployments: Iterable[Snapshot], now_s: float) -> list[DeploymentFigures]:
+    def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
         """Return what changed since it was told, at most every so often; all of it now and then.
 
         Args:
-            deployments: how they are.
+            deployments: says how they are; asked only when it is time.
             now_s: the time; its beginning does not matter.
         """
         if now_s < self._next_s:
             return []
         self._next_s = now_s + PERIOD_S
         at = datetime.now(UTC)
-        seen = {one.name: _figures(one, at) for one in deployments}
+        seen = {one.name: _figures(one, at) for one in deployments()}
         news = [one for one in seen.values() if not _says_the_same(one, self._told.get(one.name))]
         if now_s >= self._again_s:
             self._again_s = now_s + _AGAIN_S

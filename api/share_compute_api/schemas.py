@@ -377,6 +377,11 @@ class EventPage(View):
     next_after: int
     """Pass it as ``after`` to read on."""
 
+    @classmethod
+    def of(cls, events: list[EventRecord], after: int) -> Self:
+        """Return the page of the events that followed number ``after``."""
+        return cls(events=events, next_after=events[-1].seq if events else after)
+
 
 class Metrics(View):
     """What a job's steps measured."""

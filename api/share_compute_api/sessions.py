@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from share_compute.durable import write_private
 from share_compute.errors import Unavailable
-from share_compute_actors.machine.head import write_private
 
 LIFE: Final = timedelta(days=7)
 """How long a session lasts that nobody renews."""

@@ -88,7 +88,7 @@ async def _events(
             yield format_sse_event(data_str=record.model_dump_json(), event=record.kind, id=str(record.seq))
             after, told_s = record.seq, monotonic()
         if figures is not None and context.deployments is not None:
-            for one in figures.news(context.deployments.snapshots(), monotonic()):
+            for one in figures.news(context.deployments.snapshots, monotonic()):
                 yield format_sse_event(data_str=one.model_dump_json(), event=KIND)
                 told_s = monotonic()
         is_rung = bool(batch) or await context.bell.wait(ticket, wait_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 
 from share_compute.errors import VersionMismatch
@@ -18,6 +19,7 @@ _MENDS = {
 }
 
 
+@cache
 def local_versions() -> Versions:
     """Return the versions of this installation."""
     return Versions(

@@ -163,13 +163,13 @@ def test_figures_come_with_the_stream_of_events_without_a_number(plane: Plane, h
 
 def test_figures_are_told_when_they_change_and_now_and_then() -> None:
     told, supervised = Figures(), Supervised()
-    assert [one.name for one in told.news(supervised.snapshots(), 0.0)] == ["llama"]
+    assert [one.name for one in told.news(supervised.snapshots, 0.0)] == ["llama"]
     supervised.status = supervised.status.model_copy(update={"tokens_per_s": 55.0})
-    assert told.news(supervised.snapshots(), PERIOD_S / 2) == []
-    (changed,) = told.news(supervised.snapshots(), PERIOD_S)
+    assert told.news(supervised.snapshots, PERIOD_S / 2) == []
+    (changed,) = told.news(supervised.snapshots, PERIOD_S)
     assert changed.status.replicas[0].tokens_per_s == 55.0
-    assert told.news(supervised.snapshots(), 2 * PERIOD_S) == []
-    assert len(told.news(supervised.snapshots(), 100.0)) == 1
+    assert told.news(supervised.snapshots, 2 * PERIOD_S) == []
+    assert len(told.news(supervised.snapshots, 100.0)) == 1
 
 
 def test_prometheus_is_told_the_same(plane: Plane) -> None:

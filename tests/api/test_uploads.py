@@ -345,7 +345,7 @@ def test_what_a_request_reads_is_not_removed_meanwhile(tmp_path: Path) -> None:
     arrival.write(TEXT)
     arrival.finish()
     uploads.complete(upload.id)
-    with uploads.reading([upload.id]), pytest.raises(Conflict):
+    with uploads.reading(upload.id), pytest.raises(Conflict):
         uploads.remove(upload.id, lambda _: [])
     uploads.remove(upload.id, lambda _: [])
 

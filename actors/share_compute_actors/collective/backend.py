@@ -213,8 +213,9 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
         """Wait until something is done, or can no longer be."""
+        is_over = False  # most are done at once: the first look is after the first wait
         while True:
-            is_settled, is_over = is_done(), self._sockets.is_broken
+            is_settled = is_done()
             try:
                 wait(_LOOK_S)
             except (RuntimeError, TimeoutError) as failure:
@@ -222,6 +223,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
                     raise
                 if is_over and not is_done():
                     raise RuntimeError("the connection to a member broke") from failure
+                is_over = self._sockets.is_broken
             else:
                 return
 

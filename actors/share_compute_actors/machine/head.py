@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from share_compute.durable import write_private
 from share_compute.errors import Conflict
 from share_compute.settings import Settings
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
@@ -92,19 +92,6 @@ def read_or_make_secret(file: Path) -> str:
         secret = secrets.token_hex(32)
         write_private(file, secret)
     return secret
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all, also when the power fails."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)
-    with partial.open("w", encoding="utf-8") as output:
-        output.write(text)
-        output.flush()
-        os.fsync(output.fileno())
-    partial.replace(file)
 
 
 def _read(file: Path) -> str:

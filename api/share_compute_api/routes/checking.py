@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from share_compute.errors import UserError
-from share_compute.specification import ServeJob, TrainJob, parse_submission
+from share_compute.specification import Job, ServeJob, TrainJob, parse_submission
 from share_compute_api.batches.submission import check_batch
 from share_compute_api.context import Context
+from share_compute_api.model_folders import refused
 from share_compute_api.routes.bodies import read_spec
 from share_compute_api.schemas import FieldProblem, SpecCheck
 from share_compute_api.serving.submission import check_deployment
@@ -24,13 +25,11 @@ def checked(context: Context, content_type: str, body: bytes) -> SpecCheck:
         spec = read_spec(content_type, body, parse_submission)
         kind = spec.kind
         with resolved(spec, context.uploads) as found:
-            if isinstance(found, TrainJob):
-                check_job(found)
-            elif isinstance(found, ServeJob):
+            if isinstance(found, ServeJob):
                 _check_name(found, context)
                 check_deployment(found, context.store)
             else:
-                check_batch(found, context.store, context.engines)
+                check_any_job(found, context)
     except UserError as failure:
         fields = failure.details.get("fields") or [{"field": "", "problem": failure.message}]
         problems = [FieldProblem.model_validate(one) for one in fields]
@@ -38,10 +37,19 @@ def checked(context: Context, content_type: str, body: bytes) -> SpecCheck:
     return SpecCheck(kind=kind, problems=[])
 
 
+def check_any_job(spec: Job, context: Context) -> None:
+    """Raise what submitting a job would find wrong with it.
+
+    Raises:
+        UserError: something of it is not there, or cannot be.
+    """
+    if isinstance(spec, TrainJob):
+        check_job(spec)
+    else:
+        check_batch(spec, context.store, context.engines)
+
+
 def _check_name(spec: ServeJob, context: Context) -> None:
     if context.store.deployments.by_name(spec.name) is None:
         return
-    problem = f"a deployment {spec.name} is up"
-    raise UserError(
-        problem, mend="choose another name", details={"fields": [{"field": "name", "problem": problem}]}
-    )
+    raise refused("name", f"a deployment {spec.name} is up", "choose another name")

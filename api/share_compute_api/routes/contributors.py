@@ -49,7 +49,7 @@ def get_contributor_events(
     """Return what happened to a machine, from the beginning or from ``after`` on: its states, and what it worked at."""
     context.store.contributors.get(contributor_id)
     events = context.store.events.after(after, contributor_id=contributor_id, limit=limit)
-    return EventPage(events=events, next_after=events[-1].seq if events else after)
+    return EventPage.of(events, after)
 
 
 @router.get("/{contributor_id}/work", operation_id="getContributorWork", responses=documented(404))

@@ -92,7 +92,7 @@ async def get_deployment_events(
     record = await run_in_threadpool(context.store.deployments.get, deployment)
     start = 0 if after is None else after
     events = await run_in_threadpool(context.store.events.after, start, deployment_id=record.id, limit=limit)
-    return EventPage(events=events, next_after=events[-1].seq if events else start)
+    return EventPage.of(events, start)
 
 
 @router.patch("/{deployment}", operation_id="changeDeployment", responses=documented(404, 409))

@@ -53,7 +53,7 @@ async def get_job_events(
     events = await run_in_threadpool(
         context.store.events.after, start, job_id=job_id, without=without or (), limit=limit
     )
-    return EventPage(events=events, next_after=events[-1].seq if events else start)
+    return EventPage.of(events, start)
 
 
 @router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})

@@ -12,17 +12,15 @@ from fastapi.concurrency import run_in_threadpool
 from share_compute.errors import Conflict, Unavailable
 from share_compute.jobs.states import JobState
 from share_compute.planning.report import PlanTimeline, unpredictable
-from share_compute.specification import TrainJob, parse_any_job
+from share_compute.specification import parse_any_job
 from share_compute.store import JobRecord, MetricRecord
-from share_compute_api.batches.submission import check_batch
 from share_compute_api.context import Context, InContext
 from share_compute_api.departures import departure
 from share_compute_api.planning import TimelineRequest
 from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
-from share_compute_api.routes.checking import checked
+from share_compute_api.routes.checking import check_any_job, checked
 from share_compute_api.schemas import JobPage, Metrics, SpecCheck
-from share_compute_api.submission import check_job
 from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.uploads.naming import resolved
 
@@ -67,10 +65,7 @@ async def submit_job(
 def _submit(context: Context, content_type: str, body: bytes, idempotency_key: str | None) -> JobRecord:
     spec = read_spec(content_type, body, parse_any_job)
     with resolved(spec, context.uploads) as found:
-        if isinstance(found, TrainJob):
-            check_job(found)
-        else:
-            check_batch(found, context.store, context.engines)
+        check_any_job(found, context)
         return context.store.jobs.create(found, idempotency_key=idempotency_key)
 
 
@@ -80,7 +75,7 @@ def _submit(context: Context, content_type: str, body: bytes, idempotency_key: s
     openapi_extra={"requestBody": _CHECK_BODY},
     responses=documented(413, 415),
 )
-async def check_any_job(request: Request, context: InContext) -> SpecCheck:
+async def check_spec(request: Request, context: InContext) -> SpecCheck:
     """Say what submitting a job, or making a deployment, would find wrong; nothing is queued."""
     return await run_in_threadpool(
         checked, context, request.headers.get("content-type", ""), await request.body()
@@ -128,7 +123,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     if job.plan is None:
         raise Conflict(f"job {job_id} has no plan", mend="wait until it runs", job=job_id)
     # Machines that are gone had their speed, too.
-    machines = [one for one in context.store.contributors.list() if one.id in job.plan.machines]
+    machines = context.store.contributors.list(ids=job.plan.machines)
     return TimelineRequest(
         job=spec,
         plan=job.plan,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from share_compute.errors import UserError
-from share_compute.jobs.states import JobState
 from share_compute.specification import Named, upload_path, with_paths
 from share_compute.specification.paths import AnyNamed
-from share_compute.store import JobRecord, Store
+from share_compute.store import Store
 from share_compute_api.model_folders import refused
+from share_compute_api.schemas import UploadView
 from share_compute_api.uploads.names import checked_path
 from share_compute_api.uploads.shelf import Uploads
-
-_UNFINISHED = [state for state in JobState if not state.is_final]
 
 
 @contextmanager
@@ -25,24 +23,14 @@ def resolved(spec: AnyNamed, uploads: Uploads) -> Iterator[AnyNamed]:
     Raises:
         UserError: it names an upload that is not there, or is not complete; says in which field.
     """
-    found = {path: field for path, field in _paths(spec) if upload_path(path) is not None}
-    wanted: dict[str, str] = {}
-    for path, field in found.items():
-        upload_id, _ = upload_path(path) or ("", "")
-        wanted[upload_id] = field
-    # One by one first: an error must name its field.
-    for upload_id, field in wanted.items():
-        try:
-            with uploads.reading([upload_id]):
-                pass
-        except UserError as failure:
-            raise refused(field, failure.message, failure.mend or "name another upload") from failure
+    fields = {named[0]: field for path, field in _paths(spec) if (named := upload_path(path)) is not None}
+    found: dict[str, UploadView] = {}
 
     def full(path: Path, field: str) -> Path:
         named = upload_path(path)
         if named is None:
             return path
-        upload = uploads.get(named[0])
+        upload = found[named[0]]
         if not named[1]:
             return Path(upload.folder)
         try:
@@ -54,7 +42,13 @@ def resolved(spec: AnyNamed, uploads: Uploads) -> Iterator[AnyNamed]:
             raise refused(field, f"upload {upload.id} has no {named[1]}", f"name one of its files: {names}")
         return inside
 
-    with uploads.reading(wanted):
+    with ExitStack() as stack:
+        # One by one: an error must name its field.
+        for upload_id, field in fields.items():
+            try:
+                found[upload_id] = stack.enter_context(uploads.reading(upload_id))
+            except UserError as failure:
+                raise refused(field, failure.message, failure.mend or "name another upload") from failure
         yield with_paths(spec, full)
 
 
@@ -62,20 +56,11 @@ def users(store: Store) -> Callable[[Path], Sequence[str]]:
     """Return what names the unfinished jobs, and the deployments that are up, that use a folder."""
 
     def named(folder: Path) -> list[str]:
-        found: list[tuple[str, Named]] = [(job.id, job.spec) for job in _unfinished(store)]
+        found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.unfinished()]
         found += [(one.id, one.spec) for one in store.deployments.list()]
         return [name for name, spec in found if any(path.is_relative_to(folder) for path, _ in _paths(spec))]
 
     return named
-
-
-def _unfinished(store: Store) -> Iterator[JobRecord]:
-    cursor: str | None = None
-    while True:
-        jobs, cursor = store.jobs.page(states=_UNFINISHED, limit=500, cursor=cursor)
-        yield from jobs
-        if cursor is None:
-            return
 
 
 def _paths(spec: Named) -> list[tuple[Path, str]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from share_compute.durable import write_private
 from share_compute.errors import Conflict, NotFound, TooLarge, UserError
 from share_compute.planning.words import bytes_text, listed
 from share_compute.store.secret import new_id
@@ -45,6 +45,8 @@ class _Entry:
     view: UploadView
     files: dict[str, UploadFile]
     touched_at: datetime
+    files_bytes: int = field(init=False)
+    """Of all files that arrived."""
     arriving: int = 0
     """Files on their way."""
     arriving_bytes: int = 0
@@ -53,14 +55,22 @@ class _Entry:
     readers: int = 0
     """Requests that look into it now."""
 
+    def __post_init__(self) -> None:
+        self.files_bytes = sum(file.size_bytes for file in self.files.values())
+
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files.values()) + self.arriving_bytes
+        return self.files_bytes + self.arriving_bytes
+
+    def keep(self, file: UploadFile) -> None:
+        """Take in a file that arrived, in place of one of its name."""
+        before = self.files.get(file.path)
+        self.files_bytes += file.size_bytes - (0 if before is None else before.size_bytes)
+        self.files[file.path] = file
 
     def shown(self) -> UploadView:
         files = sorted(self.files.values(), key=lambda file: file.path)
-        size_bytes = sum(file.size_bytes for file in files)
-        return self.view.model_copy(update={"files": files, "size_bytes": size_bytes})
+        return self.view.model_copy(update={"files": files, "size_bytes": self.files_bytes})
 
 
 @dataclass(slots=True)
@@ -135,7 +145,7 @@ class Uploads:
         view = UploadView(
             id=upload_id, name=name, kind=kind, state="open", created_at=now, folder=str(folder / _FILES)
         )
-        _write(folder, view)
+        write_private(folder / _RECORD, view.model_dump_json())
         with self._lock:
             self._entries[upload_id] = _Entry(view, {}, now)
         return view
@@ -201,7 +211,7 @@ class Uploads:
             examine(shown)
             view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
             # From here on it is complete, also for a server that starts after this one was killed.
-            _write(self.folder / upload_id, view)
+            write_private(self.folder / upload_id / _RECORD, view.model_dump_json())
             with self._lock:
                 entry.view = view
         finally:
@@ -239,31 +249,28 @@ class Uploads:
         return entry.shown()
 
     @contextmanager
-    def reading(self, upload_ids: Iterable[str]) -> Iterator[None]:
-        """Keep these uploads from being removed inside the block.
+    def reading(self, upload_id: str) -> Iterator[UploadView]:
+        """Give an upload, and keep it from being removed inside the block.
 
         Raises:
-            NotFound: one is not there.
-            Conflict: one is not complete.
+            NotFound: it is not there.
+            Conflict: it is not complete.
         """
-        wanted = set(upload_ids)
         with self._lock:
-            entries = [self._entry(upload_id) for upload_id in sorted(wanted)]
-            for entry in entries:
-                if entry.view.state == "open":
-                    raise Conflict(
-                        f"upload {entry.view.id} is not complete yet", mend="wait until all of it has arrived"
-                    )
-                if entry.is_closing:
-                    raise NotFound(f"upload {entry.view.id} is being removed", mend=_LIST)
-            for entry in entries:
-                entry.readers += 1
+            entry = self._entry(upload_id)
+            if entry.view.state == "open":
+                raise Conflict(
+                    f"upload {upload_id} is not complete yet", mend="wait until all of it has arrived"
+                )
+            if entry.is_closing:
+                raise NotFound(f"upload {upload_id} is being removed", mend=_LIST)
+            entry.readers += 1
+            shown = entry.shown()
         try:
-            yield
+            yield shown
         finally:
             with self._lock:
-                for entry in entries:
-                    entry.readers -= 1
+                entry.readers -= 1
 
     def _entry(self, upload_id: str) -> _Entry:
         entry = self._entries.get(upload_id)
@@ -332,7 +339,7 @@ class Uploads:
             partial.replace(target)
             with (folder / _ARRIVED).open("a", encoding="utf-8") as arrived:
                 arrived.write(file.model_dump_json() + "\n")
-            entry.files[file.path] = file
+            entry.keep(file)
             entry.arriving -= 1
             entry.arriving_bytes -= file.size_bytes
             entry.touched_at = self.clock()
@@ -343,15 +350,6 @@ def _require_unused(upload_id: str, users: Sequence[str]) -> None:
         raise Conflict(
             f"upload {upload_id} is used by {listed(users)}", mend="wait for its end, or end it first"
         )
-
-
-def _write(folder: Path, view: UploadView) -> None:
-    fresh = folder / f"{_RECORD}.new"
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(view.model_dump_json())
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(folder / _RECORD)
 
 
 def _read(folder: Path) -> _Entry | None:

@@ -35,6 +35,9 @@ class ContributorState(StrEnum):
     lost = "lost"
 
 
+GONE = (ContributorState.left, ContributorState.lost)
+"""States of machines that are not here; they may come back."""
+
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.queued: frozenset({JobState.planning, JobState.cancelled, JobState.failed}),
     # Back to queued: the server was stopped, and continues the job when it is up again.

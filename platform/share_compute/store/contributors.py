@@ -11,7 +11,7 @@ from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotAuthorized, NotFound
-from share_compute.jobs.states import ContributorState
+from share_compute.jobs.states import GONE, ContributorState
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
@@ -21,7 +21,6 @@ from share_compute.store.secret import digest, matches, new_id, new_key
 from share_compute.store.tables import Contributor
 from share_compute.topology import Device, Link
 
-GONE = (ContributorState.left, ContributorState.lost)
 """States in which nothing of a contributor runs any more."""
 _ARRIVING = (ContributorState.joining, ContributorState.probing, ContributorState.ready)
 _REMEMBERED = timedelta(days=1)
@@ -102,15 +101,22 @@ class Contributors:
         return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
 
     def list(
-        self, states: Collection[ContributorState] | None = None, *, gone_since: datetime | None = None
+        self,
+        states: Collection[ContributorState] | None = None,
+        *,
+        ids: Collection[str] | None = None,
+        gone_since: datetime | None = None,
     ) -> list[ContributorRecord]:
         """Return contributors in the order they joined.
 
         Args:
             states: only those in one of these.
+            ids: only these.
             gone_since: of those that are gone, only those that went at this moment or later.
         """
         query = select(Contributor).order_by(Contributor.joined_at, Contributor.id)
+        if ids is not None:
+            query = query.where(Contributor.id.in_(ids))
         if gone_since is not None:
             query = query.where(or_(Contributor.left_at.is_(None), Contributor.left_at >= gone_since))
         if states is not None:

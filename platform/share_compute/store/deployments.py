@@ -19,8 +19,8 @@ from share_compute.store.database import Database
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.records import DeploymentRecord
 from share_compute.store.secret import new_id
-from share_compute.store.tables import Contributor, Deployment
-from share_compute.store.work import lease_changes, parts, tell_work
+from share_compute.store.tables import Deployment
+from share_compute.store.work import tell_deployment_work
 
 _LIVE = [state.value for state in LIVE]
 
@@ -148,7 +148,7 @@ class Deployments:
                 _move(session, row, state, reason, now, error=error)
                 if laid is not None:
                     row.plans = laid
-                    _tell_work(session, row, now)
+                    tell_deployment_work(session, row, now)
             return DeploymentRecord.model_validate(row)
 
     def set_replicas(self, key: str, change: ReplicasSpec) -> DeploymentRecord:
@@ -254,13 +254,6 @@ def _row(session: Session, key: str) -> Deployment:
     if row is None:
         raise NotFound(f"there is no deployment {key}", mend="share-compute deployments lists them")
     return row
-
-
-def _tell_work(session: Session, row: Deployment, now: datetime) -> None:
-    """Tell of its machines which part each holds from now on."""
-    held = {machine: part for plan in row.plans for machine, part in parts(plan).items()}
-    leased = session.scalars(select(Contributor.id).where(Contributor.deployment_id == row.id)).all()
-    tell_work(session, now, lease_changes(session, {"deployment": row.id, "name": row.name}, leased, held))
 
 
 def _move(

@@ -133,6 +133,10 @@ class Jobs:
         """Return the jobs of these kinds, or of all, that an attempt is being made at, in the order they came."""
         return self._in_order([JobState.planning, JobState.running], kinds)
 
+    def unfinished(self) -> list[JobRecord]:
+        """Return all jobs that are not over, in the order they came."""
+        return self._in_order([state for state in JobState if not state.is_final], None)
+
     def _in_order(self, states: Collection[JobState], kinds: Collection[str] | None) -> list[JobRecord]:
         query = (
             select(Job)

@@ -11,7 +11,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.store.database import Database
 from share_compute.store.records import ContributorRecord
 from share_compute.store.tables import Contributor, Deployment
-from share_compute.store.work import lease_changes, parts, tell_free, tell_work
+from share_compute.store.work import tell_deployment_work, tell_free
 
 
 class Leases:
@@ -33,15 +33,9 @@ class Leases:
             session.execute(update(Contributor).where(*wanted).values(deployment_id=deployment_id))
             query = select(Contributor).where(Contributor.deployment_id == deployment_id)
             rows = session.scalars(query.order_by(Contributor.joined_at, Contributor.id)).all()
-            deployed = session.get(Deployment, deployment_id)
-            holder = {"deployment": deployment_id, "name": deployed.name if deployed else ""}
-            held = {
-                machine: part
-                for plan in (deployed.plans if deployed else ())
-                for machine, part in parts(plan).items()
-            }
-            leased = [row.id for row in rows]
-            tell_work(session, self._clock(), lease_changes(session, holder, leased, held))
+            deployment = session.get(Deployment, deployment_id)
+            if deployment is not None:
+                tell_deployment_work(session, deployment, self._clock())
             return [ContributorRecord.model_validate(row) for row in rows]
 
     def release(self, deployment_id: str, contributor_ids: Collection[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -91,24 +91,16 @@ def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
         found = {row.id: (row.name, parts(row.plan) if row.plan else {}) for row in session.execute(planned)}
         for machine, job in jobs.items():
             name, part = found.get(job, ("", {}))
-            held[machine] = HeldRecord(job_id=job, name=name, **_of_part(part.get(machine)))
+            held[machine] = HeldRecord(job_id=job, name=name, **part.get(machine, {}))
     if deployments:
         placed = select(Deployment.id, Deployment.name, Deployment.plans).where(
             Deployment.id.in_(set(deployments.values()))
         )
-        laid = {
-            row.id: (row.name, {key: part for plan in row.plans for key, part in parts(plan).items()})
-            for row in session.execute(placed)
-        }
+        laid = {row.id: (row.name, parts(*row.plans)) for row in session.execute(placed)}
         for machine, deployment in deployments.items():
             name, part = laid.get(deployment, ("", {}))
-            held[machine] = HeldRecord(deployment_id=deployment, name=name, **_of_part(part.get(machine)))
+            held[machine] = HeldRecord(deployment_id=deployment, name=name, **part.get(machine, {}))
     return held
-
-
-def _of_part(part: Mapping[str, Any] | None) -> dict[str, Any]:
-    kept = ("start", "stop", "num_layers", "pool", "microbatches", "of_microbatches", "memory_bytes")
-    return {name: part[name] for name in kept} if part is not None else {}
 
 
 def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecord:

@@ -15,13 +15,12 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from share_compute.jobs.states import ContributorState
+from share_compute.jobs.states import GONE
 from share_compute.store.database import TOLD, Database
 from share_compute.store.records import BusyRecord, SpellRecord, WorkRecord
-from share_compute.store.tables import Contributor, Event
+from share_compute.store.tables import Contributor, Deployment, Event
 
 KIND = "work"
-_GONE = (ContributorState.left.value, ContributorState.lost.value)
 FREE: dict[str, Any] = {"job": None, "deployment": None}
 """What the event of a machine says that works for nobody any more."""
 
@@ -37,8 +36,8 @@ def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]
         session.info[TOLD] = True
 
 
-def parts(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return by contributor id which part of a model each machine of a plan holds, given the plan as it is kept."""
+def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by contributor id which part of a model each machine of these plans holds, given them as they are kept."""
     return {
         member["contributor_id"]: {
             "start": pool["start"],
@@ -49,6 +48,7 @@ def parts(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "of_microbatches": plan["microbatches"],
             "memory_bytes": member["memory_bytes"],
         }
+        for plan in plans
         for place, pool in enumerate(plan["pools"])
         for member in pool["members"]
     }
@@ -161,7 +161,7 @@ def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
     query = select(Event).where(Event.contributor_id == contributor_id, Event.kind.in_((KIND, "contributor")))
     current: _Spell | None = None
     for event in session.scalars(query.order_by(Event.seq)):
-        if event.kind != KIND and event.data["state"] not in _GONE:
+        if event.kind != KIND and event.data["state"] not in GONE:
             continue
         if current is not None:
             current.ended = event
@@ -211,3 +211,10 @@ def lease_changes(
     told = session.execute(select(Event.contributor_id, Event.data).where(Event.seq.in_(last)))
     before = {machine: data for machine, data in told if machine is not None}
     return {machine: data for machine, data in new.items() if before.get(machine) != data}
+
+
+def tell_deployment_work(session: Session, row: Deployment, now: datetime) -> None:
+    """Tell of the machines that a deployment holds which part each has from now on, where that is new."""
+    leased = session.scalars(select(Contributor.id).where(Contributor.deployment_id == row.id)).all()
+    holder = {"deployment": row.id, "name": row.name}
+    tell_work(session, now, lease_changes(session, holder, leased, parts(*row.plans)))

@@ -422,7 +422,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Check Any Job
+         * Check Spec
          * @description Say what submitting a job, or making a deployment, would find wrong; nothing is queued.
          */
         post: operations["checkJob"];
