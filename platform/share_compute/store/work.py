@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import ColumnElement, and_, func, insert, select
 from sqlalchemy.orm import Session
 
 from share_compute.jobs.states import GONE
@@ -158,11 +158,9 @@ def _of_job(spell: _Spell, kind: str) -> Any:
 
 def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
     """Yield what a machine worked at, oldest first."""
-    query = select(Event).where(Event.contributor_id == contributor_id, Event.kind.in_((KIND, "contributor")))
+    query = select(Event).where(Event.contributor_id == contributor_id, (Event.kind == KIND) | _is_farewell())
     current: _Spell | None = None
     for event in session.scalars(query.order_by(Event.seq)):
-        if event.kind != KIND and event.data["state"] not in GONE:
-            continue
         if current is not None:
             current.ended = event
             yield current
@@ -180,6 +178,10 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, pool: int | None) -> f
         return machines.get(contributor_id)
     pools = data["pools"]
     return float(pools[pool]["measured_busy_s"]) if pool < len(pools) else None
+
+
+def _is_farewell() -> ColumnElement[bool]:
+    return and_(Event.kind == "contributor", Event.data["state"].as_string().in_(GONE))
 
 
 def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
@@ -205,7 +207,7 @@ def lease_changes(
     new = {machine: {**FREE, **holder, **held.get(machine, {})} for machine in leased}
     last = (
         select(func.max(Event.seq))
-        .where(Event.contributor_id.in_(leased), Event.kind == KIND)
+        .where(Event.contributor_id.in_(leased), (Event.kind == KIND) | _is_farewell())
         .group_by(Event.contributor_id)
     )
     told = session.execute(select(Event.contributor_id, Event.data).where(Event.seq.in_(last)))

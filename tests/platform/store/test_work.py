@@ -92,6 +92,19 @@ def test_a_machine_that_is_lost_works_no_more(store: Store, clock: Any) -> None:
     assert (spell.ended_at is not None, spell.seconds, spell.steps) == (True, 10, 0)
 
 
+def test_a_machine_that_comes_back_to_the_same_part_works_again(store: Store, clock: Any) -> None:
+    ada, bob = contributor(store, "ada"), contributor(store, "bob")
+    job = running(store, ada, bob)
+    assert job.plan is not None
+    for state in (ContributorState.lost, ContributorState.joining, ContributorState.probing):
+        store.contributors.set_state(store.contributors.get(ada), state, "its node died")
+    store.contributors.ready(ada, capacity=[Device("cpu", "cpu", 2**30, {"float32": 1e9})], links=[])
+    clock.pass_s(10)
+    store.progress.record(job.id, 1, [reformed(job.plan, 1), step(1)])
+    (again, *_) = store.work.of(ada).spells
+    assert (again.num_layers, again.ended_at, again.steps) == (job.plan.num_layers, None, 1)
+
+
 def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -> None:
     ada, bob = contributor(store, "ada"), contributor(store, "bob")
     job = running(store, ada, bob)
