@@ -145,6 +145,15 @@ def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     assert "No machine joined yet" in run("contributors").stdout
 
 
+def test_keys_are_made_listed_and_revoked(run: Run) -> None:
+    made = json.loads(run("keys", "create", "Ada's scripts", "--json").stdout)
+    assert run("contributors", SHARE_COMPUTE_API_KEY=made["key"]).returncode == 0
+    assert made["id"] in run("keys", "list").stdout
+    assert json.loads(run("keys", "revoke", made["id"], "--json").stdout)["revoked_at"] is not None
+    refused = run("contributors", SHARE_COMPUTE_API_KEY=made["key"])
+    assert (refused.returncode, "not valid" in refused.stderr) == (5, True)
+
+
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:
     shown = json.loads(run("config", "--json", SHARE_COMPUTE_DATABASE_URL="postgresql://u:secret@h/n").stdout)
     assert (shown["port"]["origin"], shown["url"]["origin"]) == ("default", "environment")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import typer
 
-from share_compute_api.cli import artifacts, information, invites, jobs, uploads
+from share_compute_api.cli import artifacts, information, invites, jobs, keys, uploads
 from share_compute_api.cli.chaos import chaos
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
@@ -53,6 +53,7 @@ def make_app() -> typer.Typer:
 
     add("Run the pool", up, status, doctor, demo, chaos, information.contributors, topology)
     app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
+    app.add_typer(keys.app, name="keys", rich_help_panel="Run the pool")
     add("Lend a machine", join)
     add(
         "Run jobs",

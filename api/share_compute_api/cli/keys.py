@@ -1,0 +1,64 @@
+"""Commands for API keys: ``keys create``, ``keys list``, ``keys revoke``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import console, print_json, print_table, since, state_text
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make, list and revoke API keys, one for each person or program."
+)
+
+
+@app.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="For whom or what it is.")],
+    as_json: Json = False,
+) -> None:
+    """Make an API key. Only this answer shows it."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        made = client.create_key(name)
+    if as_json:
+        print_json(made)
+        return
+    console.print(f"[dim]Not shown again; `share-compute keys revoke {made.id}` ends it:[/dim]")
+    console.print(made.key, markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_keys(as_json: Json = False) -> None:
+    """List API keys, oldest first, without the keys themselves."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        found = client.api_keys()
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (one.id, escape(one.name), since(one.created_at), since(one.revoked_at) if one.revoked_at else "")
+        for one in found
+    )
+    print_table(("id", "name", "made", "revoked"), rows, empty="No keys yet.")
+
+
+@app.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.")], as_json: Json = False
+) -> None:
+    """End an API key, with the sessions that were begun with it."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        gone = client.revoke_key(key_id)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{gone.id}  {state_text('revoked')}")
