@@ -15,7 +15,7 @@ from typing import Final
 from share_compute.errors import ShareComputeError, VersionMismatch
 from share_compute.jobs.states import ContributorState
 from share_compute.serving.states import DeploymentState
-from share_compute.store import ContributorRecord, DeploymentRecord, JobRecord, QueuedJob
+from share_compute.store import DeploymentRecord, JobRecord, PresenceRecord, QueuedJob
 from share_compute_actors.machine.preflight import check_disk
 from share_compute_api.context import Context
 from share_compute_api.schemas import Alert, Versions
@@ -40,7 +40,7 @@ def find_alerts(context: Context) -> list[Alert]:
     lately = now - REMEMBERED
     found = [
         *_of_server(context),
-        *of_machines(store.contributors.list(gone_since=lately), local_versions(), now, context.started_at),
+        *of_machines(store.contributors.presences(lately), local_versions(), now, context.started_at),
         *of_jobs(store.jobs.queue(), store.jobs.failed_since(lately), now),
         *of_deployments([*reversed(store.deployments.list()), *store.deployments.failed_since(lately)], now),
     ]
@@ -65,7 +65,7 @@ def _of_server(context: Context) -> Iterator[Alert]:
 
 
 def of_machines(
-    machines: Iterable[ContributorRecord], server: Versions, now: datetime, started_at: datetime
+    machines: Iterable[PresenceRecord], server: Versions, now: datetime, started_at: datetime
 ) -> Iterator[Alert]:
     """Tell machines that are lost or silent, and those that cannot work with the server.
 
@@ -100,7 +100,7 @@ def of_machines(
             )
 
 
-def _of_machine(kind: str, machine: ContributorRecord, text: str, since: datetime | None = None) -> Alert:
+def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime | None = None) -> Alert:
     return Alert.model_validate(
         {
             "id": f"{kind} {machine.id}",
@@ -114,7 +114,7 @@ def _of_machine(kind: str, machine: ContributorRecord, text: str, since: datetim
     )
 
 
-def _mismatch(server: Versions, machine: ContributorRecord) -> VersionMismatch | None:
+def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
     """Return why a machine's versions do not work with the server's; it was let in by an earlier one."""
     if not set(Versions.model_fields) <= set(machine.versions):
         return None

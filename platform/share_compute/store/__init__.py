@@ -15,6 +15,7 @@ from share_compute.store.records import (
     InviteState,
     JobRecord,
     MetricRecord,
+    PresenceRecord,
     QueuedJob,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "InviteState",
     "JobRecord",
     "MetricRecord",
+    "PresenceRecord",
     "QueuedJob",
     "Store",
     "upgrade",

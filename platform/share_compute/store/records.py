@@ -64,8 +64,8 @@ def invite_state(invite: InviteRecord, now: datetime) -> InviteState:
     return InviteState.expired if now >= invite.expires_at else InviteState.open
 
 
-class ContributorRecord(Record):
-    """A machine that joined."""
+class PresenceRecord(Record):
+    """Who a machine is, and whether it is there."""
 
     id: str
     name: str
@@ -74,6 +74,14 @@ class ContributorRecord(Record):
     """Why it is in this state."""
     host: str
     """Host name that it gave."""
+    versions: dict[str, str]
+    last_seen_at: datetime
+    left_at: datetime | None
+
+
+class ContributorRecord(PresenceRecord):
+    """A machine that joined."""
+
     node_id: str | None
     """Its Ray node, in hexadecimal."""
     address: str | None
@@ -82,15 +90,12 @@ class ContributorRecord(Record):
     """The job that it is leased to."""
     deployment_id: str | None = None
     """The deployment that it is leased to; never to a job as well."""
-    versions: dict[str, str]
     limits: dict[str, Any]
     """What its owner lends: memory_bytes, cpu_threads, gpus, device."""
     capacity: tuple[topology.Device, ...] | None
     """What the probe measured; null until it ran."""
     links: tuple[topology.Link, ...] | None
     joined_at: datetime
-    last_seen_at: datetime
-    left_at: datetime | None
     sent_away_at: datetime | None
     """When the operator asked it to leave; it cannot come back without a new invite."""
 
