@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import psutil
 
-from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
+from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_events
 from share_compute.models.weights import WeightFolder
 from share_compute.topology import Contributor, Device, Topology
 
@@ -85,7 +85,7 @@ def _title(process: psutil.Process) -> str:
 
 
 class Attempt:
-    """A running coordinator.
+    """A running coordinator; it is given all machines that it asks for, as the control plane gives free ones.
 
     Args:
         assignment: what it is to do.
@@ -102,6 +102,7 @@ class Attempt:
             assignment.model_dump_json()
         )
         self._job_id = assignment.job_id
+        self._topology = assignment.topology
         self._running = self._actor.run.remote()
 
     def events(self) -> Generator[tuple[AttemptEvent, float], None, None]:
@@ -125,6 +126,9 @@ class Attempt:
                         if event.outcome != "succeeded":
                             raise RuntimeError(f"the attempt {event.outcome}: {event.reason}")
                         return
+                    if event.type == "replan-proposed":
+                        answer = Offer(topology=self._topology, answers=event.step)
+                        self._actor.offer.remote(answer.model_dump_json())
                     yield event, now_s
         finally:
             self.end()
