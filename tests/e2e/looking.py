@@ -72,7 +72,8 @@ def looking(
     looks = Looks(page, folder)
     yield looks
     context.close()
-    assert {name: some for name, some in looks.found.items() if some} == {}
+    found = {name: some for name, some in looks.found.items() if some}
+    assert not found, found
 
 
 def violations(page: Page) -> list[str]:

@@ -301,8 +301,7 @@ def test_the_pages_are_accessible_and_fit(
     failed = pool.store.deployments.create(
         ServeJob.model_validate({"name": "lost", "model": {"path": "/gone"}}), reason="submitted"
     )
-    error = {"code": "user", "mend": "name a folder that is there"}
-    pool.store.deployments.set_state(failed.id, DeploymentState.failed, "/gone is no folder", error=error)
+    wait_until(lambda: pool.store.deployments.get(failed.id).state is DeploymentState.failed)
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
         page = looks.page
         page.goto(f"{pool.url}/#key={pool.key}")

@@ -106,6 +106,21 @@ export function clock(moment: string): string {
   return new Date(moment).toLocaleTimeString(place());
 }
 
+/** As `dateAndTime`, with seconds. */
+export function dateAndClock(moment: string): string {
+  return new Date(moment).toLocaleString(place(), { dateStyle: "medium", timeStyle: "medium" });
+}
+
+/** 22 Nov; for axes. */
+export function dayOfMonth(moment: number): string {
+  return new Date(moment).toLocaleDateString(place(), { day: "numeric", month: "short" });
+}
+
+/** 18:05; for axes. */
+export function hourAndMinute(moment: number): string {
+  return new Date(moment).toLocaleTimeString(place(), { hour: "2-digit", minute: "2-digit" });
+}
+
 export function dateAndTime(moment: string): string {
   return new Date(moment).toLocaleString(place(), { dateStyle: "medium", timeStyle: "short" });
 }

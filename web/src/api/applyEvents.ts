@@ -6,7 +6,9 @@ import {
   artifacts,
   checkpoints,
   contributors,
+  deployment,
   deploymentLog,
+  deploymentStatus,
   figures,
   invites,
   job,
@@ -21,8 +23,10 @@ import {
 import { Refresher } from "./refresher";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, PoolEvent } from "./types";
 
-/** Kinds of events beside those of jobs that change what an operator sees. */
-const OPERATORS = new Set(["alerts", "contributor", "deployment"]);
+/** Kinds of events that change what an operator sees; a job's state is what its place in the queue hangs on. */
+const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);
+/** Kinds of events of jobs after which a row of the list is not what is known of it. */
+const LISTED = new Set(["state", "started", "rows"]);
 /** Sums of what a machine gave are made anew at most so often, since every step changes them. */
 const SUMS_MS = 3000;
 
@@ -52,16 +56,15 @@ export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
   applyToJobLists(client, byJob);
   keeper.apply(events);
   applyToMachines(client, refresher, events);
-  // A contributor is leased or released when a job changes its state.
-  if (events.some((event) => event.kind === "contributor" || event.kind === "work")) {
+  if (events.some((event) => event.kind === "contributor")) {
     refresher.refresh(contributors.queryKey);
+    // A machine that joins uses an invite.
+    refresher.refresh(invites.queryKey);
   }
-  if (events.some((event) => OPERATORS.has(event.kind) || changesJob(event))) refresher.refresh(OPERATIONS);
-  // A machine that joins uses an invite.
-  if (events.some((event) => event.kind === "contributor")) refresher.refresh(invites.queryKey);
+  if (events.some((event) => OPERATORS.has(event.kind))) refresher.refresh(OPERATIONS);
   const ofDeployments = events.filter((event) => event.kind === "deployment");
   if (ofDeployments.length > 0) applyToDeployments(client, refresher, ofDeployments);
-  if (events.some((event) => changesJob(event))) refresher.refresh(["jobs"]);
+  if (events.some((event) => event.job_id !== null && LISTED.has(event.kind))) refresher.refresh(["jobs"]);
 }
 
 function applyToDeployments(client: QueryClient, refresher: Refresher, events: PoolEvent[]): void {
@@ -70,17 +73,13 @@ function applyToDeployments(client: QueryClient, refresher: Refresher, events: P
     const some = events.filter((event) => event.data.id === id);
     client.setQueryData(deploymentLog(id).queryKey, (old) => old && mergeLog(old, some));
   }
-  const keys = new Set(news.flatMap((one) => [one.id, one.name]));
-  void client.invalidateQueries({
-    predicate: ({ queryKey: [what, key, part] }) =>
-      what === "deployments" || (what === "deployment" && part !== "log" && keys.has(key as string)),
-  });
-  // Only a state begins or ends that a model answers.
-  if (news.some((one) => one.state !== one.from)) {
-    void client.invalidateQueries({ queryKey: servedModels.queryKey });
-    // Who is leased to whom.
-    refresher.refresh(contributors.queryKey);
+  for (const key of new Set(news.flatMap((one) => [one.id, one.name]))) {
+    refresher.refresh(deployment(key).queryKey, { exact: true });
+    refresher.refresh(deploymentStatus(key).queryKey);
   }
+  refresher.refresh(["deployments"]);
+  // Only a state begins or ends that a model answers.
+  if (news.some((one) => one.state !== one.from)) refresher.refresh(servedModels.queryKey);
 }
 
 /** Put the figures of a deployment in place of those before. */
@@ -121,7 +120,7 @@ function applyToMachines(client: QueryClient, refresher: Refresher, events: Pool
     const held = client.getQueryData(machine(id).queryKey)?.held?.job_id ?? null;
     const ofJob = held === null ? [] : events.filter((event) => event.job_id === held);
     if (own.length > 0) {
-      client.setQueryData(machineHistory(id).queryKey, (old) => old && mergeHistory(old, own));
+      client.setQueryData(machineHistory(id).queryKey, (old) => old && mergeLog(old, own));
       refresher.refresh(machine(id).queryKey, { exact: true });
     }
     if (own.length > 0 || ofJob.some((event) => event.kind === "step")) {
@@ -197,10 +196,4 @@ export function mergeLog(known: PoolEvent[], events: PoolEvent[]): PoolEvent[] {
   const last = known.at(-1)?.seq ?? 0;
   const fresh = events.filter((event) => event.kind !== "step" && event.seq > last);
   return fresh.length === 0 ? known : [...known, ...fresh];
-}
-
-/** Put events of a machine after those that are known. */
-export function mergeHistory(known: PoolEvent[], events: PoolEvent[]): PoolEvent[] {
-  const last = known.at(-1)?.seq ?? 0;
-  return [...known, ...events.filter((event) => event.seq > last)];
 }

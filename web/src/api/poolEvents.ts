@@ -3,7 +3,7 @@ import type { QueryClient } from "@tanstack/react-query";
 
 import { machinesOfPool, pool } from "./queries";
 import { Refresher } from "./refresher";
-import type { ContributorState, Glance, Held, PoolEvent, PoolView } from "./types";
+import { isGone, type ContributorState, type Glance, type Held, type PoolEvent, type PoolView } from "./types";
 
 /** Above this, one question for the whole pool is cheaper than one for each machine by name. */
 const MOST_NAMED = 100;
@@ -40,13 +40,13 @@ export function changed(before: PoolView, events: readonly PoolEvent[]): Change 
 function changeOf(event: PoolEvent): Partial<Glance> {
   if (event.kind === "work") return { held: heldBy(event.data) };
   const { state, reason } = event.data as { state: ContributorState; reason: string };
-  const isGone = state === "left" || state === "lost";
+  const hasGone = isGone({ state });
   return {
     state,
     reason,
     last_seen_at: event.at,
-    left_at: isGone ? event.at : null,
-    ...(isGone && { held: null }),
+    left_at: hasGone ? event.at : null,
+    ...(hasGone && { held: null }),
   };
 }
 

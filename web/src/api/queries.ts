@@ -14,6 +14,19 @@ import {
   type PoolView,
 } from "./types";
 
+/** Page after page, from the beginning. */
+async function allEvents(
+  page: (query: { after: number; limit: number }) => Promise<{ events: PoolEvent[]; next_after: number }>,
+): Promise<PoolEvent[]> {
+  const all: PoolEvent[] = [];
+  for (let after = 0; ; ) {
+    const { events, next_after } = await page({ after, limit: EVENTS_PER_PAGE });
+    all.push(...events);
+    if (events.length < EVENTS_PER_PAGE) return all;
+    after = next_after;
+  }
+}
+
 export const status = queryOptions({
   queryKey: ["status"],
   queryFn: ({ signal }) => body(api.GET("/api/v1/status", { signal })),
@@ -60,16 +73,11 @@ export function machine(id: string) {
 export function machineHistory(id: string) {
   return queryOptions({
     queryKey: ["contributor", id, "events"],
-    queryFn: async ({ signal }) => {
-      const all: PoolEvent[] = [];
-      for (let after = 0; ; ) {
-        const params = { path: { contributor_id: id }, query: { after, limit: EVENTS_PER_PAGE } };
-        const page = await body(api.GET("/api/v1/contributors/{contributor_id}/events", { signal, params }));
-        all.push(...page.events);
-        if (page.events.length < EVENTS_PER_PAGE) return all;
-        after = page.next_after;
-      }
-    },
+    queryFn: ({ signal }) =>
+      allEvents((query) => {
+        const params = { path: { contributor_id: id }, query };
+        return body(api.GET("/api/v1/contributors/{contributor_id}/events", { signal, params }));
+      }),
   });
 }
 
@@ -178,17 +186,11 @@ export function checkpoints(id: string) {
 export function log(id: string) {
   return queryOptions({
     queryKey: ["job", id, "log"],
-    queryFn: async ({ signal }) => {
-      const kept: PoolEvent[] = [];
-      for (let after = 0; ; ) {
-        const query = { after, limit: EVENTS_PER_PAGE, without: ["step"] };
-        const params = { path: { job_id: id }, query };
-        const page = await body(api.GET("/api/v1/jobs/{job_id}/events", { signal, params }));
-        kept.push(...page.events);
-        if (page.events.length < EVENTS_PER_PAGE) return kept;
-        after = page.next_after;
-      }
-    },
+    queryFn: ({ signal }) =>
+      allEvents((query) => {
+        const params = { path: { job_id: id }, query: { ...query, without: ["step"] } };
+        return body(api.GET("/api/v1/jobs/{job_id}/events", { signal, params }));
+      }),
   });
 }
 
@@ -252,16 +254,11 @@ export function deploymentStatus(key: string) {
 export function deploymentLog(id: string) {
   return queryOptions({
     queryKey: ["deployment", id, "log"],
-    queryFn: async ({ signal }) => {
-      const kept: PoolEvent[] = [];
-      for (let after = 0; ; ) {
-        const params = { path: { deployment: id }, query: { after, limit: EVENTS_PER_PAGE } };
-        const page = await body(api.GET("/api/v1/deployments/{deployment}/events", { signal, params }));
-        kept.push(...page.events);
-        if (page.events.length < EVENTS_PER_PAGE) return kept;
-        after = page.next_after;
-      }
-    },
+    queryFn: ({ signal }) =>
+      allEvents((query) => {
+        const params = { path: { deployment: id }, query };
+        return body(api.GET("/api/v1/deployments/{deployment}/events", { signal, params }));
+      }),
   });
 }
 

@@ -1,6 +1,6 @@
 /** Jobs and deployments as they are written: YAML is not among the bodies that the generated client can type. */
 import { authorizedFetch } from "./client";
-import type { Job, SpecCheck } from "./types";
+import type { Deployment, Job, SpecCheck } from "./types";
 
 const YAML = { "Content-Type": "application/yaml" };
 
@@ -9,8 +9,25 @@ export function submitJob(text: string, idempotencyKey: string): Promise<Job> {
   return post("/api/v1/jobs", text, { ...YAML, "Idempotency-Key": idempotencyKey });
 }
 
+/** What is asked for; the server knows the defaults of all that is left out. */
+export interface WantedDeployment {
+  name: string;
+  model: { path: string } | { job: string; artifact?: string };
+  /** A number or a range: `2`, `0..4`. */
+  replicas?: string;
+  max_seq?: number;
+  dtype?: string;
+  objective?: string;
+}
+
 /** Serve a model. */
-export function deploy(text: string): Promise<{ id: string; name: string }> {
+export function deploy(wanted: WantedDeployment): Promise<Deployment> {
+  const text = JSON.stringify({ kind: "serve", ...wanted });
+  return post("/api/v1/deployments", text, { "Content-Type": "application/json" });
+}
+
+/** Serve a model, asked for as YAML. */
+export function deployYaml(text: string): Promise<Deployment> {
   return post("/api/v1/deployments", text, YAML);
 }
 

@@ -14,7 +14,6 @@ export type Deployment = Schemas["DeploymentView"];
 export type DeploymentState = Schemas["DeploymentState"];
 export type DeploymentStatus = Schemas["DeploymentStatus"];
 export type ReplicaStatus = Schemas["ServingStatus"];
-export type ServedModel = Schemas["Model"];
 export type BusyPoint = Schemas["BusyRecord"];
 export type Contributor = Schemas["ContributorRecord"];
 export type ContributorList = Schemas["ContributorList"];
@@ -23,12 +22,10 @@ export type Glance = Schemas["GlanceRecord"];
 export type Held = Schemas["HeldRecord"];
 export type Invite = Schemas["InviteView"];
 export type Island = Schemas["Island"];
-export type IslandLink = Schemas["IslandLink"];
 export type InviteCreated = Schemas["InviteCreated"];
 export type Job = Schemas["JobRecord"];
 export type JobPage = Schemas["JobPage"];
 export type JobState = Schemas["JobState"];
-export type Link = Schemas["Link"];
 export type Machine = Schemas["ContributorView"];
 export type Measured = Schemas["Measured"];
 export type Metric = Schemas["MetricRecord"];
@@ -39,7 +36,6 @@ export type Pool = Schemas["PoolPlan"];
 export type PoolEvent = Schemas["EventRecord"];
 export type PoolView = Schemas["PoolView"];
 export type Prediction = Schemas["Prediction"];
-export type Spell = Schemas["SpellRecord"];
 
 export const JOB_KINDS = ["train", "generate", "embed"] as const satisfies readonly Job["spec"]["kind"][];
 export type JobKind = (typeof JOB_KINDS)[number];
@@ -84,3 +80,8 @@ export const JOB_STATES = [
   "failed",
   "cancelled",
 ] as const satisfies readonly JobState[];
+
+/** Whether a machine left or was lost; it may come back. */
+export function isGone({ state }: { state: ContributorState }): boolean {
+  return state === "left" || state === "lost";
+}

@@ -10,15 +10,17 @@ import { Failure } from "./Feedback";
 interface Props {
   /** On the button, and on the one that does it. */
   action: string;
-  /** What the button is called where several are alike, e.g. in the rows of a table. */
-  label: string;
+  /** What the button is called where several are alike, e.g. in the rows of a table; it is a small one then. */
+  label?: string;
+  /** What stands on the button in place of the action, while it cannot be pressed. */
+  pending?: string | undefined;
   question: string;
   /** What happens then. */
   children: ReactNode;
   onConfirm: () => Promise<unknown>;
 }
 
-export function ConfirmButton({ action, label, question, children, onConfirm }: Props) {
+export function ConfirmButton({ action, label, pending, question, children, onConfirm }: Props) {
   const { t } = useTranslation();
   const [asks, dialog] = useDisclosure(false);
   const doing = useMutation({ mutationFn: onConfirm, onSuccess: dialog.close });
@@ -28,8 +30,8 @@ export function ConfirmButton({ action, label, question, children, onConfirm }: 
   };
   return (
     <>
-      <Button size="compact-sm" variant="default" onClick={ask} aria-label={label}>
-        {action}
+      <Button size={label === undefined ? "sm" : "compact-sm"} variant="default" onClick={ask} aria-label={label} disabled={pending !== undefined}>
+        {pending ?? action}
       </Button>
       <Modal opened={asks} onClose={dialog.close} title={question} centered closeButtonProps={{ "aria-label": t("Close") }}>
         <Stack>

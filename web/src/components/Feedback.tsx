@@ -6,7 +6,7 @@ import { useTranslation } from "react-i18next";
 import { ApiProblem } from "../api/problem";
 
 /** Grey lines where a list is about to be. */
-export function Loading({ lines = 4 }: { lines?: number }) {
+export function Loading({ lines = 4 }: { lines?: number | undefined }) {
   const { t } = useTranslation();
   return (
     <Stack gap="sm" role="status" aria-label={t("Loading")}>
@@ -15,6 +15,11 @@ export function Loading({ lines = 4 }: { lines?: number }) {
       ))}
     </Stack>
   );
+}
+
+/** Stands where the answer to a query will be: lines, or why there is none. */
+export function Waiting({ error, refetch, lines }: { error: Error | null; refetch: () => unknown; lines?: number | undefined }) {
+  return error === null ? <Loading lines={lines} /> : <Failure error={error} retry={() => void refetch()} />;
 }
 
 /** Nothing there, and what to do about it. */

@@ -1,11 +1,16 @@
-import { useEffect, useState } from "react";
+import { useLayoutEffect, useState } from "react";
 
-/** The width of an element in whole pixels, 0 until it was laid out; a picture drawn to it stays while it is out of the layout. */
+/**
+ * The width of an element's content in whole pixels, known before it is drawn first, so that nothing below it is pushed
+ * down later; a picture drawn to it stays while it is out of the layout.
+ */
 export function useWidth<Held extends Element>(): { ref: (node: Held | null) => void; width: number } {
   const [node, ref] = useState<Held | null>(null);
   const [width, setWidth] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (node === null) return;
+    const { paddingLeft, paddingRight } = getComputedStyle(node);
+    setWidth(Math.floor(node.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight)));
     const observer = new ResizeObserver(([entry]) => {
       const measured = Math.floor(entry?.contentRect.width ?? 0);
       if (measured > 0) setWidth(measured);

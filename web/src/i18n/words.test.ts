@@ -27,6 +27,13 @@ test("no translation is left over", () => {
   expect([...known].filter((word) => !used.has(word) && !all.includes(JSON.stringify(word)))).toEqual([]);
 });
 
+test("every word is translated in one place", () => {
+  const folder = join(__dirname, "zh");
+  const parts = readdirSync(folder).filter((name) => name.endsWith(".json"));
+  const words = parts.flatMap((name) => Object.keys(JSON.parse(readFileSync(join(folder, name), "utf-8")) as object));
+  expect(words.filter((word, place) => words.indexOf(word) !== place)).toEqual([]);
+});
+
 test("English has the plurals of what is counted", () => {
   const counted = [...used].filter((word) => word.includes("{{count}}"));
   expect(counted.filter((word) => !(`${word}_one` in en && `${word}_other` in en))).toEqual([]);

@@ -6,7 +6,7 @@ import { useTranslation } from "react-i18next";
 
 import { deployment as deploymentQuery, deploymentStatus, figures as figuresQuery } from "../api/queries";
 import type { Deployment as View, Figures, ReplicaStatus } from "../api/types";
-import { Failure, Loading, sentence } from "../components/Feedback";
+import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { Page, Section } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
@@ -26,7 +26,9 @@ export function Deployment() {
   const { data, error, refetch } = useQuery(deploymentQuery(name));
   if (data === undefined) {
     return (
-      <Page title={name}>{error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />}</Page>
+      <Page title={name}>
+        <Waiting error={error} refetch={refetch} />
+      </Page>
     );
   }
   return <Known deployment={data} />;

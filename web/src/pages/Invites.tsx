@@ -8,7 +8,7 @@ import { api, body } from "../api/client";
 import { invites } from "../api/queries";
 import type { Invite, InviteCreated } from "../api/types";
 import { CopyLine } from "../components/CopyLine";
-import { Empty, Failure, Loading } from "../components/Feedback";
+import { Empty, Failure, Waiting } from "../components/Feedback";
 import { AnchorLink } from "../components/links";
 import { Page, Section } from "../components/Page";
 import { dateAndTime, duration } from "../format";
@@ -29,10 +29,8 @@ export function Invites() {
         ) : (
           <InviteTable all={data} />
         )
-      ) : error !== null ? (
-        <Failure error={error} retry={() => void refetch()} />
       ) : (
-        <Loading />
+        <Waiting error={error} refetch={refetch} />
       )}
     </Page>
   );

@@ -7,7 +7,7 @@ import { useTranslation } from "react-i18next";
 
 import { job as jobQuery, log } from "../api/queries";
 import type { Job as JobView, PoolEvent } from "../api/types";
-import { Failure, Loading } from "../components/Feedback";
+import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
 import { dateAndTime } from "../format";
@@ -31,7 +31,9 @@ export function Job() {
   const { data: job, error, refetch } = useQuery(jobQuery(jobId));
   if (job === undefined) {
     return (
-      <Page title={jobId}>{error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />}</Page>
+      <Page title={jobId}>
+        <Waiting error={error} refetch={refetch} />
+      </Page>
     );
   }
   return (

@@ -5,7 +5,7 @@ import { keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
-import { jobs } from "../api/queries";
+import { jobs, type JobFilter } from "../api/queries";
 import { JOB_KINDS, JOB_STATES, type Job, type JobKind } from "../api/types";
 import { Empty, Failure, Loading, sentence } from "../components/Feedback";
 import { AnchorLink, ButtonLink } from "../components/links";
@@ -14,7 +14,6 @@ import { StateBadge } from "../components/StateBadge";
 import { ago, count, loss, si } from "../format";
 import { useNow } from "../useNow";
 import { progressOf, shareOf, speedUnit } from "./job/eta";
-import type { JobsSearch } from "./job/search";
 import classes from "./Jobs.module.css";
 
 const route = getRouteApi("/jobs");
@@ -54,10 +53,10 @@ export function Jobs() {
   );
 }
 
-function Filter({ search }: { search: JobsSearch }) {
+function Filter({ search }: { search: JobFilter }) {
   const { t } = useTranslation();
   const navigate = route.useNavigate();
-  const change = (next: Partial<JobsSearch>) => void navigate({ search: (old) => ({ ...old, ...next }), replace: true });
+  const change = (next: Partial<JobFilter>) => void navigate({ search: (old) => ({ ...old, ...next }), replace: true });
   const find = useDebouncedCallback((name: string) => change({ name: name.trim() || undefined }), TYPING_MS);
   return (
     <Group justify="space-between" align="center" gap="sm">

@@ -5,9 +5,9 @@ import { getRouteApi } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
 import { machine as machineQuery, machineWork } from "../api/queries";
-import type { Machine as MachineView } from "../api/types";
+import { isGone, type Machine as MachineView } from "../api/types";
 import { Ago } from "../components/Ago";
-import { Failure, Loading, sentence } from "../components/Feedback";
+import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { AnchorLink } from "../components/links";
 import { Page, Section } from "../components/Page";
@@ -21,7 +21,7 @@ import classes from "./machine/Machine.module.css";
 import { Devices, MeasuredLinks } from "./machine/Measurements";
 import { SendAway } from "./machine/SendAway";
 import { Spells } from "./machine/Spells";
-import { flopsPerS, isGone, lentBytes } from "./machine";
+import { flopsPerS, lentBytes } from "./machine";
 
 const route = getRouteApi("/machines/$machineId");
 
@@ -31,11 +31,13 @@ export function Machine() {
   const { data: machine, error, refetch, dataUpdatedAt } = useQuery(machineQuery(machineId));
   if (machine === undefined) {
     return (
-      <Page title={machineId}>{error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />}</Page>
+      <Page title={machineId}>
+        <Waiting error={error} refetch={refetch} />
+      </Page>
     );
   }
   return (
-    <Page title={machine.name} beside={<StateBadge state={machine.state} />} actions={<SendAway machine={machine} />}>
+    <Page title={machine.name} beside={<StateBadge state={machine.state} />} actions={<Leave machine={machine} />}>
       <AnchorLink to="/" size="sm">
         {t("Back to the pool")}
       </AnchorLink>
@@ -71,6 +73,18 @@ export function Machine() {
 }
 
 /** Signs of life are no events, so this says as of when it is true. */
+function Leave({ machine }: { machine: MachineView }) {
+  const { t } = useTranslation();
+  if (isGone(machine) || machine.sent_away_at !== null) return null;
+  return (
+    <SendAway machine={machine}>
+      {machine.held == null
+        ? t("It leaves at once, and can come back only with a new invite.")
+        : t("It hands over what it holds, then leaves, and can come back only with a new invite.")}
+    </SendAway>
+  );
+}
+
 function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number }) {
   const { t } = useTranslation();
   return (

@@ -4,7 +4,7 @@ import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { contributors, status } from "../api/queries";
-import { Failure, Loading } from "../components/Feedback";
+import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/Page";
 import { Alerts } from "./operations/Alerts";
 import { Deployments } from "./operations/Deployments";
@@ -52,7 +52,7 @@ interface PartProps<T> {
 function Part<T>({ title, query: { data, error, refetch }, children }: PartProps<T>) {
   return (
     <Section title={title}>
-      {data !== undefined ? children(data) : error !== null ? <Failure error={error} retry={() => void refetch()} /> : <Loading lines={2} />}
+      {data !== undefined ? children(data) : <Waiting error={error} refetch={refetch} lines={2} />}
     </Section>
   );
 }

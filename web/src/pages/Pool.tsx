@@ -6,13 +6,13 @@ import { useDeferredValue, useMemo, useRef } from "react";
 import { useTranslation } from "react-i18next";
 
 import { pool as poolQuery } from "../api/queries";
-import type { PoolView } from "../api/types";
-import { Empty, Failure, Loading } from "../components/Feedback";
+import { isGone, type PoolView } from "../api/types";
+import { Empty, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
 import { Page } from "../components/Page";
 import { bytes, count, si } from "../format";
-import { found, groupsOf, isGone, reused, sumsOf, type MachineGroup } from "../pool/groups";
+import { found, groupsOf, reused, sumsOf, type MachineGroup } from "../pool/groups";
 import { MachineTable } from "../pool/MachineTable";
 import { PoolMap } from "../pool/PoolMap";
 import { poolSearch, type PoolSearch } from "../pool/search";
@@ -39,10 +39,8 @@ export function Pool() {
         ) : (
           <Machines pool={data} />
         )
-      ) : error !== null ? (
-        <Failure error={error} retry={() => void refetch()} />
       ) : (
-        <Loading />
+        <Waiting error={error} refetch={refetch} />
       )}
     </Page>
   );

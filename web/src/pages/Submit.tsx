@@ -9,7 +9,7 @@ import { Trans, useTranslation } from "react-i18next";
 
 import { ApiProblem } from "../api/problem";
 import { job, jobSchema, uploads } from "../api/queries";
-import { deploy, submitJob } from "../api/submit";
+import { deployYaml, submitJob } from "../api/submit";
 import { Failure, Loading } from "../components/Feedback";
 import { Page } from "../components/Page";
 import { Draft } from "./submit/draft";
@@ -71,14 +71,15 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   const idempotencyKey = useMemo(() => randomKey(), [text]);
   const sending = useMutation({
     mutationFn: async () =>
-      kind === "serve" ? { ...(await deploy(text)), isServed: true } : { ...(await submitJob(text, idempotencyKey)), isServed: false },
-    onSuccess: ({ id, isServed }) =>
-      isServed ? navigate({ href: "/deployments" }) : navigate({ to: "/jobs/$jobId", params: { jobId: id } }),
+      kind === "serve" ? { ...(await deployYaml(text)), isServed: true } : { ...(await submitJob(text, idempotencyKey)), isServed: false },
+    onSuccess: ({ id, name, isServed }) =>
+      isServed ? navigate({ to: "/deployments/$name", params: { name } }) : navigate({ to: "/jobs/$jobId", params: { jobId: id } }),
   });
   const isOwn = text !== first;
   const refused = sending.error instanceof ApiProblem ? sending.error.fields : [];
   // What an example lacks is not held against anybody before they touch it.
   const problems = refused.length > 0 ? refused : isOwn || from !== undefined ? checked.problems : [];
+  const mend = refused.length > 0 && sending.error instanceof ApiProblem ? sending.error.mend : checked.mend;
   const change = (next: string) => {
     setText(next);
     sending.reset();
@@ -145,7 +146,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
           {sendingFiles > 0
             ? t("Files are on their way to the server.")
             : problems.length > 0
-              ? t("{{count}} problems", { count: problems.length })
+              ? [t("{{count}} problems", { count: problems.length }), mend].filter(Boolean).join(": ")
               : checked.isGood
                 ? t("The server would take it as it stands.")
                 : ""}

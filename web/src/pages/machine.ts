@@ -1,10 +1,6 @@
 /** What a contributor's measurements come to. */
 import type { Contributor } from "../api/types";
 
-export function isGone(machine: Contributor): boolean {
-  return machine.state === "left" || machine.state === "lost";
-}
-
 /** Measured float32 speed of all its devices together. */
 export function flopsPerS(machine: Contributor): number {
   return (machine.capacity ?? []).reduce((sum, device) => sum + (device.flops_per_s?.float32 ?? 0), 0);

@@ -2,6 +2,7 @@ import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
+import { MachineLink } from "../components/MachineLink";
 import classes from "./Placement.module.css";
 
 /** Machines that the plan gives nothing, and why. */
@@ -17,9 +18,7 @@ export function Idle({ machines }: { machines: Plan["idle"] }) {
         {machines.map((machine) => (
           <li key={machine.contributor_id}>
             <Text size="sm" c="dimmed">
-              <Text component="b" inherit c="var(--sc-ink)" fw={500}>
-                {machine.name}
-              </Text>
+              <MachineLink id={machine.contributor_id} name={machine.name} fw={500} underline="always" />
               : {machine.reason}
             </Text>
           </li>

@@ -2,6 +2,7 @@ import { Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
+import { MachineLink } from "../components/MachineLink";
 import { Twin } from "../components/Twin";
 import { bytes, count } from "../format";
 import { layerRange, ranges } from "./layout";
@@ -27,9 +28,7 @@ export function MemberTable({ plan }: { plan: Plan }) {
             pool.members.map((member) => (
               <Table.Tr key={member.contributor_id}>
                 <Table.Td data-label={t("Machine")}>
-                  <Text size="sm" fw={600}>
-                    {member.name}
-                  </Text>
+                  <MachineLink id={member.contributor_id} name={member.name} fw={600} />
                 </Table.Td>
                 <Table.Td data-label={t("Shard")}>
                   <Text size="sm">

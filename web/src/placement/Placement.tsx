@@ -1,7 +1,7 @@
 /** The placement picture: a model's layers as one bar, cut into shards, lying on the machines that hold them. */
 import { Group, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
 import type { TFunction } from "i18next";
-import { useId, useState } from "react";
+import { memo, useId, useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
@@ -25,7 +25,7 @@ interface Props {
   farewells?: ReadonlyMap<string, Farewell>;
 }
 
-export function Placement({ plan, farewells }: Props) {
+export const Placement = memo(function Placement({ plan, farewells }: Props) {
   const { t } = useTranslation();
   const [size, setSize] = useState<Size>("layers");
   const [lit, setLit] = useState<string | null>(null);
@@ -133,7 +133,7 @@ export function Placement({ plan, farewells }: Props) {
       <Idle machines={plan.idle} />
     </figure>
   );
-}
+});
 
 function farewellOf(farewell: Farewell | undefined, t: TFunction): string {
   if (farewell === undefined) return t("gone");

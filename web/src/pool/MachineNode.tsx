@@ -3,8 +3,7 @@ import { Link } from "@tanstack/react-router";
 import { memo } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { Glance } from "../api/types";
-import { isGone } from "./groups";
+import { isGone, type Glance } from "../api/types";
 import classes from "./PoolMap.module.css";
 import { describe, workWords } from "./words";
 

@@ -4,13 +4,13 @@ import { useNavigate } from "@tanstack/react-router";
 import { memo, useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { Glance, Held } from "../api/types";
+import { isGone, type Glance, type Held } from "../api/types";
 import { Ago } from "../components/Ago";
 import { Empty } from "../components/Feedback";
+import { MachineLink } from "../components/MachineLink";
 import { AnchorLink } from "../components/links";
 import { StateBadge } from "../components/StateBadge";
 import { count } from "../format";
-import { isGone } from "./groups";
 import { qualityOf } from "./layout";
 import classes from "./MachineTable.module.css";
 import { poolSearch, type PoolSearch, type Sort } from "./search";
@@ -135,9 +135,7 @@ const Row = memo(function Row({ machine, island }: { machine: Glance; island: nu
   return (
     <Table.Tr>
       <Table.Td data-label={t("Machine")}>
-        <AnchorLink to="/machines/$machineId" params={{ machineId: machine.id }} preload={false} size="sm" fw={600}>
-          {machine.name}
-        </AnchorLink>
+        <MachineLink id={machine.id} name={machine.name} fw={600} />
         <Text size="xs" c="dimmed" maw={260} truncate title={machine.device ?? machine.host}>
           {[machine.owner, machine.device ?? machine.host].filter(Boolean).join(" · ")}
         </Text>
@@ -204,16 +202,18 @@ function WorkCell({ machine }: { machine: Glance }) {
 /** The job or the deployment, with the way to its page. */
 export function Holder({ held, isInText = false }: { held: Pick<Held, "job_id" | "deployment_id" | "name">; isInText?: boolean }) {
   const { job_id: job, deployment_id: deployment, name } = held;
+  const look = { preload: false, size: "sm", display: "inline-block", underline: isInText ? "always" : "hover" } as const;
   if (job != null) {
     return (
-      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} preload={false} size="sm" display="inline-block" underline={isInText ? "always" : "hover"}>
+      <AnchorLink to="/jobs/$jobId" params={{ jobId: job }} {...look}>
         {name || job}
       </AnchorLink>
     );
   }
+  if (deployment == null) return name;
   return (
-    <Text component="span" size="sm">
+    <AnchorLink to="/deployments/$name" params={{ name: deployment }} {...look}>
       {name || deployment}
-    </Text>
+    </AnchorLink>
   );
 }

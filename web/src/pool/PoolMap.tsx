@@ -14,7 +14,7 @@ import { Legend } from "./Legend";
 import { MachineNode } from "./MachineNode";
 import classes from "./PoolMap.module.css";
 import { poolSearch } from "./search";
-import { useWidth } from "./useWidth";
+import { useWidth } from "../components/useWidth";
 import { groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above so many machines, islands are drawn as bubbles that can be opened. */
@@ -47,7 +47,7 @@ interface Drawn {
 
 export function PoolMap({ pool, groups, places, numbers, open }: Props) {
   const { t } = useTranslation();
-  const { ref, width } = useWidth();
+  const { ref, width } = useWidth<HTMLDivElement>();
   const [lit, setLit] = useState<string | null>(null);
   const light = useCallback((id: string | null) => setLit(id), []);
   const opened = groups.find((group) => group.id === open);

@@ -1,5 +1,5 @@
 /** Machines of the pool by island, with those that stand in none: who arrives, and who is gone. */
-import type { Glance, Island, PoolView } from "../api/types";
+import { isGone, type Glance, type Island, type PoolView } from "../api/types";
 
 export type GroupKind = "island" | "arriving" | "gone";
 
@@ -10,10 +10,6 @@ export interface MachineGroup {
   machines: Glance[];
   /** What was measured inside; absent for those that are no island. */
   island?: Island;
-}
-
-export function isGone(machine: Pick<Glance, "state">): boolean {
-  return machine.state === "left" || machine.state === "lost";
 }
 
 /** Islands in the order of the server, then those that arrive, then those that are gone. */

@@ -44,7 +44,7 @@ export function speedWords(machine: Pick<Glance, "flops_per_s">): string {
 /** What a machine does, in a word or a name. */
 export function workWords(t: TFunction, machine: Pick<Glance, "held" | "state">): string {
   if (machine.held !== null) return machine.held.name || (machine.held.job_id ?? machine.held.deployment_id ?? "");
-  return machine.state === "ready" ? t("free") : machine.state;
+  return machine.state === "ready" ? t("free") : t(machine.state);
 }
 
 export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind">, number: number): string {
@@ -58,8 +58,8 @@ export function describe(t: TFunction, machine: Glance): string {
   return [
     machine.name,
     machine.owner,
-    machine.state,
-    workWords(t, machine) === machine.state ? null : workWords(t, machine),
+    t(machine.state),
+    machine.held === null && machine.state !== "ready" ? null : workWords(t, machine),
     part,
     machine.kind === null ? null : speedWords(machine),
     memoryWords(t, machine),

@@ -7,6 +7,7 @@ import { useTranslation } from "react-i18next";
 import { api, body } from "../../api/client";
 import { deployment as deploymentQuery } from "../../api/queries";
 import type { Deployment } from "../../api/types";
+import { ConfirmButton } from "../../components/ConfirmButton";
 import { Failure } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 
@@ -14,7 +15,7 @@ import { ButtonLink } from "../../components/links";
 export function Actions({ deployment }: { deployment: Deployment }) {
   const { t } = useTranslation();
   const [scales, scaling] = useDisclosure(false);
-  const [asks, question] = useDisclosure(false);
+  const takeIn = useTakeIn(deployment);
   return (
     <>
       <ButtonLink to="/playground" search={{ with: deployment.name }}>
@@ -23,14 +24,19 @@ export function Actions({ deployment }: { deployment: Deployment }) {
       <Button variant="default" onClick={scaling.open}>
         {t("Scale")}
       </Button>
-      <Button variant="default" onClick={question.open}>
-        {t("Take down")}
-      </Button>
-      <Modal opened={scales} onClose={scaling.close} title={t("Scale {{name}}", { name: deployment.name })} centered>
+      <ConfirmButton
+        action={t("Take down")}
+        question={t("Take {{name}} down?", { name: deployment.name })}
+        onConfirm={async () =>
+          takeIn(
+            await body(api.DELETE("/api/v1/deployments/{deployment}", { params: { path: { deployment: deployment.id } } })),
+          )
+        }
+      >
+        {t("Requests that it is answering end with an error. Its machines and its name are free at once; the model's files stay.")}
+      </ConfirmButton>
+      <Modal opened={scales} onClose={scaling.close} title={t("Scale {{name}}", { name: deployment.name })} centered closeButtonProps={{ "aria-label": t("Close") }}>
         <Scale deployment={deployment} close={scaling.close} />
-      </Modal>
-      <Modal opened={asks} onClose={question.close} title={t("Take {{name}} down?", { name: deployment.name })} centered>
-        <TakeDown deployment={deployment} close={question.close} />
       </Modal>
     </>
   );
@@ -41,12 +47,9 @@ interface Props {
   close: () => void;
 }
 
-function useTakeIn(deployment: Deployment, close: () => void) {
+function useTakeIn(deployment: Deployment) {
   const client = useQueryClient();
-  return (changed: Deployment) => {
-    client.setQueryData(deploymentQuery(deployment.name).queryKey, changed);
-    close();
-  };
+  return (changed: Deployment) => client.setQueryData(deploymentQuery(deployment.name).queryKey, changed);
 }
 
 function Scale({ deployment, close }: Props) {
@@ -54,6 +57,7 @@ function Scale({ deployment, close }: Props) {
   const before = deployment.spec.replicas;
   const [min, setMin] = useState(String(before.min));
   const [max, setMax] = useState(String(before.max));
+  const takeIn = useTakeIn(deployment);
   const changing = useMutation({
     mutationFn: () =>
       body(
@@ -63,7 +67,10 @@ function Scale({ deployment, close }: Props) {
           body: { replicas: `${Number(min)}..${Number(max)}` },
         }),
       ),
-    onSuccess: useTakeIn(deployment, close),
+    onSuccess: (changed) => {
+      takeIn(changed);
+      close();
+    },
   });
   const submit = (event: FormEvent) => {
     event.preventDefault();
@@ -103,30 +110,5 @@ function Scale({ deployment, close }: Props) {
         </Group>
       </Stack>
     </form>
-  );
-}
-
-function TakeDown({ deployment, close }: Props) {
-  const { t } = useTranslation();
-  const stopping = useMutation({
-    mutationFn: () =>
-      body(api.DELETE("/api/v1/deployments/{deployment}", { params: { path: { deployment: deployment.id } } })),
-    onSuccess: useTakeIn(deployment, close),
-  });
-  return (
-    <Stack>
-      <Text size="sm">
-        {t("Requests that it is answering end with an error. Its machines and its name are free at once; the model's files stay.")}
-      </Text>
-      {stopping.error !== null && <Failure error={stopping.error} />}
-      <Group justify="end">
-        <Button variant="default" onClick={close} data-autofocus>
-          {t("Keep it")}
-        </Button>
-        <Button color="red" loading={stopping.isPending} onClick={() => stopping.mutate()}>
-          {t("Take down")}
-        </Button>
-      </Group>
-    </Stack>
   );
 }

@@ -5,7 +5,7 @@ import { useNavigate } from "@tanstack/react-router";
 import { useState, type FormEvent } from "react";
 import { useTranslation } from "react-i18next";
 
-import { deploy, type WantedDeployment } from "../../api/deploy";
+import { deploy, type WantedDeployment } from "../../api/submit";
 import { ApiProblem } from "../../api/problem";
 import { deployment as deploymentQuery, jobs } from "../../api/queries";
 import { Failure, sentence } from "../../components/Feedback";

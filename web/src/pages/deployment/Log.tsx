@@ -1,18 +1,18 @@
 import { useQuery } from "@tanstack/react-query";
-import { Fragment } from "react";
+import { Fragment, memo } from "react";
 import { useTranslation } from "react-i18next";
 
 import { deploymentLog } from "../../api/queries";
-import { Failure, Loading } from "../../components/Feedback";
+import { Waiting } from "../../components/Feedback";
 import { clock, dateAndTime } from "../../format";
 import classes from "../job/Log.module.css";
 import { toneOf, wordsFor } from "./words";
 
 /** What happened to a deployment, newest first. */
-export function Log({ deploymentId }: { deploymentId: string }) {
+export const Log = memo(function Log({ deploymentId }: { deploymentId: string }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(deploymentLog(deploymentId));
-  if (data === undefined) return error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />;
+  if (data === undefined) return <Waiting error={error} refetch={refetch} />;
   return (
     <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("What happened")}>
       <dl className={classes.log}>
@@ -25,4 +25,4 @@ export function Log({ deploymentId }: { deploymentId: string }) {
       </dl>
     </div>
   );
-}
+});

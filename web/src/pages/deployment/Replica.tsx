@@ -4,6 +4,7 @@ import { useTranslation } from "react-i18next";
 
 import type { ReplicaStatus } from "../../api/types";
 import { sentence } from "../../components/Feedback";
+import { MachineLink } from "../../components/MachineLink";
 import { StateBadge } from "../../components/StateBadge";
 import { bytes, count, difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
@@ -148,7 +149,9 @@ function Pools({ status }: { status: ReplicaStatus }) {
         <Table.Tbody>
           {status.pools.map((pool) => (
             <Table.Tr key={pool.contributor_id}>
-              <Table.Td data-label={t("Machine")}>{pool.name}</Table.Td>
+              <Table.Td data-label={t("Machine")}>
+                <MachineLink id={pool.contributor_id} name={pool.name} />
+              </Table.Td>
               <Table.Td data-label={t("Layers")}>{layerRange(pool)}</Table.Td>
               <Table.Td data-label={t("Health")}>
                 <span className={classes.health} data-alive={pool.is_alive}>

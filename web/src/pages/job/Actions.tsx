@@ -1,11 +1,11 @@
-import { Button, Group, Modal, Stack, Text } from "@mantine/core";
-import { useDisclosure } from "@mantine/hooks";
+import { Button, Group } from "@mantine/core";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { job as jobQuery } from "../../api/queries";
 import type { Job } from "../../api/types";
+import { ConfirmButton } from "../../components/ConfirmButton";
 import { ButtonLink } from "../../components/links";
 import { Failure } from "../../components/Feedback";
 
@@ -13,19 +13,11 @@ import { Failure } from "../../components/Feedback";
 export function Actions({ job }: { job: Job }) {
   const { t } = useTranslation();
   const client = useQueryClient();
-  const [asks, question] = useDisclosure(false);
   const params = { path: { job_id: job.id } };
-  const onSuccess = (changed: Job) => client.setQueryData(jobQuery(job.id).queryKey, changed);
-  const cancel = useMutation({
-    mutationFn: () => body(api.POST("/api/v1/jobs/{job_id}/cancel", { params })),
-    onSuccess: (changed) => {
-      question.close();
-      onSuccess(changed);
-    },
-  });
+  const takeIn = (changed: Job) => client.setQueryData(jobQuery(job.id).queryKey, changed);
   const resume = useMutation({
     mutationFn: () => body(api.POST("/api/v1/jobs/{job_id}/resume", { params })),
-    onSuccess,
+    onSuccess: takeIn,
   });
   const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
   const canResume = job.state === "failed" || job.state === "cancelled";
@@ -38,32 +30,21 @@ export function Actions({ job }: { job: Job }) {
         </Button>
       )}
       {isOpen && (
-        <Button variant="default" onClick={question.open} disabled={job.cancel_requested_at !== null}>
-          {job.cancel_requested_at === null ? t("Cancel job") : t("Cancelling")}
-        </Button>
+        <ConfirmButton
+          action={t("Cancel job")}
+          pending={job.cancel_requested_at === null ? undefined : t("Cancelling")}
+          question={t("Cancel {{name}}?", { name: job.name })}
+          onConfirm={async () => takeIn(await body(api.POST("/api/v1/jobs/{job_id}/cancel", { params })))}
+        >
+          {t("It stops after what it is at, and its machines are free again.")}{" "}
+          {job.checkpoint_step === null
+            ? t("It can be started again.")
+            : t("It can be resumed from step {{step}}.", { step: job.checkpoint_step })}
+        </ConfirmButton>
       )}
       <ButtonLink variant="default" to="/submit" search={{ from: job.id }}>
         {t("Clone")}
       </ButtonLink>
-      <Modal opened={asks} onClose={question.close} title={t("Cancel {{name}}?", { name: job.name })} centered>
-        <Stack>
-          <Text size="sm">
-            {t("It stops after what it is at, and its machines are free again.")}{" "}
-            {job.checkpoint_step === null
-              ? t("It can be started again.")
-              : t("It can be resumed from step {{step}}.", { step: job.checkpoint_step })}
-          </Text>
-          {cancel.error !== null && <Failure error={cancel.error} />}
-          <Group justify="end">
-            <Button variant="default" onClick={question.close} data-autofocus>
-              {t("Keep it")}
-            </Button>
-            <Button color="red" loading={cancel.isPending} onClick={() => cancel.mutate()}>
-              {t("Cancel job")}
-            </Button>
-          </Group>
-        </Stack>
-      </Modal>
     </Group>
   );
 }

@@ -1,10 +1,10 @@
 import { Button, Group, Stack, Text } from "@mantine/core";
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
 import { artifact, artifacts } from "../../api/queries";
 import type { Artifact, Job } from "../../api/types";
-import { Failure, Loading } from "../../components/Feedback";
+import { Failure, Waiting } from "../../components/Feedback";
 import { bytes } from "../../format";
 import classes from "./Artifacts.module.css";
 import { download } from "./download";
@@ -13,7 +13,7 @@ import { download } from "./download";
 export function Artifacts({ job }: { job: Job }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(artifacts(job.id));
-  if (data === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
+  if (data === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
   if (data.length === 0) {
     return <Text size="sm" c="dimmed">{job.state === "running" ? t("Written when all is done.") : t("There is none.")}</Text>;
   }
@@ -56,7 +56,6 @@ interface FileProps {
 
 function File({ jobId, artifactName, path, sizeBytes }: FileProps) {
   const { t } = useTranslation();
-  const fetching = useMutation({ mutationFn: () => download(jobId, artifactName, path) });
   return (
     <li className={classes.file}>
       <Text size="sm" ff="monospace" className={classes.path}>
@@ -68,13 +67,11 @@ function File({ jobId, artifactName, path, sizeBytes }: FileProps) {
       <Button
         size="compact-sm"
         variant="default"
-        loading={fetching.isPending}
-        onClick={() => fetching.mutate()}
+        onClick={() => download(jobId, artifactName, path)}
         aria-label={t("Download {{path}}", { path })}
       >
         {t("Download")}
       </Button>
-      {fetching.error !== null && <Failure error={fetching.error} />}
     </li>
   );
 }

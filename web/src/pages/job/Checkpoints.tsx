@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 import { api, body } from "../../api/client";
 import { artifacts, checkpoints } from "../../api/queries";
 import type { Checkpoint, Job } from "../../api/types";
-import { Failure, Loading } from "../../components/Feedback";
+import { Failure, Waiting } from "../../components/Feedback";
 import { bytes, count, dateAndTime } from "../../format";
 import classes from "./Artifacts.module.css";
 
@@ -14,7 +14,7 @@ export function Checkpoints({ job }: { job: Job }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(checkpoints(job.id));
   const made = useQuery(artifacts(job.id)).data?.map((one) => one.name) ?? [];
-  if (data === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
+  if (data === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
   if (data.length === 0) {
     return (
       <Text size="sm" c="dimmed">

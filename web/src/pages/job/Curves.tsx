@@ -7,7 +7,7 @@ import { useTranslation } from "react-i18next";
 import { job as jobQuery, metrics, metricsBetween, MOST_POINTS } from "../../api/queries";
 import type { Job } from "../../api/types";
 import { CurveChart, type Zoom } from "../../components/CurveChart";
-import { Failure, Loading } from "../../components/Feedback";
+import { Failure, Waiting } from "../../components/Feedback";
 import { Compare, NAME_OF_FIGURE } from "./Compare";
 import classes from "./Curves.module.css";
 import { curvesOf, figuresIn, summarize, together, WRITTEN, type Run } from "./curves";
@@ -35,7 +35,7 @@ export function Curves({ job }: { job: Job }) {
   const figures = useMemo(() => figuresIn(own.data ?? []), [own.data]);
 
   if (own.data === undefined) {
-    return own.error === null ? <Loading lines={6} /> : <Failure error={own.error} retry={() => void own.refetch()} />;
+    return <Waiting error={own.error} refetch={own.refetch} lines={6} />;
   }
   if (own.data.length === 0) {
     return (

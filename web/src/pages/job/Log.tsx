@@ -6,7 +6,7 @@ import { useTranslation } from "react-i18next";
 
 import { log } from "../../api/queries";
 import type { PoolEvent } from "../../api/types";
-import { Failure, Loading } from "../../components/Feedback";
+import { Waiting } from "../../components/Feedback";
 import { clock, count, dateAndTime } from "../../format";
 import classes from "./Log.module.css";
 import { EVENT_GROUPS, type EventGroup } from "./search";
@@ -27,7 +27,7 @@ const GROUPS: Record<EventGroup, string> = {
 };
 
 /** What happened, in order, following the end; the steps are in the curves. */
-export function Log({ jobId }: { jobId: string }) {
+export const Log = memo(function Log({ jobId }: { jobId: string }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(log(jobId));
   const { events: group } = useSearch({ from: "/jobs/$jobId" });
@@ -38,7 +38,7 @@ export function Log({ jobId }: { jobId: string }) {
   const shown = wanted.slice(-rows);
   const scroll = useFollowing(shown, follows, setFollows);
 
-  if (data === undefined) return error === null ? <Loading /> : <Failure error={error} retry={() => void refetch()} />;
+  if (data === undefined) return <Waiting error={error} refetch={refetch} />;
   return (
     <div>
       <Group justify="space-between" align="end" mb="xs">
@@ -78,7 +78,7 @@ export function Log({ jobId }: { jobId: string }) {
       )}
     </div>
   );
-}
+});
 
 const Line = memo(function Line({ event }: { event: PoolEvent }) {
   return (

@@ -6,6 +6,7 @@ import { useTranslation } from "react-i18next";
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
+import { MachineLink } from "../../components/MachineLink";
 import { Twin } from "../../components/Twin";
 import { difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
@@ -48,7 +49,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
         </Text>
       )}
       {job.proposal != null && (
-        <Alert title={t("A better plan is on its way")} color="lagoon" className="notice">
+        <Alert title={t("A better plan is on its way")} color="lagoon">
           <Text size="sm">{sentence(job.proposal.sentence)}</Text>
           <Text size="sm" c="dimmed">
             {t("It saves {{gain}} over the steps that are left; moving costs {{cost}}.", {
@@ -87,7 +88,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
             return pool.members.map((member, seat) => (
               <Table.Tr key={member.contributor_id}>
                 <Table.Td data-label={t("Machine")}>
-                  <span>{member.name}</span>
+                  <MachineLink id={member.contributor_id} name={member.name} />
                 </Table.Td>
                 <Table.Td data-label={t("Shard")}>
                   <span>

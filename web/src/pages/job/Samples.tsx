@@ -31,7 +31,7 @@ export function Samples({ jobId }: { jobId: string }) {
         <ol className={classes.samples}>
           {shown.map(({ step, prompt, text }) => (
             <li key={`${step} ${prompt}`} className={classes.sample}>
-              <Text size="xs" c="dimmed" className={classes.step}>
+              <Text size="xs" c="dimmed">
                 {t("step {{step}}", { step: count(step) })}
               </Text>
               <Text size="sm" className={classes.text}>

@@ -7,7 +7,7 @@ import { useTranslation } from "react-i18next";
 
 import { timeline as timelineQuery } from "../../api/queries";
 import type { Job, Plan, PlanTimeline, TimelineCell } from "../../api/types";
-import { Failure, Loading } from "../../components/Feedback";
+import { Waiting } from "../../components/Feedback";
 import { Twin } from "../../components/Twin";
 import { useWidth } from "../../components/useWidth";
 import { count, difference, stepTime } from "../../format";
@@ -32,10 +32,8 @@ export function Timeline({ job, plan }: { job: Job; plan: Plan }) {
         <Laid job={job} plan={plan} timeline={data} />
       ) : !wasSeen ? (
         <div className={classes.unseen} />
-      ) : error === null ? (
-        <Loading lines={3} />
       ) : (
-        <Failure error={error} retry={() => void refetch()} />
+        <Waiting error={error} refetch={refetch} lines={3} />
       )}
       {data?.step_s == null && data !== undefined && (
         <Text size="sm" c="dimmed">

@@ -77,6 +77,7 @@ export function smoothed(values: readonly (number | null)[], weight: number): (n
 
 /** What is known of all steps, and in a stretch of them all that was told of it alone. */
 export function together(all: readonly Metric[], stretch: readonly Metric[]): Metric[] {
+  if (stretch.length === 0) return [...all];
   const name = (metric: Metric) => `${metric.split} ${metric.step}`;
   const known = new Set(all.map(name));
   return [...all, ...stretch.filter((metric) => !known.has(name(metric)))].sort((a, b) => a.step - b.step);

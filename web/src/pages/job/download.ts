@@ -1,12 +1,12 @@
 /** Files of artifacts, at addresses that the browser downloads by itself: it sends the session's cookie. */
 
-export function fileAddress(jobId: string, artifactName: string, path: string): string {
+function fileAddress(jobId: string, artifactName: string, path: string): string {
   const address = ["/api/v1/jobs", encodeURIComponent(jobId), "artifacts", encodeURIComponent(artifactName), "files"];
   return `${address.join("/")}/${path.split("/").map(encodeURIComponent).join("/")}`;
 }
 
 /** Have the browser download one file of an artifact: to disk as it arrives, with its own progress and resume. */
-export async function download(jobId: string, artifactName: string, path: string): Promise<void> {
+export function download(jobId: string, artifactName: string, path: string): void {
   const link = document.createElement("a");
   link.href = fileAddress(jobId, artifactName, path);
   link.download = path.split("/").at(-1) ?? path;

@@ -1,14 +1,8 @@
 /** What the addresses of the job pages carry, so that a link shows what its sender saw. */
-import { JOB_KINDS, JOB_STATES, type JobKind, type JobState } from "../../api/types";
+import type { JobFilter } from "../../api/queries";
+import { JOB_KINDS, JOB_STATES } from "../../api/types";
 
-export interface JobsSearch {
-  state?: JobState | undefined;
-  kind?: JobKind | undefined;
-  /** Part of the name. */
-  name?: string | undefined;
-}
-
-export function jobsSearch(search: Record<string, unknown>): JobsSearch {
+export function jobsSearch(search: Record<string, unknown>): JobFilter {
   const state = JOB_STATES.find((known) => known === search.state);
   const kind = JOB_KINDS.find((known) => known === search.kind);
   // A name of digits alone is read as a number.

@@ -7,8 +7,8 @@ import { useTranslation } from "react-i18next";
 
 import { machineBusy, machineWork } from "../../api/queries";
 import type { Machine } from "../../api/types";
-import { Failure, Loading } from "../../components/Feedback";
-import { clock, dateAndTime } from "../../format";
+import { Waiting } from "../../components/Feedback";
+import { clock, dayOfMonth, hourAndMinute } from "../../format";
 import { lines, ticks } from "./chart";
 import classes from "./Machine.module.css";
 import { HOURS, machineSearch } from "./search";
@@ -43,11 +43,7 @@ export function Busy({ machine }: { machine: Machine }) {
         w="fit-content"
       />
       {measured === undefined ? (
-        error === null ? (
-          <Loading lines={2} />
-        ) : (
-          <Failure error={error} retry={() => void refetch()} />
-        )
+        <Waiting error={error} refetch={refetch} lines={2} />
       ) : measured.length === 0 ? (
         <Text size="sm" c="dimmed">
           {t("Nothing was measured in this time: that begins some steps after a job does.")}
@@ -91,7 +87,7 @@ export function Busy({ machine }: { machine: Machine }) {
               ))}
               {ticks(begin, end, width < 500 ? 3 : 6).map((moment) => (
                 <text key={moment} className={classes.label} x={x(new Date(moment).toISOString())} y={HEIGHT - 5} textAnchor="middle">
-                  {hours > 24 ? dateAndTime(new Date(moment).toISOString()).slice(0, 6) : clock(new Date(moment).toISOString()).slice(0, 5)}
+                  {hours > 24 ? dayOfMonth(moment) : hourAndMinute(moment)}
                 </text>
               ))}
             </svg>

@@ -8,9 +8,9 @@ import { useTranslation } from "react-i18next";
 import { heldBy } from "../../api/poolEvents";
 import { machineHistory } from "../../api/queries";
 import type { ContributorState, PoolEvent } from "../../api/types";
-import { Failure, Loading, sentence } from "../../components/Feedback";
+import { sentence, Waiting } from "../../components/Feedback";
 import { StateBadge } from "../../components/StateBadge";
-import { clock, count, dateAndTime } from "../../format";
+import { count, dateAndClock, dateAndTime } from "../../format";
 import { Holder } from "../../pool/MachineTable";
 import { partWords } from "../../pool/words";
 import classes from "./Machine.module.css";
@@ -21,7 +21,7 @@ export function History({ machineId }: { machineId: string }) {
   const { t } = useTranslation();
   const { data: events, error, refetch } = useQuery(machineHistory(machineId));
   const [most, setMost] = useState(AT_ONCE);
-  if (events === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
+  if (events === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
   const shown = events.slice(-most).reverse();
   return (
     <>
@@ -29,7 +29,7 @@ export function History({ machineId }: { machineId: string }) {
         {shown.map((event) => (
           <li key={event.seq} className={classes.event}>
             <Text size="xs" c="dimmed" component="time" dateTime={event.at} title={dateAndTime(event.at)}>
-              {dateAndTime(event.at).replace(/,? \d\d:\d\d$/, "")}, {clock(event.at)}
+              {dateAndClock(event.at)}
             </Text>
             <Story t={t} event={event} />
           </li>

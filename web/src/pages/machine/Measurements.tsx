@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import { pool } from "../../api/queries";
 import type { Machine } from "../../api/types";
-import { AnchorLink } from "../../components/links";
+import { MachineLink } from "../../components/MachineLink";
 import { bytes, latency, si } from "../../format";
 import { qualityOf } from "../../pool/layout";
 import { qualityWords } from "../../pool/words";
@@ -97,9 +97,7 @@ export function MeasuredLinks({ machine }: { machine: Machine }) {
                   {other === "head" ? (
                     <Text size="sm">{t("the server")}</Text>
                   ) : (
-                    <AnchorLink to="/machines/$machineId" params={{ machineId: other }} preload={false} size="sm">
-                      {names.get(other) ?? other}
-                    </AnchorLink>
+                    <MachineLink id={other} name={names.get(other) ?? other} />
                   )}
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Latency, one way")}>

@@ -5,7 +5,7 @@ import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { machineWork } from "../../api/queries";
-import { Failure, Loading } from "../../components/Feedback";
+import { Waiting } from "../../components/Feedback";
 import { count, dateAndTime, duration } from "../../format";
 import { Holder } from "../../pool/MachineTable";
 import { partWords } from "../../pool/words";
@@ -16,7 +16,7 @@ export function Spells({ machineId }: { machineId: string }) {
   const { t } = useTranslation();
   const { data: work, error, refetch } = useQuery(machineWork(machineId));
   const [showsAll, setShowsAll] = useState(false);
-  if (work === undefined) return error === null ? <Loading lines={2} /> : <Failure error={error} retry={() => void refetch()} />;
+  if (work === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
   // While a job is planned, its machines hold nothing yet.
   const spells = work.spells.filter((spell) => spell.num_layers !== null);
   if (spells.length === 0) {

@@ -36,6 +36,11 @@ export function Alerts({ alerts }: { alerts: readonly Alert[] }) {
                 {t("Open the job")}
               </AnchorLink>
             )}
+            {alert.contributor_id != null && alert.job_id == null && (
+              <AnchorLink to="/machines/$machineId" params={{ machineId: alert.contributor_id }} preload={false} size="sm">
+                {t("Open the machine")}
+              </AnchorLink>
+            )}
           </div>
           {alert.since != null && (
             <Text size="sm" c="dimmed" className={classes.since} title={dateAndTime(alert.since)}>

@@ -3,6 +3,8 @@ import { useTranslation } from "react-i18next";
 
 import type { Deployment } from "../../api/types";
 import { sentence } from "../../components/Feedback";
+import { AnchorLink } from "../../components/links";
+import { StateBadge } from "../../components/StateBadge";
 import { count } from "../../format";
 
 /** Served models and how much is asked of each: what waits, and how many replicas answer. */
@@ -30,12 +32,12 @@ export function Deployments({ deployments }: { deployments: readonly Deployment[
           {deployments.map(({ id, name, state, reason, replicas }) => (
             <Table.Tr key={id}>
               <Table.Td data-label={t("Deployment")}>
-                <Text size="sm" fw={600}>
+                <AnchorLink to="/deployments/$name" params={{ name }} size="sm" fw={600}>
                   {name}
-                </Text>
+                </AnchorLink>
               </Table.Td>
               <Table.Td data-label={t("State")}>
-                <Text size="sm">{state}</Text>
+                <StateBadge state={state} />
                 <Text size="xs" c="dimmed">
                   {sentence(reason)}
                 </Text>

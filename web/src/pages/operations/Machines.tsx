@@ -1,15 +1,12 @@
 import { Table, Text } from "@mantine/core";
-import { useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
-import { api } from "../../api/client";
-import { contributors } from "../../api/queries";
-import type { Alert, Contributor, Versions } from "../../api/types";
-import { ConfirmButton } from "../../components/ConfirmButton";
+import { isGone, type Alert, type Contributor, type Versions } from "../../api/types";
+import { MachineLink } from "../../components/MachineLink";
 import { StateBadge } from "../../components/StateBadge";
 import { ago, duration } from "../../format";
 import { useNow } from "../../useNow";
-import { isGone } from "../machine";
+import { SendAway } from "../machine/SendAway";
 import classes from "./Machines.module.css";
 import { differences } from "./versions";
 
@@ -48,9 +45,7 @@ export function Machines({ machines, alerts, versions }: Props) {
           {shown.map((machine) => (
             <Table.Tr key={machine.id}>
               <Table.Td data-label={t("Machine")}>
-                <Text size="sm" fw={600}>
-                  {machine.name}
-                </Text>
+                <MachineLink id={machine.id} name={machine.name} fw={600} />
                 <Text size="xs" c="dimmed">
                   {machine.host}
                 </Text>
@@ -67,7 +62,7 @@ export function Machines({ machines, alerts, versions }: Props) {
                 </Text>
               </Table.Td>
               <Table.Td className="numeric" data-label={t("Actions")}>
-                {!isGone(machine) && <SendAway machine={machine} />}
+                {!isGone(machine) && <Leave machine={machine} />}
               </Table.Td>
             </Table.Tr>
           ))}
@@ -108,25 +103,15 @@ function Heard({ machine, alerts, now }: { machine: Contributor; alerts: readonl
   return t("silent for {{time}}", { time: duration(Math.round((now - Date.parse(silence.since)) / 1000)) });
 }
 
-function SendAway({ machine }: { machine: Contributor }) {
+function Leave({ machine }: { machine: Contributor }) {
   const { t } = useTranslation();
-  const client = useQueryClient();
-  const params = { path: { contributor_id: machine.id } };
   return machine.sent_away_at !== null ? (
     <Text size="sm" c="dimmed">
       {t("leaving")}
     </Text>
   ) : (
-    <ConfirmButton
-      action={t("Send away")}
-      label={t("Send away: {{name}}", { name: machine.name })}
-      question={t("Send {{name}} away?", { name: machine.name })}
-      onConfirm={async () => {
-        await api.DELETE("/api/v1/contributors/{contributor_id}", { params });
-        await client.invalidateQueries({ queryKey: contributors.queryKey });
-      }}
-    >
+    <SendAway machine={machine} label={t("Send away: {{name}}", { name: machine.name })}>
       {t("It hands its work over, then goes, and comes back only with a new invite.")}
-    </ConfirmButton>
+    </SendAway>
   );
 }

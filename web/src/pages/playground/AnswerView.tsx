@@ -1,8 +1,8 @@
 import { Button, Text } from "@mantine/core";
-import { useClipboard } from "@mantine/hooks";
 import { Fragment } from "react";
 import { useTranslation } from "react-i18next";
 
+import { CopyButton } from "../../components/CopyButton";
 import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { count, stepTime } from "../../format";
@@ -113,7 +113,6 @@ function Figures({ answer }: { answer: Answer }) {
 
 function Deeds({ turnId, answer, isLast, windows }: Props) {
   const { t } = useTranslation();
-  const clipboard = useClipboard({ timeout: 2000 });
   if (isRunning(answer)) return null;
   const canGoOn = isLast && (answer.state === "broken" || (answer.state === "failed" && answer.text !== ""));
   return (
@@ -128,11 +127,7 @@ function Deeds({ turnId, answer, isLast, windows }: Props) {
           {t("Regenerate")}
         </Button>
       )}
-      {answer.text !== "" && (
-        <Button size="compact-sm" variant="subtle" onClick={() => clipboard.copy(answer.text)}>
-          {clipboard.copied ? t("Copied") : t("Copy")}
-        </Button>
-      )}
+      {answer.text !== "" && <CopyButton text={answer.text} size="compact-sm" variant="subtle" />}
     </div>
   );
 }

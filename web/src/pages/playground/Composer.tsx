@@ -40,7 +40,6 @@ export function Composer({ start, isEditing, isRunning, canSend, onSend, onStop,
       }}
     >
       <Textarea
-        className={classes.prompt}
         aria-label={t("Your message")}
         placeholder={t("Your message")}
         rows={Math.min(8, Math.max(2, text.split("\n").length))}

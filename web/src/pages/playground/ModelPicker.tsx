@@ -31,7 +31,7 @@ export function ModelPicker({ offered, chosen, most, onChange }: Props) {
             >
               <span className={classes.dot} data-state={state} aria-hidden />
               {name}
-              {state !== "ready" && <span className={classes.state}>{state === "gone" ? t("not up") : state}</span>}
+              {state !== "ready" && <span className={classes.state}>{state === "gone" ? t("not up") : t(state)}</span>}
             </UnstyledButton>
           );
         },

@@ -6,8 +6,8 @@ import { Link } from "@tanstack/react-router";
 import { Trans, useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
-import { contributors } from "../../api/queries";
-import type { PlanReport } from "../../api/types";
+import { pool } from "../../api/queries";
+import type { PlanReport, PoolView } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { Section } from "../../components/Page";
@@ -18,6 +18,8 @@ import classes from "./Form.module.css";
 
 const SETTLING_MS = 900;
 
+const readyIds = ({ machines }: PoolView) => machines.filter((one) => one.state === "ready").map((one) => one.id);
+
 interface Props {
   draft: Draft;
   kind: string;
@@ -27,13 +29,12 @@ interface Props {
 
 export function PlanPreview({ draft, kind, isGood }: Props) {
   const { t } = useTranslation();
-  const pool = useQuery(contributors).data;
-  const ready = pool?.filter((one) => one.state === "ready") ?? [];
+  const ready = useQuery({ ...pool, select: readyIds }).data;
   const asked = question(draft, kind);
   // A plan depends on the machines, too: the same question is asked again when they change.
-  const machines = ready.map((one) => one.id).join();
+  const machines = ready?.join() ?? "";
   const [settled] = useDebouncedValue(isGood && asked !== undefined ? JSON.stringify(asked) : "", SETTLING_MS);
-  const wanted = settled !== "" && ready.length > 0;
+  const wanted = settled !== "" && machines !== "";
   const { data, error, isFetching, isPlaceholderData } = useQuery({
     queryKey: ["plan", settled, machines],
     // A question that is given up ends its plan on the server.
@@ -53,7 +54,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
         <Text size="sm" c="dimmed">
           {t("Its machines are chosen when it starts: a deployment that is up answers, or one is made for it.")}
         </Text>
-      ) : pool !== undefined && ready.length === 0 ? (
+      ) : ready?.length === 0 ? (
         <Text size="sm" c="dimmed">
           <Trans
             i18nKey="No machine is ready, so the job would wait in the queue. <invite>Invite one</invite> to see the plan."
