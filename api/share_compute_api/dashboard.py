@@ -7,11 +7,14 @@ inside the wheel. Without them the server works as ever, and ``/`` says how to b
 from __future__ import annotations
 
 import base64
+import gzip
 import secrets
 from pathlib import Path
 from typing import Final
 
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response
@@ -85,6 +88,8 @@ class _Dashboard:
     def __init__(self, folder: Path) -> None:
         self._index = folder / "index.html"
         self._files = StaticFiles(directory=folder, check_dir=False)
+        self._small: dict[str, bytes] = {}
+        """Assets, compressed, by path: the name holds a hash of the content, so none is ever out of date."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an asset, with the page, or with 404."""
@@ -107,14 +112,31 @@ class _Dashboard:
                 raise
             return self._page()
         if path.startswith(_ASSETS) and isinstance(response, FileResponse):
+            if "gzip" in Headers(scope=scope).get("accept-encoding", ""):
+                response = await self._compressed(response)
             # The name holds a hash of the content: a new build has new names.
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
+
+    async def _compressed(self, response: FileResponse) -> Response:
+        """Return the file compressed, as it is kept once it was asked for."""
+        path = str(response.path)
+        if path not in self._small:
+            self._small[path] = await run_in_threadpool(_read_compressed, path)
+        return Response(
+            self._small[path],
+            media_type=response.media_type,
+            headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"},
+        )
 
     def _page(self) -> Response:
         nonce = base64.b64encode(secrets.token_bytes(18)).decode()
         html = self._index.read_text(encoding="utf-8").replace(_NONCE_PLACEHOLDER, nonce)
         return HTMLResponse(html, headers=_page_headers(f"'self' 'nonce-{nonce}'"))
+
+
+def _read_compressed(path: str) -> bytes:
+    return gzip.compress(Path(path).read_bytes())
 
 
 def _page_headers(sources: str) -> dict[str, str]:

@@ -72,9 +72,18 @@ async def test_the_page_runs_only_what_bears_its_nonce(built: Path) -> None:
 async def test_hashed_assets_are_kept_for_good(built: Path) -> None:
     answer = await get(built, "/assets/index-Ab12.js")
     assert answer.text == "console.log(1)"
+    assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "Accept-Encoding")
+    assert answer.headers["content-type"].startswith("text/javascript")
     assert "immutable" in answer.headers["cache-control"]
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "immutable" not in (await get(built, "/icon.svg")).headers.get("cache-control", "")
+
+
+@pytest.mark.anyio
+async def test_assets_come_as_they_are_to_who_cannot_unpack(built: Path) -> None:
+    async with client_of(built) as client:
+        answer = await client.get("/assets/index-Ab12.js", headers={"Accept-Encoding": "identity"})
+    assert (answer.text, "content-encoding" in answer.headers) == ("console.log(1)", False)
 
 
 @pytest.mark.anyio

@@ -30,7 +30,7 @@ async def get_pool(
     headers = {"Vary": "Accept-Encoding"}
     # A thousand machines are half a megabyte, of which an eighth is news.
     if "gzip" in accept_encoding and len(text) > _LEAST_BYTES:
-        text = await run_in_threadpool(gzip.compress, text, 4)
+        text = await run_in_threadpool(gzip.compress, text, 6)
         headers["Content-Encoding"] = "gzip"
     return Response(text, media_type="application/json", headers=headers)
 

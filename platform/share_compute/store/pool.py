@@ -116,12 +116,17 @@ def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecor
         reason=row.reason,
         kind=("cuda" if any(device["kind"] == "cuda" for device in devices) else "cpu") if devices else None,
         device=", ".join(device["name"] for device in devices) or None,
-        flops_per_s=sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices),
+        flops_per_s=_rounded(sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices)),
         lent_bytes=lent,
-        head_latency_s=head["latency_s"] if head else None,
-        head_bytes_per_s=head["bytes_per_s"] if head else None,
+        head_latency_s=_rounded(head["latency_s"]) if head else None,
+        head_bytes_per_s=_rounded(head["bytes_per_s"]) if head else None,
         held=held,
         joined_at=row.joined_at,
         last_seen_at=row.last_seen_at,
         left_at=row.left_at,
     )
+
+
+def _rounded(measured: float) -> float:
+    """Return four digits of what was measured: more say nothing, and of a large pool they would be a third of all."""
+    return float(f"{measured:.4g}")

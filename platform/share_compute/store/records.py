@@ -263,7 +263,7 @@ class HeldRecord(Record):
 
 
 class GlanceRecord(Record):
-    """A machine, as a map or a table shows it."""
+    """A machine, as a map or a table shows it; what was measured has four digits."""
 
     id: str
     name: str

@@ -2922,7 +2922,7 @@ export interface components {
         };
         /**
          * GlanceRecord
-         * @description A machine, as a map or a table shows it.
+         * @description A machine, as a map or a table shows it; what was measured has four digits.
          */
         GlanceRecord: {
             /**
