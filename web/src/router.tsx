@@ -5,6 +5,7 @@ import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
 import { machineSearch } from "./pages/machine/search";
+import { Pool } from "./pages/Pool";
 import type { Start } from "./pages/submit/starts";
 import { poolSearch } from "./pool/search";
 
@@ -13,11 +14,12 @@ const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as cons
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
+// Where most people begin: it comes with the frame, without another round of requests.
 const pool = createRoute({
   getParentRoute: () => root,
   path: "/",
   validateSearch: poolSearch,
-  component: lazyRouteComponent(() => import("./pages/Pool"), "Pool"),
+  component: Pool,
 });
 
 const machine = createRoute({

@@ -9,6 +9,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from pydantic_core import from_json  # several times as fast as json.loads
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -36,13 +37,15 @@ def open_engine(url: str) -> Engine:
     if kind == "sqlite":
         if parsed.database and parsed.database != ":memory:":
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S})
+        engine = create_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S}, json_deserializer=from_json)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     if kind != "postgresql":
         raise UserError(f"the database {kind!r} is not supported", mend=_URL_MEND)
-    return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+    return create_engine(
+        parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, json_deserializer=from_json
+    )
 
 
 _URL_MEND = "use sqlite:///file or postgresql+psycopg://user:password@host/name"
