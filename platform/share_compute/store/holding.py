@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 
 from share_compute.errors import Conflict, Unavailable
 
@@ -26,6 +28,19 @@ class _Nothing:
 
     def close(self) -> None:
         pass
+
+
+class _Held:
+    """A database of PostgreSQL, held by a lock of this connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        # PostgreSQL sees a closed connection a little later, and whoever is next may come before that.
+        with suppress(DBAPIError):  # it is broken, and the lock gone with it
+            self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
+        self._connection.close()
 
 
 def hold(engine: Engine) -> Hold:
@@ -63,7 +78,7 @@ def _hold_postgresql(engine: Engine) -> Hold:
     if not connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _SERVERS_LOCK}):
         connection.close()
         raise _taken(engine.url.database or "")
-    return connection
+    return _Held(connection)
 
 
 def _taken(name: str) -> Conflict:
