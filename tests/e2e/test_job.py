@@ -15,6 +15,7 @@ from tests.e2e.scenes import digits, join, measure, start, train
 from share_compute.jobs.events import (
     ArtifactSaved,
     AttemptEvent,
+    LayersTimed,
     Measured,
     Note,
     PoolTiming,
@@ -25,6 +26,7 @@ from share_compute.jobs.events import (
     Validated,
 )
 from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import parse_any_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 
@@ -229,7 +231,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, pool: Po
 
 
 def test_one_step_is_laid_out_cell_by_cell(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash", "birch")
+    job, (ash, birch) = running(pool, "ash", "birch")
     page.goto(f"{pool.url}/jobs/{job.id}")
     section = page.get_by_role("region", name="One step")
     section.scroll_into_view_if_needed()
@@ -244,6 +246,15 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, pool: Pool) -> None:
     expect(section).to_contain_text(re.compile("ash: B0, "))
     section.get_by_text("The same as a table").click()
     expect(section.get_by_role("row", name=re.compile("birch · pool 2"))).to_be_visible()
+    # What is measured later is what it is laid out by.
+    second = LayerTiming(1.0, 1.0)
+    timed = {
+        machine.id: MachineTimings(microbatch_size=8, device=device, layers=dict.fromkeys(range(3), second))
+        for machine in (ash, birch)
+        for device in machine.capacity or ()
+    }
+    tell(pool.store, job, LayersTimed(step=4, machines=timed))
+    expect(section).to_contain_text(re.compile(r"Predicted: \d\d\.\d\d s"), timeout=PLANNING_S)
 
 
 def test_samples_come_while_it_trains(page: Page, pool: Pool) -> None:

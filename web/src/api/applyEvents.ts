@@ -29,6 +29,8 @@ const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);
 const LISTED = new Set(["state", "started", "rows"]);
 /** Sums of what a machine gave are made anew at most so often, since every step changes them. */
 const SUMS_MS = 3000;
+/** A step is laid out anew at most so often: that takes the server a moment. */
+const LAYOUT_MS = 10_000;
 
 interface Helpers {
   refresher: Refresher;
@@ -94,6 +96,8 @@ function applyToJob(client: QueryClient, refresher: Refresher, id: string, event
   client.setQueryData(log(id).queryKey, (old) => old && mergeLog(old, events));
   if (events.some((event) => event.kind === "artifact")) refresher.refresh(artifacts(id).queryKey);
   if (events.some((event) => event.kind === "checkpoint")) refresher.refresh(checkpoints(id).queryKey);
+  // A step is laid out by the times of layers that were measured so far.
+  if (events.some((event) => event.kind === "layers-timed")) refresher.refresh(["job", id, "timeline"], { pauseMs: LAYOUT_MS });
   if (events.some(changesJob)) refresher.refresh(job(id).queryKey, { exact: true });
 }
 
