@@ -164,6 +164,16 @@ class Sources:
         return getattr(source.actor, method).remote(*arguments, *copied)
 
 
+class Extent(NamedTuple):
+    """Rows of a tensor that are loaded."""
+
+    name: str
+    """As it is stored."""
+    start: int
+    stop: int | None
+    """One past the last row; None: all from ``start`` on, or a tensor without rows."""
+
+
 class Followed(NamedTuple):
     """Whose shard a member keeps a copy of."""
 

@@ -45,7 +45,7 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     copies.keep(committed, {0: Followed(ANN, trainer.copier, WHOLE)})
     fetching: Any = copies.of(WHOLE)._fetching
     fetching.result()
-    assert copies.are_whole
+    assert copies.of(WHOLE).is_whole  # type: ignore[union-attr]
 
 
 def post(*failures: Failure) -> Post:

@@ -203,6 +203,23 @@ def test_gradients_are_used_up(follow: Callable[..., Follower]) -> None:
     assert same(follower, trainer)
 
 
+def test_little_is_left_for_the_pause(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+    follower = follow(trainer)
+    assert not follower.catch_up(), "nothing is there yet"
+    fetched(follower, trainer)
+    for _ in range(5):
+        trainer.take_step(follower, 0.7)
+    follower.catch_up()
+    assert follower._catching_up is not None
+    follower._catching_up.result()
+    assert follower.catch_up()
+    # How the last step was committed is told with the next one.
+    assert sorted(follower._logs) == [5]
+    assert follower.bring_to(5, trainer.scales)
+    assert same(follower, trainer)
+
+
 def test_an_open_step_stays_open(follow: Callable[..., Follower]) -> None:
     trainer = Trainer()
     follower = fetched(follow(trainer), trainer)

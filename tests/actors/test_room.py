@@ -122,7 +122,7 @@ def test_a_copy_for_which_there_is_no_room_is_not_begun(
     assert said.lacks_room
     assert f"more in {tmp_path}" in said.message
     assert not copy.is_whole
-    assert copies.are_whole, "nobody is to wait for it"
+    assert copies.catch_up(), "nobody is to wait for it"
     take_step(copies, trainer)
     assert len(told) == 1
     copies.keep(1, {})

@@ -31,7 +31,7 @@ from share_compute.models.export import adapter_description
 from share_compute.models.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
 from share_compute.training.loss_scale import LossScale, first_loss_scale
 from share_compute_actors.member.pieces import take_all
-from share_compute_actors.messages import FolderKind
+from share_compute_actors.messages import Extent, FolderKind
 
 if TYPE_CHECKING:
     from share_compute.models.conversion import PretrainedWeights
@@ -241,10 +241,10 @@ class Library:
         return inputs if part == "inputs" else targets
 
     @ray.method(concurrency_group="weights")
-    def weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
-        """Return rows [start, stop) of one tensor of the starting weights, as float32 bytes."""
+    def weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+        """Return rows of the starting weights, as float32 bytes."""
         assert self._weights is not None
-        return _as_bytes(self._weights.read(name, start, stop).float())
+        return [_as_bytes(self._weights.read(*extent).float()) for extent in extents]
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -252,10 +252,10 @@ class Library:
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
-    def optimizer_tensor(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
-        """Return rows [start, stop) of one tensor of the optimizer's state, as float32 bytes."""
+    def optimizer_state(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+        """Return rows of the optimizer's tensors, as float32 bytes."""
         assert self._optimizer is not None
-        return _as_bytes(self._optimizer.read(name, start, stop).float())
+        return [_as_bytes(self._optimizer.read(*extent).float()) for extent in extents]
 
     @ray.method(concurrency_group="weights")
     def inventory(self) -> list[str]:

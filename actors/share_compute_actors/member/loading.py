@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,17 +16,18 @@ from torch import Tensor
 
 from share_compute.errors import PlanInfeasible, StaleEpoch
 from share_compute.models.blueprint import Stage, build_stage
-from share_compute.models.weights import copy_into, row_ranges
+from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through
 from share_compute_actors.member.rows import library_lost
 from share_compute_actors.member.runner import Runner
-from share_compute_actors.messages import MemberSetup, Source, Sources
+from share_compute_actors.messages import Extent, MemberSetup, Source, Sources
 
-_REQUESTS_AHEAD = 2
-"""Pieces asked for at one time: the next one travels while this one is copied, and no more is in memory."""
+_CALLS_AHEAD = 2
+"""Asked at one time: what the next one brings travels while this one is copied, and no more is in memory."""
+_CALL_BYTES = 4 * CHUNK_BYTES
 
 
 def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
@@ -64,7 +65,7 @@ def fill_runner(runner: Runner, setup: MemberSetup, sources: Sources | None) -> 
         if sources is None:
             stage.initialize(setup.training.seed)
             return
-        fill(_stored(stage, sources, setup.training.seed), sources, "weight")
+        fill(_stored(stage, sources, setup.training.seed), sources, "weights")
         runner.loss_scale = _ask(sources, sources.all[0], "loss_scale")
         if runner.optimizer is not None:
             _restore(runner, sources)
@@ -90,40 +91,55 @@ def _restore(runner: Runner, sources: Sources) -> None:
             if parameter in runner.parameters and sources.places.get(parameter, 0) == place:
                 shapes[name] = shape
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
-    fill(state, sources, "optimizer_tensor")
+    fill(state, sources, "optimizer_state")
     restore_optimizer(runner.optimizer, runner.parameters, state)
 
 
 def fill(
     tensors: Mapping[str, Tensor], sources: Sources, method: str, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Fill tensors from others, some rows at a time; the next ones travel while these are copied.
+    """Fill tensors from others, some rows or some small tensors at a time; the next ones travel while these are copied.
 
     Args:
         tensors: by stored name.
         sources: who has each of them.
-        method: by which they give rows of it.
+        method: by which they give rows of them.
         dtype: what they give.
 
     Raises:
         StaleEpoch: who had some of it died.
         UserError: the weights do not belong to the configuration.
     """
-    ranges = [
-        (name, start, stop)
-        for name, tensor in tensors.items()
-        for start, stop in row_ranges(tensor.shape, dtype.itemsize)
-    ]
+    calls = list(_calls(tensors, sources, dtype.itemsize))
 
-    def ask(name: str, start: int, stop: int | None) -> Any:
-        return sources.ask(sources.of(parameter_of(name)), method, name, start, stop)
+    def giver(extents: Sequence[Extent]) -> Source:
+        return sources.of(parameter_of(extents[0].name))
 
-    asked = deque(ask(*rows) for rows in ranges[:_REQUESTS_AHEAD])
-    for place, (name, start, stop) in enumerate(ranges):
-        content: NDArray[np.uint8] = _given(asked.popleft(), sources.of(parameter_of(name)))
-        if place + _REQUESTS_AHEAD < len(ranges):
-            asked.append(ask(*ranges[place + _REQUESTS_AHEAD]))
-        copy_into(tensors[name], start, stop, content, dtype)
+    asked = deque(sources.ask(giver(extents), method, extents) for extents in calls[:_CALLS_AHEAD])
+    for place, extents in enumerate(calls):
+        contents: list[NDArray[np.uint8]] = _given(asked.popleft(), giver(extents))
+        if place + _CALLS_AHEAD < len(calls):
+            later = calls[place + _CALLS_AHEAD]
+            asked.append(sources.ask(giver(later), method, later))
+        for (name, start, stop), content in zip(extents, contents, strict=True):
+            copy_into(tensors[name], start, stop, content, dtype)
+
+
+def _calls(tensors: Mapping[str, Tensor], sources: Sources, itemsize: int) -> Iterator[list[Extent]]:
+    """Yield what is asked of one source at one time: calls for each small tensor would take longer than all else."""
+    call: list[Extent] = []
+    place, size = 0, 0
+    for name, tensor in tensors.items():
+        own = sources.places.get(parameter_of(name), 0)
+        for start, stop in row_ranges(tensor.shape, itemsize):
+            more = (tensor[start:stop] if tensor.dim() else tensor).numel() * itemsize
+            if call and (own != place or size + more > _CALL_BYTES):
+                yield call
+                call, size = [], 0
+            call.append(Extent(name, start, stop))
+            place, size = own, size + more
+    if call:
+        yield call
 
 
 def _ask(sources: Sources, source: Source, method: str) -> Any:

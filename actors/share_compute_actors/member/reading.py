@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import ray
 import torch
@@ -14,6 +16,7 @@ from share_compute_actors.member.copies.copying import ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.engine import Engine
 from share_compute_actors.member.runner import Runner
+from share_compute_actors.messages import Extent
 
 
 class GivesState:
@@ -44,13 +47,11 @@ class GivesState:
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
     @ray.method(concurrency_group="pieces")
-    def weight(
-        self, name: str, start: int, stop: int | None, shard: ShardRange | None = None
-    ) -> NDArray[np.uint8]:
-        """Return rows [start, stop) of a parameter or buffer, as float32 bytes."""
+    def weights(self, extents: Sequence[Extent], shard: ShardRange | None = None) -> list[NDArray[np.uint8]]:
+        """Return rows of parameters and buffers, as float32 bytes."""
         if shard is not None:
-            return _as_bytes(self._copy(shard).rows(name, start, stop))
-        return _rows_as_bytes(self._here().stage.persistent()[name], start, stop)
+            return self._copied(extents, shard)
+        return _as_they_are(self._here().stage.persistent(), extents)
 
     @ray.method(concurrency_group="pieces")
     def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
@@ -60,17 +61,21 @@ class GivesState:
         return {name: tuple(tensor.shape) for name, tensor in self._optimizer_tensors().items()}
 
     @ray.method(concurrency_group="pieces")
-    def optimizer_tensor(
-        self, name: str, start: int, stop: int | None, shard: ShardRange | None = None
-    ) -> NDArray[np.uint8]:
-        """Return rows [start, stop) of one tensor of the optimizer's state, as float32 bytes."""
+    def optimizer_state(
+        self, extents: Sequence[Extent], shard: ShardRange | None = None
+    ) -> list[NDArray[np.uint8]]:
+        """Return rows of the optimizer's tensors, as float32 bytes."""
         if shard is not None:
-            return _as_bytes(self._copy(shard).rows(name, start, stop))
-        return _rows_as_bytes(self._optimizer_tensors()[name], start, stop)
+            return self._copied(extents, shard)
+        return _as_they_are(self._optimizer_tensors(), extents)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         runner = self._here()
         return {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
+
+    def _copied(self, extents: Sequence[Extent], shard: ShardRange) -> list[NDArray[np.uint8]]:
+        copy = self._copy(shard)
+        return [_as_bytes(copy.rows(*extent)) for extent in extents]
 
     def _copy(self, shard: ShardRange) -> Follower:
         follower = self._engine.copies.of(shard)
@@ -82,8 +87,9 @@ class GivesState:
         return self._runner
 
 
-def _rows_as_bytes(tensor: Tensor, start: int, stop: int | None) -> NDArray[np.uint8]:
-    return _as_bytes(tensor.detach()[start:stop] if tensor.dim() else tensor.detach())
+def _as_they_are(tensors: Mapping[str, Tensor], extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+    found = ((tensors[name].detach(), start, stop) for name, start, stop in extents)
+    return [_as_bytes(tensor[start:stop] if tensor.dim() else tensor) for tensor, start, stop in found]
 
 
 def _as_bytes(rows: Tensor) -> NDArray[np.uint8]:

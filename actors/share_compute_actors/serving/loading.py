@@ -72,8 +72,8 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
     narrow = {name: tensor for name, tensor in missing.items() if name not in exact}
     missing.clear()
     with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
-        fill(exact, sources, "exact_weight")
-        fill(narrow, sources, "weight", stage.dtype)
+        fill(exact, sources, "exact_weights")
+        fill(narrow, sources, "weights", stage.dtype)
 
 
 def _tokenizer(weights: Any) -> Path | None:

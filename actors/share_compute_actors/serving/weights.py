@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from share_compute.models.configuration import declared_config
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.profile import ModelProfile
 from share_compute.specification import ModelSpec, Precision
+from share_compute_actors.messages import Extent
 
 if TYPE_CHECKING:
     from share_compute.models.conversion import PretrainedWeights
@@ -90,14 +92,14 @@ class ServedWeights:
         return self._opened
 
     @ray.method(concurrency_group="weights")
-    def weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
-        """Return rows [start, stop) of one tensor, as bytes of the deployment's dtype."""
-        return _as_bytes(self._read(name, start, stop).to(self._dtype))
+    def weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+        """Return rows of tensors, as bytes of the deployment's dtype."""
+        return [_as_bytes(self._read(extent).to(self._dtype)) for extent in extents]
 
     @ray.method(concurrency_group="weights")
-    def exact_weight(self, name: str, start: int, stop: int | None) -> NDArray[np.uint8]:
-        """Return rows [start, stop) of one tensor as float32 bytes, whatever the deployment's dtype is."""
-        return _as_bytes(self._read(name, start, stop).float())
+    def exact_weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+        """Return rows of tensors as float32 bytes, whatever the deployment's dtype is."""
+        return [_as_bytes(self._read(extent).float()) for extent in extents]
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -107,8 +109,8 @@ class ServedWeights:
             return {}
         return {file.name: file.read_bytes() for file in files}
 
-    def _read(self, name: str, start: int, stop: int | None) -> Tensor:
-        return self._weights().read(name, start, stop)
+    def _read(self, extent: Extent) -> Tensor:
+        return self._weights().read(*extent)
 
 
 def _is_small(file: Path) -> bool:

@@ -81,7 +81,7 @@ class RemoteOwner:
 class Copies:
     """All copies of other shards that one member keeps.
 
-    All methods but `of` and `are_whole` belong to the compute thread.
+    All methods but `of` and `catch_up` belong to the compute thread.
 
     Args:
         training: how the job trains.
@@ -136,10 +136,10 @@ class Copies:
         """Return the copy of a shard, if one is kept."""
         return self._followers.get(shard)
 
-    @property
-    def are_whole(self) -> bool:
-        """Whether nothing is left to be waited for of any."""
-        return all(follower.is_whole or follower.is_spoilt for follower in self._followers.values())
+    def catch_up(self) -> bool:
+        """Bring all forward as far as can be while steps go on; return whether nothing is left to be waited for."""
+        behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
+        return not behind
 
     def take(self, label: Label, tensor: Tensor) -> Worker | None:
         """Take in part of a gradient; return who waits for the answer when all of it is there."""

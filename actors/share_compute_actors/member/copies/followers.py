@@ -102,6 +102,7 @@ class Follower:
         self._owner: object = None
         self._fetching: Future[None] | None = None
         self._compacting: Future[None] | None = None
+        self._catching_up: Future[None] | None = None
         self._own = ThreadPoolExecutor(1, "copy", _be_modest)
         self._is_fetched = False
         self.is_spoilt = False
@@ -112,6 +113,17 @@ class Follower:
     def is_whole(self) -> bool:
         """Whether the snapshot has everything."""
         return self._is_fetched and not self.is_spoilt
+
+    def catch_up(self) -> bool:
+        """Begin, once it is whole, to use up the gradients that came meanwhile; return whether that is done.
+
+        What then is left to do in a pause are the few steps since.
+        """
+        if not self.is_whole:
+            return False
+        if self._catching_up is None:
+            self._catching_up = self._submit(self._compact)
+        return self._catching_up.done()
 
     # -- following ---------------------------------------------------------------------------------------------------
 

@@ -63,5 +63,5 @@ class KeepsCopies:
 
     @ray.method(concurrency_group="copies")
     def is_up_to_date(self) -> bool:
-        """Return whether all copies are whole, so that they can be brought to the last committed step."""
-        return self._engine.copies.are_whole
+        """Return whether all copies are whole, and little is left to bring them to the last committed step."""
+        return self._engine.copies.catch_up()
