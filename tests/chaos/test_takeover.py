@@ -149,14 +149,25 @@ def test_a_whole_pool_died_with_the_coordinator(attempt: Attempt, tmp_path: Path
 
 def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
     younger: list[AttemptEvent] = []
-    second = threading.Thread(target=lambda: younger.extend(attempt(job(2, 2), folder=tmp_path, number=2)))
+
+    def wake_the_older(event: AttemptEvent, _: Any) -> None:
+        if event.type == "started":
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if process.name().startswith("ray::Coord") and process.status() == psutil.STATUS_STOPPED:
+                        process.resume()
+
+    def go_on() -> None:
+        younger.extend(attempt(job(2, 2), folder=tmp_path, number=2, on_event=wake_the_older))
+
+    second = threading.Thread(target=go_on)
 
     def start_the_other(event: AttemptEvent, _: Any) -> None:
         if event.type == "started":
             second.start()
 
     # It stands still before it commits step 3, wakes up again, and finds that the record is not its own any more.
-    stop = Failure(FailureKind.stop, Point.step_recording, step=3, duration_s=12.0)
+    stop = Failure(FailureKind.stop, Point.step_recording, step=3, duration_s=60.0)
     older = attempt(job(2, 2), folder=tmp_path, failures=[stop], on_event=start_the_other)
     second.join()
     assert (older[-1].outcome, older[-1].error["code"]) == ("failed", "stale-epoch")
