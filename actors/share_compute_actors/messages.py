@@ -156,7 +156,11 @@ class Sources:
 
     def of(self, name: str) -> Source:
         """Return who has this parameter or buffer."""
-        return self.all[self.places.get(name, 0)]
+        return self.all[self.place(name)]
+
+    def place(self, name: str) -> int:
+        """Return which of them has this parameter or buffer."""
+        return self.places.get(name, 0)
 
     def ask(self, source: Source, method: str, *arguments: Any) -> Any:
         """Call a method of a source, and return the reference to what it answers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from share_compute.errors import PlanInfeasible, StaleEpoch
 from share_compute.models.blueprint import Stage, build_stage
-from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges
+from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.optimizers import parameter_of, restore_optimizer
@@ -88,7 +88,7 @@ def _restore(runner: Runner, sources: Sources) -> None:
     for place, source in enumerate(sources.all):
         for name, shape in _ask(sources, source, "optimizer_shapes").items():
             parameter = parameter_of(name)
-            if parameter in runner.parameters and sources.places.get(parameter, 0) == place:
+            if parameter in runner.parameters and sources.place(parameter) == place:
                 shapes[name] = shape
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
     fill(state, sources, "optimizer_state")
@@ -111,35 +111,33 @@ def fill(
         UserError: the weights do not belong to the configuration.
     """
     calls = list(_calls(tensors, sources, dtype.itemsize))
-
-    def giver(extents: Sequence[Extent]) -> Source:
-        return sources.of(parameter_of(extents[0].name))
-
-    asked = deque(sources.ask(giver(extents), method, extents) for extents in calls[:_CALLS_AHEAD])
-    for place, extents in enumerate(calls):
-        contents: list[NDArray[np.uint8]] = _given(asked.popleft(), giver(extents))
-        if place + _CALLS_AHEAD < len(calls):
-            later = calls[place + _CALLS_AHEAD]
-            asked.append(sources.ask(giver(later), method, later))
+    asked = deque(sources.ask(source, method, extents) for source, extents in calls[:_CALLS_AHEAD])
+    for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
+        contents: list[NDArray[np.uint8]] = _given(asked.popleft(), source)
+        if number < len(calls):
+            later, wanted = calls[number]
+            asked.append(sources.ask(later, method, wanted))
         for (name, start, stop), content in zip(extents, contents, strict=True):
             copy_into(tensors[name], start, stop, content, dtype)
 
 
-def _calls(tensors: Mapping[str, Tensor], sources: Sources, itemsize: int) -> Iterator[list[Extent]]:
+def _calls(
+    tensors: Mapping[str, Tensor], sources: Sources, itemsize: int
+) -> Iterator[tuple[Source, list[Extent]]]:
     """Yield what is asked of one source at one time: calls for each small tensor would take longer than all else."""
     call: list[Extent] = []
     place, size = 0, 0
     for name, tensor in tensors.items():
-        own = sources.places.get(parameter_of(name), 0)
+        own = sources.place(parameter_of(name))
         for start, stop in row_ranges(tensor.shape, itemsize):
-            more = (tensor[start:stop] if tensor.dim() else tensor).numel() * itemsize
+            more = rows_of(tensor, start, stop).numel() * itemsize
             if call and (own != place or size + more > _CALL_BYTES):
-                yield call
+                yield sources.all[place], call
                 call, size = [], 0
             call.append(Extent(name, start, stop))
             place, size = own, size + more
     if call:
-        yield call
+        yield sources.all[place], call
 
 
 def _ask(sources: Sources, source: Source, method: str) -> Any:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from share_compute.models.weights import rows_of
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import optimizer_tensors
 from share_compute_actors.member.copies.copying import ShardRange
@@ -88,8 +89,7 @@ class GivesState:
 
 
 def _as_they_are(tensors: Mapping[str, Tensor], extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-    found = ((tensors[name].detach(), start, stop) for name, start, stop in extents)
-    return [_as_bytes(tensor[start:stop] if tensor.dim() else tensor) for tensor, start, stop in found]
+    return [_as_bytes(rows_of(tensors[name].detach(), start, stop)) for name, start, stop in extents]
 
 
 def _as_bytes(rows: Tensor) -> NDArray[np.uint8]:

@@ -128,6 +128,11 @@ def row_ranges(
     return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
 
+def rows_of(tensor: Tensor, start: int, stop: int | None) -> Tensor:
+    """Return rows [start, stop), as `row_ranges` cuts them; one number has no rows, and is returned whole."""
+    return tensor[start:stop] if tensor.dim() else tensor
+
+
 def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
     """Share names out over batches of about ``limit_bytes``; a larger single tensor is a batch alone."""
     names: list[str] = []
@@ -168,7 +173,7 @@ def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
         for start, stop in row_ranges(tensor.shape, tensor.element_size()):
-            rows = tensor.detach()[start:stop] if tensor.dim() else tensor.detach()
+            rows = rows_of(tensor.detach(), start, stop)
             yield rows.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -318,7 +323,7 @@ def copy_into(
     Raises:
         UserError: it is not as many numbers as these rows are.
     """
-    rows = tensor[start:stop] if tensor.dim() else tensor
+    rows = rows_of(tensor, start, stop)
     value = torch.from_numpy(content.copy()).view(dtype)
     if value.numel() != rows.numel():
         raise UserError(

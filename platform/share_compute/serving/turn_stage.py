@@ -10,7 +10,7 @@ from torch import Tensor
 
 from share_compute.errors import UserError
 from share_compute.models.conversion import PretrainedWeights
-from share_compute.models.weights import CHUNK_BYTES, WeightFolder, row_ranges
+from share_compute.models.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.turns import Outcome, Turn
 
@@ -68,7 +68,7 @@ class TurnStage(ABC):
         for name, tensor in self.tensors().items():
             for start, stop in row_ranges(tensor.shape, tensor.itemsize, 32 * CHUNK_BYTES):
                 given = weights.read(name, start, stop)
-                rows = tensor[start:stop] if tensor.dim() else tensor
+                rows = rows_of(tensor, start, stop)
                 if given.shape != rows.shape:
                     raise UserError(
                         f"{name} in {folder} has the shape {list(given.shape)} where the configuration wants "

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, or_, select, tuple_
+from sqlalchemy import ColumnElement, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotAuthorized, NotFound
@@ -21,7 +21,6 @@ from share_compute.store.secret import digest, matches, new_id, new_key
 from share_compute.store.tables import Contributor
 from share_compute.topology import Device, Link
 
-"""States in which nothing of a contributor runs any more."""
 _ARRIVING = (ContributorState.joining, ContributorState.probing, ContributorState.ready)
 _REMEMBERED = timedelta(days=1)
 """How long a page without wishes shows those that are gone."""
@@ -92,7 +91,7 @@ class Contributors:
             query = query.where(Contributor.state.in_([state.value for state in states]))
         else:
             since = self._clock() - _REMEMBERED
-            query = query.where(or_(Contributor.left_at.is_(None), Contributor.left_at >= since))
+            query = query.where(_here_since(since))
         if cursor is not None:
             query = query.where(tuple_(Contributor.joined_at, Contributor.id) > tuple_(*read_cursor(cursor)))
         with self._database.read() as session:
@@ -107,9 +106,7 @@ class Contributors:
         """
         columns = [getattr(Contributor, name) for name in PresenceRecord.model_fields]
         query = (
-            select(*columns)
-            .where(or_(Contributor.left_at.is_(None), Contributor.left_at >= gone_since))
-            .order_by(Contributor.joined_at, Contributor.id)
+            select(*columns).where(_here_since(gone_since)).order_by(Contributor.joined_at, Contributor.id)
         )
         with self._database.read() as session:
             return [PresenceRecord.model_validate(row) for row in session.execute(query)]
@@ -266,6 +263,11 @@ class Contributors:
             row.node_id, row.address, row.last_seen_at = None, None, now
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
+
+
+def _here_since(moment: datetime) -> ColumnElement[bool]:
+    """Return whether a machine is here, or went at this moment or later."""
+    return or_(Contributor.left_at.is_(None), Contributor.left_at >= moment)
 
 
 def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> None:

@@ -72,7 +72,6 @@ export function Machine() {
   );
 }
 
-/** Signs of life are no events, so this says as of when it is true. */
 function Leave({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
   if (isGone(machine) || machine.sent_away_at !== null) return null;
@@ -85,6 +84,7 @@ function Leave({ machine }: { machine: MachineView }) {
   );
 }
 
+/** Signs of life are no events, so this says as of when it is true. */
 function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number }) {
   const { t } = useTranslation();
   return (

@@ -76,10 +76,10 @@ function Workshop({ first, from }: { first: string; from?: string }) {
       isServed ? navigate({ to: "/deployments/$name", params: { name } }) : navigate({ to: "/jobs/$jobId", params: { jobId: id } }),
   });
   const isOwn = text !== first;
-  const refused = sending.error instanceof ApiProblem ? sending.error.fields : [];
+  const refusal = sending.error instanceof ApiProblem && sending.error.fields.length > 0 ? sending.error : undefined;
   // What an example lacks is not held against anybody before they touch it.
-  const problems = refused.length > 0 ? refused : isOwn || from !== undefined ? checked.problems : [];
-  const mend = refused.length > 0 && sending.error instanceof ApiProblem ? sending.error.mend : checked.mend;
+  const problems = refusal?.fields ?? (isOwn || from !== undefined ? checked.problems : []);
+  const { mend } = refusal ?? checked;
   const change = (next: string) => {
     setText(next);
     sending.reset();
@@ -139,7 +139,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
           <Uploads />
         </div>
       </div>
-      {sending.error !== null && refused.length === 0 && <Failure error={sending.error} />}
+      {sending.error !== null && refusal === undefined && <Failure error={sending.error} />}
       {checked.error !== null && sending.error === null && <Failure error={checked.error} />}
       <Group justify="space-between" className={classes.bar!}>
         <Text size="sm" c="dimmed" role="status">

@@ -5,6 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import type { PoolView } from "../api/types";
 import { AnchorLink } from "../components/links";
+import { useWidth } from "../components/useWidth";
 import { count } from "../format";
 import { Bubble } from "./Bubble";
 import { Details } from "./Details";
@@ -14,7 +15,6 @@ import { Legend } from "./Legend";
 import { MachineNode } from "./MachineNode";
 import classes from "./PoolMap.module.css";
 import { poolSearch } from "./search";
-import { useWidth } from "../components/useWidth";
 import { groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above so many machines, islands are drawn as bubbles that can be opened. */

@@ -4,6 +4,7 @@ import { useTranslation } from "react-i18next";
 import type { Alert } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
+import { MachineLink } from "../../components/MachineLink";
 import { ago, dateAndTime } from "../../format";
 import { useNow } from "../../useNow";
 import classes from "./Alerts.module.css";
@@ -37,9 +38,7 @@ export function Alerts({ alerts }: { alerts: readonly Alert[] }) {
               </AnchorLink>
             )}
             {alert.contributor_id != null && alert.job_id == null && (
-              <AnchorLink to="/machines/$machineId" params={{ machineId: alert.contributor_id }} preload={false} size="sm">
-                {t("Open the machine")}
-              </AnchorLink>
+              <MachineLink id={alert.contributor_id} name={t("Open the machine")} />
             )}
           </div>
           {alert.since != null && (
