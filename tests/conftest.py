@@ -31,7 +31,8 @@ __all__ = [
 
 DEADLINE_S = 240.0
 GRACE_S = 100.0
-WITH_MACHINES = ("tests/actors", "tests/chaos", "tests/e2e", "tests/api/test_demo.py")
+WITH_MACHINES = ("tests/actors", "tests/chaos", "tests/api/test_demo.py")
+WITH_BROWSERS = "tests/e2e"
 MACHINES = {"cluster", "server", "run_server", "run_command"}
 Found = TypeVar("Found")
 
@@ -46,12 +47,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let one worker run, one after the other, all tests that start machines: there are few cores for them.
 
-    Such a test has deadlines, which a busy machine may miss: it has a second try, and the summary names who needed it.
+    Those in front of a browser stay together by file. Such tests have deadlines, which a busy machine may miss: they
+    have a second try, and the summary names who needed it.
     """
-    folder = item.path.relative_to(item.config.rootpath).as_posix()
-    if folder.startswith(WITH_MACHINES) or MACHINES.intersection(getattr(item, "fixturenames", ())):
+    file = item.path.relative_to(item.config.rootpath).as_posix()
+    if file.startswith(WITH_MACHINES) or MACHINES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.xdist_group("machines"))
-        item.add_marker(pytest.mark.flaky(reruns=1))
+    elif file.startswith(WITH_BROWSERS):
+        item.add_marker(pytest.mark.xdist_group(file))
+    else:
+        return
+    item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:

@@ -46,6 +46,7 @@ def cluster() -> Iterator[Cluster]:
             head_node_args={
                 "num_cpus": 0,
                 "include_dashboard": False,
+                "include_log_monitor": False,
                 "object_store_memory": 100 * 2**20,
                 "setup_worker_path": str(forks.script),
             },

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.thoroughly import thoroughly
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.planning.cost import TrainingCost
@@ -272,8 +273,9 @@ def test_a_job_may_need_more_machines_than_a_later_search_is_shown() -> None:
     assert rough.committed_steps > 0
 
 
-def test_ten_thousand_machines_over_a_day() -> None:
-    fleet = make_fleet(FleetName.mixed, MOST_MACHINES)
+@pytest.mark.parametrize("machines", thoroughly([1000, MOST_MACHINES], quick=1))
+def test_many_machines_over_a_day(machines: int) -> None:
+    fleet = make_fleet(FleetName.mixed, machines)
     report = simulate(job(), fleet, model(), Scenario(24 * HOUR_S, Churn(4 * HOUR_S, HOUR_S / 2)))
-    assert report.deaths > 40_000
+    assert report.deaths > 4 * machines
     assert report.committed_steps > 0

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from tests.platform.planning.instances import instance, sparing, with_overhead
+from tests.thoroughly import thoroughly
 
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.layout import solo
@@ -17,7 +18,7 @@ from share_compute.planning.search import search
 from share_compute.planning.workload import TrainingWorkload
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", thoroughly(range(30), quick=10))
 def test_never_above_the_best_plan_of_eight_machines(seed: int) -> None:
     plain = instance(seed, machines=8, layers=12)
     for cost in (plain, with_overhead(plain), sparing(plain)):

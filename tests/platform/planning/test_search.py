@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.platform.planning.brute_force import best, can_hold_a_layer
 from tests.platform.planning.instances import instance, with_buddies, with_overhead
+from tests.thoroughly import thoroughly
 
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import TrainingCost
@@ -67,7 +68,7 @@ def check(cost: TrainingCost, found: list[Found]) -> None:
             assert min(pool.shares) >= 1
 
 
-@pytest.mark.parametrize("block", range(11))
+@pytest.mark.parametrize("block", thoroughly(range(11), quick=4))
 def test_equal_to_brute_force_over_all_layouts_and_over_one_order(block: int) -> None:
     for seed in range(block * 50, block * 50 + 50):
         cost = small(seed)
@@ -160,7 +161,7 @@ def test_twice_the_speed_of_everything_is_half_the_time(seed: int) -> None:
     assert lower_bound_s(twice) == pytest.approx(lower_bound_s(cost) / 2)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", thoroughly(range(5), quick=2))
 def test_no_slower_than_any_simple_layout_on_more_machines(seed: int) -> None:
     cost = instance(seed, machines=14, layers=8)
     found = search(cost)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from tests.platform.planning.fleets import fleet
 from tests.platform.planning.models import PROFILE, job
+from tests.thoroughly import thoroughly
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.partitioning import strategy_names
@@ -28,7 +29,7 @@ def step_s(spec: TrainJob, topology: Topology) -> float:
     return prediction.step_s
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", thoroughly(range(18), quick=6))
 def test_no_strategy_and_no_number_of_microbatches_beats_auto(seed: int) -> None:
     count = 2 + seed % 11
     topology = fleet(seed, count)
@@ -40,7 +41,7 @@ def test_no_strategy_and_no_number_of_microbatches_beats_auto(seed: int) -> None
         assert auto_s <= step_s(job(microbatches=number, strategy="recursive"), topology) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thoroughly(range(12), quick=4))
 def test_one_more_machine_never_makes_the_plan_slower(seed: int) -> None:
     spec = job(microbatches=random.Random(seed).choice((4, 8, None)))
     fleets = [fleet(seed, count) for count in range(1, 8)]
