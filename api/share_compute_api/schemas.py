@@ -171,6 +171,8 @@ class SessionView(View):
     """The key that the session stands for; null where nobody is signed in."""
     expires_at: datetime | None
     """When the session ends unless it is renewed, which asking for it does."""
+    last_event: int | None
+    """Number of the newest event: a stream that begins there leaves out nothing of what is asked for from now on."""
 
 
 class KeyRequest(StrictModel):

@@ -56,7 +56,7 @@ def test_a_wrong_key_gets_no_cookie_and_nobody_is_signed_in(browser: httpx.Clien
     answer = sign_in(browser, "sck_wrong")
     problem(answer, 401, "not-authorized")
     assert "set-cookie" not in answer.headers
-    assert browser.get("/api/v1/session").json() == {"key": None, "expires_at": None}
+    assert browser.get("/api/v1/session").json() == {"key": None, "expires_at": None, "last_event": None}
     problem(browser.get("/api/v1/status"), 401, "not-authorized")
 
 

@@ -6,13 +6,12 @@ import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 
 import { ApiProblem } from "./api/problem";
-import { startSession } from "./api/session";
+import { pool } from "./api/queries";
+import { onSession, startSession } from "./api/session";
 import { startWords } from "./i18n";
 import { router } from "./router";
 import "./styles.css";
 import { theme, variables } from "./theme";
-
-void startSession();
 
 const queries = new QueryClient({
   defaultOptions: {
@@ -24,6 +23,12 @@ const queries = new QueryClient({
     },
   },
 });
+
+// Where most people begin: its answer comes while the frame is drawn.
+onSession((session) => {
+  if (session.state === "in" && location.pathname === "/") void queries.prefetchQuery(pool);
+});
+void startSession();
 
 /** The nonce that the server allows styles by; Vite puts it into this tag. */
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? "";

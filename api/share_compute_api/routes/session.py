@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from fastapi import APIRouter, Request, Response
 
 from share_compute.errors import NotAuthorized
@@ -30,11 +32,11 @@ def get_session(request: Request, response: Response, context: InContext) -> Ses
     response.headers["Cache-Control"] = "no-store"
     found = session_of(request, context)
     if found is None:
-        return SessionView(key=None, expires_at=None)
+        return SessionView(key=None, expires_at=None, last_event=None)
     record, expires_at = found
     if context.sessions.is_due(expires_at, context.store.clock()):
         return _begin(record, request, response, context)
-    return SessionView(key=record, expires_at=expires_at)
+    return _view(record, expires_at, context)
 
 
 @router.delete("", status_code=204, operation_id="signOut", responses=documented(403))
@@ -57,7 +59,11 @@ def _begin(record: ApiKeyRecord, request: Request, response: Response, context: 
         httponly=True,
         samesite="strict",
     )
-    return SessionView(key=record, expires_at=expires_at)
+    return _view(record, expires_at, context)
+
+
+def _view(record: ApiKeyRecord, expires_at: datetime, context: Context) -> SessionView:
+    return SessionView(key=record, expires_at=expires_at, last_event=context.store.events.last_seq())
 
 
 def _is_secure(request: Request) -> bool:

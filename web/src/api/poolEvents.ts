@@ -80,11 +80,12 @@ export class PoolKeeper {
 
   apply(events: readonly PoolEvent[]): void {
     const before = this.client.getQueryData(pool.queryKey);
-    if (before === undefined) return;
-    const { pool: after, unknown } = changed(before, events);
-    if (after !== before) this.client.setQueryData(pool.queryKey, after);
-    for (const id of unknown) this.wanted.add(id);
-    // An answer that was asked for before these events would undo them.
+    if (before !== undefined) {
+      const { pool: after, unknown } = changed(before, events);
+      if (after !== before) this.client.setQueryData(pool.queryKey, after);
+      for (const id of unknown) this.wanted.add(id);
+    }
+    // An answer that was asked for before these events may not know of them.
     if (this.client.isFetching({ queryKey: pool.queryKey }) > 0) {
       for (const event of events) if (event.contributor_id !== null) this.wanted.add(event.contributor_id);
     }
@@ -96,6 +97,7 @@ export class PoolKeeper {
   }
 
   private async fetch(): Promise<void> {
+    await this.refresher.answered({ queryKey: pool.queryKey });
     const ids = [...this.wanted];
     this.wanted.clear();
     if (ids.length === 0) return;

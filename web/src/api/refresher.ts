@@ -2,7 +2,7 @@
  * Asks again for what events do not tell. At once when it is quiet; in a storm each thing at most once a second, and
  * never while the answer before is still on its way: fifty events a second must not keep every answer from arriving.
  */
-import { hashKey, type QueryClient, type QueryKey } from "@tanstack/react-query";
+import { hashKey, type QueryClient, type QueryFilters, type QueryKey } from "@tanstack/react-query";
 
 const PAUSE_MS = 1000;
 
@@ -12,7 +12,17 @@ export class Refresher {
   constructor(private readonly client: QueryClient) {}
 
   refresh(queryKey: QueryKey, { exact = false, pauseMs = PAUSE_MS } = {}): void {
-    this.run(hashKey(queryKey) + exact, () => this.client.invalidateQueries({ queryKey, exact }), pauseMs);
+    const task = async () => {
+      await this.answered({ queryKey, exact });
+      await this.client.invalidateQueries({ queryKey, exact });
+    };
+    this.run(hashKey(queryKey) + exact, task, pauseMs);
+  }
+
+  /** Wait for answers that are on their way already: they may be older than what just happened. */
+  async answered(which: QueryFilters): Promise<void> {
+    const underWay = this.client.getQueryCache().findAll({ ...which, fetchStatus: "fetching" });
+    await Promise.allSettled(underWay.map((query) => query.promise));
   }
 
   /** Do something that is known by a name, likewise. */

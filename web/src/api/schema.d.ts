@@ -5429,6 +5429,11 @@ export interface components {
             expires_at: string | null;
             /** @description The key that the session stands for; null where nobody is signed in. */
             key: components["schemas"]["ApiKeyRecord"] | null;
+            /**
+             * Last Event
+             * @description Number of the newest event: a stream that begins there leaves out nothing of what is asked for from now on.
+             */
+            last_event: number | null;
         };
         /**
          * SignInRequest

@@ -10,7 +10,8 @@ import type { components } from "./schema";
 
 export type Session =
   | { state: "asking" }
-  | { state: "in"; key: SignedInKey }
+  /** `lastEvent`: the newest event when that was found out. */
+  | { state: "in"; key: SignedInKey; lastEvent: number | null }
   /** Why nobody is: a refused key, or a session that is over; neither on a first visit and after signing out. */
   | { state: "out"; why?: "refused" | "over" }
   | { state: "failed"; error: Error; retry: () => void };
@@ -19,7 +20,7 @@ type SessionView = components["schemas"]["SessionView"];
 export type SignedInKey = NonNullable<SessionView["key"]>;
 
 const ADDRESS = "/api/v1/session";
-const listeners = new Set<() => void>();
+const listeners = new Set<(session: Session) => void>();
 /** Tabs share the cookie, so each tells the others. */
 const tabs = typeof BroadcastChannel === "undefined" ? undefined : new BroadcastChannel("share-compute.session");
 
@@ -29,16 +30,19 @@ export function currentSession(): Session {
   return current;
 }
 
+/** Be told whenever it changes; returns what ends that. */
+export function onSession(tell: (session: Session) => void): () => void {
+  listeners.add(tell);
+  return () => void listeners.delete(tell);
+}
+
 export function useSession(): Session {
-  return useSyncExternalStore((tell) => {
-    listeners.add(tell);
-    return () => listeners.delete(tell);
-  }, currentSession);
+  return useSyncExternalStore(onSession, currentSession);
 }
 
 function become(next: Session): void {
   current = next;
-  listeners.forEach((tell) => tell());
+  listeners.forEach((tell) => tell(next));
 }
 
 /** Find out who is signed in: by the key in `#key=...` if there is one, else by the cookie. */
@@ -99,11 +103,11 @@ async function lookAgain(): Promise<void> {
   }
 }
 
-function settle({ key }: SessionView): void {
+function settle({ key, last_event }: SessionView): void {
   if (key === null) {
     if (current.state !== "out") become({ state: "out" });
   } else if (current.state !== "in" || current.key.id !== key.id) {
-    become({ state: "in", key });
+    become({ state: "in", key, lastEvent: last_event });
   }
 }
 

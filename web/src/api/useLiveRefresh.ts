@@ -5,6 +5,7 @@ import { useEffect, useState } from "react";
 import { applyEvents, applyFigures } from "./applyEvents";
 import { tell } from "./heard";
 import { listen, type LiveState } from "./live";
+import { currentSession } from "./session";
 import type { Figures, PoolEvent } from "./types";
 
 /** Events are put on screen in batches: fifty a second must not draw fifty times a second. */
@@ -23,8 +24,11 @@ export function useLiveRefresh(): Live {
   useEffect(() => {
     const stop = new AbortController();
     const batch = new Batch((events) => applyEvents(client, events));
+    let wasLost = false;
     const onState = (state: LiveState) => {
-      if (state === "live") void client.invalidateQueries();
+      // The first time nothing was missed: it begins at an event before all that was asked for.
+      if (state === "live" && wasLost) void client.invalidateQueries();
+      wasLost = state === "lost";
       setLive((before) => ({
         state,
         lastHeard: state === "lost" && before.state === "live" ? new Date().toISOString() : before.lastHeard,
@@ -36,7 +40,9 @@ export function useLiveRefresh(): Live {
       tell(event);
       batch.add(event);
     };
-    listen("/api/v1/events?figures=true", undefined, { onEvent, onState }, stop.signal).catch(() => {
+    const session = currentSession();
+    const start = session.state === "in" ? session.lastEvent?.toString() : undefined;
+    listen("/api/v1/events?figures=true", start, { onEvent, onState }, stop.signal).catch(() => {
       // A session that is over has led to the sign-in page already; any other refusal will not change by asking again.
       onState("lost");
     });

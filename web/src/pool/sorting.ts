@@ -27,8 +27,6 @@ function valueOf(machine: Glance, sort: Sort, islands: ReadonlyMap<string, numbe
   }
 }
 
-const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
-
 /** Machines in an order; equal ones stay as they joined, and those without a value come last in both directions. */
 export function sorted(
   machines: readonly Glance[],
@@ -37,6 +35,8 @@ export function sorted(
   islands: ReadonlyMap<string, number>,
 ): readonly Glance[] {
   if (sort === "joined") return descending ? machines.toReversed() : machines;
+  // Made here: the browser reads its rules of languages when the first one is made, which a first load has no time for.
+  const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const sign = descending ? -1 : 1;
   return machines
     .map((machine) => [valueOf(machine, sort, islands), machine] as const)

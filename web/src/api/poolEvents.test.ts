@@ -1,0 +1,35 @@
+import { QueryClient } from "@tanstack/react-query";
+import { afterEach, expect, test, vi } from "vitest";
+
+vi.hoisted(() => vi.stubGlobal("location", { origin: "http://here" }));
+
+import { PoolKeeper } from "./poolEvents";
+import { pool } from "./queries";
+import { Refresher } from "./refresher";
+import type { PoolEvent } from "./types";
+
+afterEach(() => vi.unstubAllGlobals());
+
+test("what happens while the first answer is on its way is asked for after it", async () => {
+  const asked: string[] = [];
+  let answerFirst: () => void = () => undefined;
+  const isAsked = new Promise<void>((resolve) => (answerFirst = resolve));
+  vi.stubGlobal("fetch", async ({ url }: Request) => {
+    asked.push(new URL(url).search);
+    const isFirst = asked.length === 1;
+    if (isFirst) await isAsked;
+    const machine = { id: "ctr-1", state: isFirst ? "joining" : "ready" };
+    return Response.json({ machines: [machine], islands: { is_current: true, groups: [] } });
+  });
+  const client = new QueryClient();
+  const keeper = new PoolKeeper(client, new Refresher(client));
+  const first = client.fetchQuery(pool);
+  const event = { seq: 7, kind: "contributor", contributor_id: "ctr-1", data: { state: "ready", reason: "" }, at: "" };
+  keeper.apply([event as unknown as PoolEvent]);
+  await Promise.resolve();
+  expect(asked).toEqual([""]);
+  answerFirst();
+  expect((await first).machines[0]!.state).toBe("joining");
+  await vi.waitFor(() => expect(client.getQueryData(pool.queryKey)!.machines[0]!.state).toBe("ready"));
+  expect(asked).toEqual(["", "?machine=ctr-1"]);
+});
