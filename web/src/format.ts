@@ -33,7 +33,8 @@ export function si(value: number, unit: string): string {
 }
 
 export function count(value: number): string {
-  return value.toLocaleString(locale());
+  // The browser reads its rules of numbers the first time, which a first load has no time for.
+  return Number.isInteger(value) && Math.abs(value) < 1000 ? String(value) : value.toLocaleString(locale());
 }
 
 /** Seconds in the two largest units that matter: "1 h 4 min", "12 s", "0.35 s". */

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import or_, select
+from pydantic_core import from_json
+from sqlalchemy import Text, cast, or_, select
 from sqlalchemy.orm import Session
 
 from share_compute.jobs.states import ContributorState
@@ -25,8 +27,8 @@ _COLUMNS = (
     Contributor.reason,
     Contributor.host,
     Contributor.limits,
-    Contributor.capacity,
-    Contributor.links,
+    cast(Contributor.capacity, Text).label("capacity"),
+    cast(Contributor.links, Text).label("links"),
     Contributor.job_id,
     Contributor.deployment_id,
     Contributor.joined_at,
@@ -103,10 +105,35 @@ def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
     return held
 
 
+class _Measured(NamedTuple):
+    """What was measured on a machine, in short."""
+
+    kind: str | None
+    device: str | None
+    flops_per_s: float
+    memory_bytes: int
+    head_latency_s: float | None
+    head_bytes_per_s: float | None
+
+
+@lru_cache(maxsize=4096)
+def _measured(capacity: str | None, links: str | None) -> _Measured:
+    """Read documents of a row. They seldom change, and of a large pool to read them would take longer than all else."""
+    devices: list[dict[str, Any]] = (from_json(capacity) if capacity else None) or []
+    among: list[dict[str, Any]] = (from_json(links) if links else None) or []
+    head = next((link for link in among if HEAD in (link["source"], link["target"])), None)
+    return _Measured(
+        kind=("cuda" if any(device["kind"] == "cuda" for device in devices) else "cpu") if devices else None,
+        device=", ".join(device["name"] for device in devices) or None,
+        flops_per_s=_rounded(sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices)),
+        memory_bytes=sum(device["memory_bytes"] for device in devices),
+        head_latency_s=_rounded(head["latency_s"]) if head else None,
+        head_bytes_per_s=_rounded(head["bytes_per_s"]) if head else None,
+    )
+
+
 def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecord:
-    devices: list[dict[str, Any]] = row.capacity or []
-    lent = sum(device["memory_bytes"] for device in devices) or int(row.limits.get("memory_bytes") or 0)
-    head = next((link for link in row.links or () if HEAD in (link["source"], link["target"])), None)
+    measured = _measured(row.capacity, row.links)
     return GlanceRecord(
         id=row.id,
         name=row.name,
@@ -114,12 +141,12 @@ def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecor
         host=row.host,
         state=ContributorState(row.state),
         reason=row.reason,
-        kind=("cuda" if any(device["kind"] == "cuda" for device in devices) else "cpu") if devices else None,
-        device=", ".join(device["name"] for device in devices) or None,
-        flops_per_s=_rounded(sum(device["flops_per_s"].get(BASE_DTYPE, 0.0) for device in devices)),
-        lent_bytes=lent,
-        head_latency_s=_rounded(head["latency_s"]) if head else None,
-        head_bytes_per_s=_rounded(head["bytes_per_s"]) if head else None,
+        kind=measured.kind,
+        device=measured.device,
+        flops_per_s=measured.flops_per_s,
+        lent_bytes=measured.memory_bytes or int(row.limits.get("memory_bytes") or 0),
+        head_latency_s=measured.head_latency_s,
+        head_bytes_per_s=measured.head_bytes_per_s,
         held=held,
         joined_at=row.joined_at,
         last_seen_at=row.last_seen_at,
