@@ -107,6 +107,30 @@ def test_a_copy_that_missed_a_step_is_begun_anew(trainer: Trainer, copies: Copie
     assert same(copy, trainer)
 
 
+def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
+    trainer: Trainer, copies: Copies
+) -> None:
+    def follow(owner: str) -> Any:
+        copies.keep(trainer.step, {0: Followed(owner, trainer.copier, WHOLE)})
+        copy: Any = copies.of(WHOLE)
+        copy._fetching.result()
+        return copy
+
+    first = follow(ANN)
+    trainer.take_step(first)
+    trainer.runner._last_applied = None  # who goes on does not know by what it was multiplied
+    second = follow("eve")
+    assert second is not first
+    for _ in range(40):
+        trainer.take_step(second)
+        if second._compacting is not None:
+            second._compacting.result()
+    assert len(second._logs) <= 20
+    assert second.bring_to(trainer.step, trainer.scales)
+    assert same(second, trainer)
+    assert follow("bob") is second, "it is where they are"
+
+
 def test_what_is_not_wanted_any_more_is_forgotten(copies: Copies) -> None:
     copies.keep(0, {})
     assert copies.of(WHOLE) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from share_compute.errors import ShareComputeError, StaleEpoch
+from share_compute.errors import ShareComputeError, StaleEpoch, VerificationFailed
 from share_compute.models.blueprint import Blueprint, build_stage
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.tree import SummationTree
@@ -248,9 +248,9 @@ def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None
     assert follower.bring_to(1, trainer.scales)
 
 
-def test_a_damaged_gradient_is_noticed(follow: Callable[..., Follower]) -> None:
-    trainer = Trainer()
-    follower = fetched(follow(trainer), trainer)
+def test_a_damaged_gradient_is_noticed_and_told() -> None:
+    trainer, told = Trainer(), []
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
     trainer.take_step(follower)
     file = follower._logs[1]._file._file
     file.seek(40)
@@ -259,6 +259,27 @@ def test_a_damaged_gradient_is_noticed(follow: Callable[..., Follower]) -> None:
     assert not follower.bring_to(1, trainer.scales)
     assert not follower.is_whole
     assert not follower.reaches(1)
+    follower.close()
+    (failure,) = told
+    assert isinstance(failure, VerificationFailed)
+
+
+def test_an_owner_may_begin_anew_amid_a_piece(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+
+    class Restless(Copier):
+        """An owner whose runner becomes another one while its shard is fetched."""
+
+        asked = 0
+
+        def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+            self.asked += 1
+            if self.asked == 3:
+                self.forget()
+            return super().piece(ticket, name, start, stop)
+
+    trainer.copier = Restless(lambda work: work(), lambda: (trainer.runner, trainer.step))
+    assert same(fetched(follow(trainer), trainer), trainer)
 
 
 def test_damaged_pieces_are_asked_for_again(follow: Callable[..., Follower]) -> None:

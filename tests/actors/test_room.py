@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.actors.test_followers import CPU, WHOLE, Trainer
+from tests.actors.test_followers import CPU, WHOLE, Trainer, same
 
 from share_compute.errors import NoCopy, ShareComputeError, Unavailable
 from share_compute_actors.member.allocator import peak_resident_bytes
@@ -150,3 +150,33 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     assert len(told) == 1
     copy._own.shutdown(wait=True)
     assert room._taken == 0
+
+
+def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer()
+    trainer.take_step()
+    room = Narrow(MIB, tmp_path)
+    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    take_step(copies, trainer)
+    room.size = 0  # somebody else takes all of it
+    assert copy.bring_to(2, {2: 1.0})
+    assert same(copy, trainer)
+    assert not told
+    copies.keep(2, {})
+
+
+def test_a_copy_without_room_to_be_brought_forward_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer()  # without state of Adam, which comes with the first step
+    room = Narrow(MIB, tmp_path)
+    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    take_step(copies, trainer)
+    room.size = 0
+    assert not copy.bring_to(1, {1: 1.0})
+    (said,) = told
+    assert isinstance(said, NoCopy)
+    assert said.lacks_room
+    copies.keep(1, {})

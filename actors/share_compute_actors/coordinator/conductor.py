@@ -54,7 +54,8 @@ _GLANCE_S = 0.2
 _TICK_S = 0.5
 """A word that nobody answers is said again after two of these, then ever less often."""
 _QUIET_S = 120.0
-"""Time without news after which members begin a new epoch, and go on where they are; longer where steps take long."""
+"""Time without news after which members begin a new epoch, and go on where they are; longer where steps take long, and
+each time twice as long: five times are an hour."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
@@ -131,6 +132,8 @@ class Conductor:
         self._is_paused = False
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
+        self._quiet_s = _QUIET_S
+        """For how long there may be no news of a step."""
         self._epochs_in_vain = 0
         """Begun since a step was committed or a member lost."""
 
@@ -363,8 +366,13 @@ class Conductor:
         return [Assemble(self._crew.workers)]
 
     def _count_epochs(self) -> None:
-        """Count an epoch that begins; when nothing comes of one after the other, something else is wrong."""
+        """Count an epoch that begins; when nothing comes of one after the other, something else is wrong.
+
+        Perhaps a step just takes that long: each is given twice the time of the one before it.
+        """
         self._epochs_in_vain += 1
+        if self._epochs_in_vain > 1:
+            self._machine.patience *= 2
         if self._epochs_in_vain > _EPOCHS_IN_VAIN:
             raise Unavailable(
                 f"members began step {self._machine.committed + 1} anew {_EPOCHS_IN_VAIN} times, without a loss",
@@ -375,8 +383,8 @@ class Conductor:
     def _expect_the_next(self) -> None:
         """A step is committed: from how long it took, see for how long the next may give no news."""
         now = time.monotonic()
-        slowest_s = max(_QUIET_S, _QUIET_STEPS * (now - self._committed_s))
-        self._machine.patience = max(self._machine.patience, math.ceil(slowest_s / _TICK_S))
+        self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
+        self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
         self._committed_s = now
         self._epochs_in_vain = 0
         self._crew.pulse.calm()

@@ -18,6 +18,7 @@ from share_compute.errors import (
     ShareComputeError,
     StaleEpoch,
     Unavailable,
+    VerificationFailed,
     as_ours,
 )
 from share_compute.protocol.roster import Worker
@@ -116,15 +117,19 @@ class Copies:
             committed: last committed step; a copy that cannot be brought there is begun anew.
             followed: whose, by pool.
         """
-        wanted = {one.shard for one in followed.values()}
+        wanted = {one.shard: one.owner for one in followed.values()}
+        owners = {one.shard: one.owner for one in self._followed.values()}
         kept = {
             shard: follower
             for shard, follower in self._followers.items()
-            if shard in wanted and follower.reaches(committed)
+            if shard in wanted
+            and follower.reaches(committed)
+            # By what the last gradient is multiplied, the next one of its owner says: no other machine knows it.
+            and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
         for shard in self._followers.keys() - kept.keys():
             self._followers[shard].close()  # first, so that its room is there for those that begin
-        for shard in wanted - kept.keys():
+        for shard in wanted.keys() - kept.keys():
             kept[shard] = Follower(shard, self._training, self._device, self._fail, self._room)
         self._followers, self._followed = kept, dict(followed)
         self._came.clear()
@@ -160,13 +165,15 @@ class Copies:
         return followed.owner
 
     def _fail(self, failure: Exception) -> None:
-        if isinstance(failure, (ContributorLost, Unavailable)) or is_out_of_memory(failure):
-            self._tell(
-                NoCopy(
-                    f"no copy of what another machine holds is kept here for now: {failure}",
-                    mend="make room in this machine's folder for temporary files, and in its memory",
-                    details={"lacks_room": not isinstance(failure, ContributorLost)},
-                )
-            )
+        lacks_room = isinstance(failure, Unavailable) or is_out_of_memory(failure)
+        if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
+            self._tell(as_ours(failure))
             return
-        self._tell(as_ours(failure))
+        room = "make room in this machine's folder for temporary files, and in its memory"
+        self._tell(
+            NoCopy(
+                f"no copy of what another machine holds is kept here for now: {failure}",
+                mend=room if lacks_room else "nothing: the next change of the plan begins another",
+                details={"lacks_room": lacks_room},
+            )
+        )

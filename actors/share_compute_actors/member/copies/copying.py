@@ -99,7 +99,8 @@ class Copier:
         """How often each buffer had been changed when it was copied."""
 
     def forget(self) -> None:
-        """Forget what was set aside: the runner is another one."""
+        """Forget what was set aside: the runner is another one. Who fetches it hears that it is not there any more."""
+        self._ticket += 1
         self._clones = {}
         self._versions.clear()
 

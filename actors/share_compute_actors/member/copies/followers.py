@@ -7,7 +7,6 @@ alone: by the optimizer of the job, with the same numbers, so with the same bits
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -31,13 +30,12 @@ from share_compute.training.optimizers import (
     parameter_of,
     restore_optimizer,
 )
+from share_compute_actors.member.allocator import is_out_of_memory
 from share_compute_actors.member.copies.copying import Outline, Owner, Part, ShardRange
 from share_compute_actors.member.copies.logs import Log
 from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.copies.tensor_file import TensorFile
 from share_compute_actors.member.pieces import TRIES, whole
-
-_log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 64 * 2**20
 """Weights that the owner sets aside at a time, with what the optimizer knows of them."""
@@ -68,7 +66,7 @@ class Follower:
         shard: layers [start, stop).
         training: how the job trains.
         device: where updates are computed: they have the owner's bits where that has a device of the same kind.
-        fail: told what went wrong on the copy's own thread.
+        fail: told what went wrong on the copy's own thread; the copy is spoilt then.
         room: for the copy.
     """
 
@@ -185,6 +183,10 @@ class Follower:
             and is_early
             and all(self.has(each) for each in range(self._floor + 1, step + 1))
         )
+
+    def is_at(self, step: int) -> bool:
+        """Return whether the snapshot has all updates up to a step."""
+        return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
         """Bring the copy to a committed step; return whether that was possible. Then `rows` are those of that step.
@@ -315,7 +317,13 @@ class Follower:
             step in self._logs or step in self._loss_scales
         ):
             return False
-        self._advance(step, scales)
+        try:
+            self._advance(step, scales)
+        except Exception as failure:
+            if not (isinstance(failure, Unavailable) or is_out_of_memory(failure)):
+                raise
+            self.is_spoilt = True
+            self._fail(failure)
         return not self.is_spoilt
 
     @property
@@ -337,7 +345,7 @@ class Follower:
                 self._logs[each].verify()
         except VerificationFailed as failure:
             self.is_spoilt = True
-            _log.warning("the copy of layers %s cannot be used: %s", self.shard, failure.message)
+            self._fail(failure)
             return
         for name, have in list(self._have.items()):
             if name in self._trained and have < step:

@@ -42,13 +42,14 @@ class Room:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Count so many bytes more, which are about to be written.
+        """Count so many bytes more, which are about to be written; none are always to be had.
 
         Raises:
             Unavailable: there is no room for them.
         """
         with self._lock:
-            self.require(size)
+            if size:
+                self.require(size)
             self._taken += size
 
     def give_back(self, size: int) -> None:
