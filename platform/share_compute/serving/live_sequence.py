@@ -16,7 +16,7 @@ class LiveSequence:
     Args:
         generation: what was asked for.
         order: counts arrivals.
-        new_tokens: most tokens to generate: what was asked for, or what fits behind the prompt; it never changes.
+        new_tokens: most tokens to generate: what was asked for, or what fits behind the prompt.
     """
 
     generation: Generation
@@ -111,6 +111,11 @@ class LiveSequence:
             copy_from,
             copy_tokens,
         )
+
+    def shorten(self, longest_tokens: int) -> bool:
+        """Let it end where prompt and answer together have so many tokens; return whether any are to come."""
+        self.new_tokens = min(self.new_tokens, longest_tokens - self.prompt_tokens)
+        return self.new_tokens > self.num_emitted
 
     def close(self) -> None:
         """Forget that it was begun: its slab is lost, what was emitted is not."""

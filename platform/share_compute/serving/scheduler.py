@@ -216,14 +216,14 @@ class Scheduler:
         return events
 
     def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
-        """Go on with other pools, that have no slabs.
+        """Go on with other pools, that have no slabs. What has less room there ends earlier, at its length.
 
         Args:
             epoch: later than that of the pools before.
             limits: of these pools.
 
         Returns:
-            `Failed` for sequences that these pools cannot hold.
+            `Failed` for sequences whose tokens so far are more than these pools can hold.
 
         Raises:
             StaleEpoch: this epoch, or a later one, was begun before.
@@ -236,8 +236,8 @@ class Scheduler:
         for live in interrupted:
             live.close()
         self._begin_epoch()
-        too_large = [live for live in self._live.values() if live.capacity_tokens > limits.room_tokens]
-        return [self._fail(live) for live in too_large]
+        narrow = [live for live in self._live.values() if live.capacity_tokens > limits.room_tokens]
+        return [self._fail(live) for live in narrow if not live.shorten(limits.longest_tokens)]
 
     def drop_cached(self) -> None:
         """Give back the memory of all slabs whose sequences have ended: the next turn closes them."""
@@ -338,7 +338,7 @@ class Scheduler:
         return Failed(
             live.id,
             Unavailable(
-                f"a sequence of {live.capacity_tokens} tokens does not fit any more: the machines that are left "
+                f"a sequence of {len(live.tokens)} tokens does not fit any more: the machines that are left "
                 f"can keep {self.limits.room_tokens}",
                 mend="try again when more machines are there, or ask for fewer tokens",
             ),

@@ -406,12 +406,24 @@ def test_results_of_another_epoch_are_dropped_though_their_turn_is_known() -> No
     assert scheduler.completed(TurnResult(turn.id, 5, sampled)) == [Emitted(0, 0, 9, None, ())]
 
 
+def test_who_may_talk_for_long_goes_on_where_there_is_less_room() -> None:
+    one = world()
+    one.submit(generation(0, LONG, max_tokens=100), generation(1))
+    while len(one.text[0]) < 3:
+        one.go_on()
+    one.reform(replace(LIMITS, kv_tokens=100))
+    one.finish()
+    end = one.ends[0]
+    assert isinstance(end, Finished)
+    assert (end.reason, len(one.text[0])) == ("length", 20)
+
+
 def test_what_does_not_fit_any_more_fails_with_its_text_kept() -> None:
     one = world()
     one.submit(generation(0, LONG, max_tokens=30), generation(1))
     while len(one.text[0]) < 3:
         one.go_on()
-    one.reform(replace(LIMITS, kv_tokens=100))
+    one.reform(replace(LIMITS, kv_tokens=82))
     failed = one.ends[0]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Unavailable)

@@ -33,7 +33,7 @@ class World:
         """On their way to the server, in any order."""
         self.asked: dict[int, Generation] = {}
         self.longest: dict[int, int] = {}
-        """Longest sequence by the limits at the time of asking."""
+        """Longest sequence by the limits at the time of asking, or by later ones that are too narrow for it."""
         self.text: dict[int, list[int]] = {}
         self.ends: dict[int, Finished | Failed] = {}
         self.turns: list[Turn] = []
@@ -132,6 +132,12 @@ class World:
 
     def reform(self, limits: Limits) -> None:
         """Some machines died: what was on its way is lost, or comes too late."""
+        for sequence in self.running:
+            asked = self.asked[sequence]
+            new = min(asked.options.max_tokens, self.longest[sequence] - len(asked.prompt))
+            fits = limits.longest_tokens - len(asked.prompt) > len(self.text[sequence])
+            if fits and len(asked.prompt) + new - 1 > limits.room_tokens:
+                self.longest[sequence] = limits.longest_tokens
         self.hear(self.scheduler.reform(self.scheduler.epoch + 1, limits))
         self.row = Row(limits)
 
