@@ -78,6 +78,15 @@ class Replica:
         """Tell of a loss."""
         self._status = self._status.model_copy(update={"interruptions": (interruption,)})
 
+    def stand_still(self) -> None:
+        """Say that machines are lacking."""
+        self._status = self._status.model_copy(update={"state": DeploymentState.degraded, "holds": ()})
+
+    def give_up(self) -> None:
+        """Tell that no sequence can go on."""
+        self._desk.close(Unavailable("its machines are gone", mend="wait"))
+        self._news.set()
+
     def fail(self, reason: str, code: str) -> None:
         self._status = ServingStatus(state=DeploymentState.failed, reason=reason, error={"code": code})
 

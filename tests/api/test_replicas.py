@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from share_compute.serving.options import Generation
 from share_compute.serving.states import DeploymentState
 from share_compute.specification import ReplicasSpec
 from share_compute.store import Store
+from share_compute_api.serving import ray_engine
 from share_compute_api.serving.problems import problem_of
 from share_compute_api.supervision.seats import Seats
 
@@ -163,6 +165,44 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
         assert 'share_compute_generation_tokens_total{model_name="llama"} 180.0' in text
         assert 'share_compute_time_to_first_token_seconds_count{model_name="llama"} 6.0' in text
         assert 'share_compute_request_success_total{finished_reason="length",model_name="llama"} 6.0' in text
+
+    run(store, tmp_path, story)
+
+
+@pytest.mark.parametrize("happens", [Replica.give_up, Replica.stand_still])
+def test_another_replica_goes_on_with_what_one_cannot(
+    happens: Callable[[Replica], None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_MOVES_AFTER_S", 0.2)
+
+    async def story(house: House) -> None:
+        ada, grace = house.pool.contributor("ada"), house.pool.contributor("grace")
+        house.deploy(replicas=2)
+        first, second = await house.replicas.get(), await house.replicas.get()
+        first.serve(ada)
+        second.serve(grace)
+        await house.until(lambda: "2 replicas answer" in reasons(house))
+        asked = [wanted(one) for one in range(2)]
+        streams = [(await house.engine().generate([one]))[0] for one in asked]
+        assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (1, 1)
+        tokens: list[list[int]] = [[], []]
+        reading = asyncio.gather(*map(read, streams, tokens))
+        first.take_turns(6)
+        await house.until(lambda: any(len(one) > 2 for one in tokens))
+        happens(first)
+        second.take_turns(1000)
+        assert await reading == ["length"] * 2
+        assert tokens == [reference(one, WINDOW)[0] for one in asked]
+
+    run(store, tmp_path, story)
+
+
+def test_the_first_who_asks_at_zero_may_bring_much(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.deploy(replicas="0..1")
+        await house.until(lambda: house.engines.find("llama") is not None)
+        await house.engine().generate([wanted(one) for one in range(600)])
+        assert house.engine().demand.waiting == 600
 
     run(store, tmp_path, story)
 

@@ -2,6 +2,7 @@
 
 What a sequence was asked for, and what was emitted of it, is kept here until it ends. When the process that serves a
 replica dies, its sequences are given to another one, or to the next that is started: they go on after what was emitted.
+Likewise when a replica cannot go on, or does not for a while, and another one answers.
 While no replica answers, since none was wanted or none is ready yet, sequences wait here, so many and so long.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from share_compute.errors import Busy, Conflict, ContributorLost, ShareComputeError, TooLong, Unavailable
 from share_compute.serving.autoscaler import Demand
-from share_compute.serving.events import Emitted, SequenceEvent
+from share_compute.serving.events import Emitted, Failed, SequenceEvent
 from share_compute.serving.options import Generation
 from share_compute.serving.sharing import Backlog, in_turn
 from share_compute_api.serving.embedding import embedded
@@ -33,6 +34,8 @@ _PATIENCE_S = 120.0
 _MOST_WAITING = 512
 """Sequences that may wait for a replica."""
 _RETRY_AFTER_S = 10
+_MOVES_AFTER_S = 10.0
+"""Others go on with the sequences of a replica that has not answered for so long: most are back sooner."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +64,7 @@ class _Server:
 
     listening: asyncio.Task[None]
     is_ready: bool = False
+    unready_since_s: float | None = None
     is_leaving: bool = False
     """It is to end what it has, and gets nothing new."""
     tokens_per_s: float | None = None
@@ -131,7 +135,8 @@ class RayEngine:
         if self._takers:
             return
         waiting = self.demand.waiting
-        if waiting + number > _MOST_WAITING:
+        # Whoever is the first is let in, however much it is: else nothing would be started for it.
+        if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
                 mend=f"try again in {_RETRY_AFTER_S} s",
@@ -146,12 +151,12 @@ class RayEngine:
     def _end(self, sequence: int) -> _Live | None:
         live = self._forget(sequence)
         if live is not None and live.replica is not None:
-            self._spawn(self._tell_cancelled(live.replica, sequence))
+            self._spawn(self._tell_cancelled(live.replica, [sequence]))
         return live
 
-    async def _tell_cancelled(self, replica: Replica, sequence: int) -> None:
+    async def _tell_cancelled(self, replica: Replica, sequences: Sequence[int]) -> None:
         try:
-            await replica.cancel([sequence])
+            await replica.cancel(sequences)
         except ShareComputeError as failure:
             _log.info("%s: %s", self.facts.name, failure.message)
 
@@ -169,12 +174,19 @@ class RayEngine:
             tokens_per_s: what was predicted of it with all sequences in flight.
             is_ready: whether it answers.
         """
-        server = self._servers.get(replica)
-        if server is not None:
-            if is_ready and not server.is_ready:
-                self._idle_since_s = self._now_s()  # it was started for somebody: it waits for them
-            server.is_ready, server.tokens_per_s = is_ready, tokens_per_s
-            self._spawn_placing()
+        server, now_s = self._servers.get(replica), self._now_s()
+        if server is None:
+            return
+        if is_ready and not server.is_ready:
+            self._idle_since_s = now_s  # it was started for somebody: it waits for them
+        server.is_ready, server.tokens_per_s = is_ready, tokens_per_s
+        if is_ready:
+            server.unready_since_s = None
+        elif server.unready_since_s is None:
+            server.unready_since_s = now_s
+        elif now_s - server.unready_since_s >= _MOVES_AFTER_S and self._takers:
+            self._spawn(self._tell_cancelled(replica, self._free(replica)))
+        self._spawn_placing()
 
     def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
         """Give a replica nothing new, while it ends what it has; or let it take requests again."""
@@ -190,12 +202,16 @@ class RayEngine:
             return
         if server.listening is not asyncio.current_task():
             server.listening.cancel()
-        now_s = self._now_s()
-        for live in self._live.values():
-            if live.replica is replica:
-                live.replica, live.waits_s = None, now_s
-        self._watch_waiting()
+        self._free(replica)
         self._spawn_placing()
+
+    def _free(self, replica: Replica) -> list[int]:
+        """Let the sequences of a replica wait for another one; return which they are."""
+        freed = [number for number, live in self._live.items() if live.replica is replica]
+        for number in freed:
+            self._live[number].replica, self._live[number].waits_s = None, self._now_s()
+        self._watch_waiting()
+        return freed
 
     def ongoing(self, replica: Replica) -> int:
         """Return the sequences that a replica has, running and queued."""
@@ -298,7 +314,7 @@ class RayEngine:
             except ContributorLost:
                 self.remove(replica)  # which gives them to others
                 return
-            except (Busy, TooLong) as failure:  # another one may have more room
+            except (Busy, TooLong, Unavailable) as failure:  # another one may have more room
                 refusal = failure if not isinstance(refusal, Busy) else refusal
                 if any(live.replica is not replica for live in lives):
                     return  # it was removed meanwhile, and others have them
@@ -362,11 +378,21 @@ class RayEngine:
                     continue
                 self._note_token(live, now_s)
                 live.emitted.append(event.token)
+            elif self._may_go_on(replica, event):
+                live.replica, live.waits_s = None, now_s
+                continue
             else:
                 self._forget(event.sequence)
                 self._meter.finished(event, now_s - live.came_s)
             told.append(event)
         self._mail.deliver(told)
+        self._watch_waiting()
+        self._spawn_placing()
+
+    def _may_go_on(self, replica: Replica, event: SequenceEvent) -> bool:
+        """Return whether another replica may go on with what this one cannot."""
+        others = any(taker is not replica for taker in self._takers)
+        return others and isinstance(event, Failed) and isinstance(event.error, Unavailable)
 
     def _note_token(self, live: _Live, now_s: float) -> None:
         if live.emitted:
