@@ -115,7 +115,8 @@ class Speech:
         self._is_over = isinstance(event, Finished)
         return event
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_complete: bool = False) -> None:
+        del is_complete
         if not self._is_over:
             self._speaker.closed.add(self._sequence)
 

@@ -197,6 +197,25 @@ def test_another_replica_goes_on_with_what_one_cannot(
     run(store, tmp_path, story)
 
 
+@pytest.mark.parametrize(("is_complete", "reason"), [(True, "stop"), (False, "abort")])
+def test_who_has_all_that_they_want_did_not_break_off(
+    is_complete: bool, reason: str, store: Store, tmp_path: Path
+) -> None:
+    async def story(house: House) -> None:
+        house.deploy()
+        replica = await served(house, house.pool.contributor("ada"))
+        replica.take_turns(2)
+        await house.until(lambda: house.engines.find("llama") is not None)
+        (stream,) = await house.engine().generate([wanted(1)])
+        async for _ in stream:
+            break
+        await stream.aclose(is_complete=is_complete)
+        text = house.metrics.exposition(()).decode()
+        assert f'request_success_total{{finished_reason="{reason}",model_name="llama"}} 1.0' in text
+
+    run(store, tmp_path, story)
+
+
 def test_the_first_who_asks_at_zero_may_bring_much(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
         house.deploy(replicas="0..1")

@@ -100,6 +100,7 @@ class Completing:
 
     async def _listen(self, index: int, stream: Stream) -> None:
         writer = self._writers[index]
+        is_complete = False
         try:
             async for event in stream:
                 if isinstance(event, Finished) and event.reason == "cancelled":
@@ -108,6 +109,7 @@ class Completing:
                 piece = writer.read(event)
                 self._heard.put_nowait((index, piece))
                 if piece.finish is not None:
+                    is_complete = True
                     return
             raise RuntimeError("the engine ended a sequence without a word")  # noqa: TRY301 - told like all others
         except ShareComputeError as failure:
@@ -117,7 +119,7 @@ class Completing:
             mistake = "the server made a mistake"
             self._heard.put_nowait(ShareComputeError(mistake, mend="look into its log, and report it"))
         finally:
-            await stream.aclose()
+            await stream.aclose(is_complete=is_complete)
 
     async def close(self) -> None:
         """Cancel what is still being generated."""

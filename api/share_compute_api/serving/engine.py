@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 class Stream(AsyncIterable[Emitted | Finished], Protocol):
     """Tokens of one sequence in order, then how it ended, which is the last thing it gives."""
 
-    async def aclose(self) -> None:
-        """Cancel the sequence, if it has not ended; may be called twice, and without having read anything."""
+    async def aclose(self, *, is_complete: bool = False) -> None:
+        """Cancel the sequence, if it has not ended; may be called twice, and without having read anything.
+
+        Args:
+            is_complete: whether its reader has all that it wants, as at a stop string.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class LocalEngine:
             with suppress(RuntimeError):  # a loop that closed meanwhile has nobody to tell
                 self._loop.call_soon_threadsafe(self._mail.fail, over)
 
-    def _cancel(self, sequence: int) -> None:
+    def _cancel(self, sequence: int, _is_complete: bool) -> None:
         with self._news:
             self._scheduler.cancel(sequence)
             self._news.notify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.serving.events import Embedded, Emitted, Failed, Finished, SequenceEvent
@@ -13,10 +14,11 @@ class Mailboxes:
     """The streams of one engine; all calls come from the event loop's thread.
 
     Args:
-        cancel: is called with a sequence whose stream was closed before it ended.
+        cancel: is called with a sequence whose stream was closed before it ended, and whether its reader has all that
+            it wants.
     """
 
-    def __init__(self, cancel: Callable[[int], None]) -> None:
+    def __init__(self, cancel: Callable[[int, bool], None]) -> None:
         self._cancel = cancel
         self._boxes: dict[int, asyncio.Queue[SequenceEvent]] = {}
 
@@ -27,7 +29,7 @@ class Mailboxes:
     def _open(self, sequence: int) -> Mailbox:
         box: asyncio.Queue[SequenceEvent] = asyncio.Queue()
         self._boxes[sequence] = box
-        return Mailbox(box, lambda: self._close(sequence))
+        return Mailbox(box, partial(self._close, sequence))
 
     def deliver(self, events: Iterable[SequenceEvent]) -> None:
         """Put events into their streams; those that nobody reads any more are dropped."""
@@ -46,9 +48,9 @@ class Mailboxes:
         for sequence in sequences:
             self._boxes.pop(sequence, None)
 
-    def _close(self, sequence: int) -> None:
+    def _close(self, sequence: int, is_complete: bool) -> None:
         if self._boxes.pop(sequence, None) is not None:
-            self._cancel(sequence)
+            self._cancel(sequence, is_complete)
 
 
 class Mailbox:
@@ -56,10 +58,10 @@ class Mailbox:
 
     Args:
         box: gets it.
-        close: is called when nobody wants it any more.
+        close: is called when nobody wants more of it, with whether all that was wanted was told.
     """
 
-    def __init__(self, box: asyncio.Queue[SequenceEvent], close: Callable[[], None]) -> None:
+    def __init__(self, box: asyncio.Queue[SequenceEvent], close: Callable[[bool], None]) -> None:
         self._box = box
         self._close = close
         self._is_over = False
@@ -94,7 +96,7 @@ class Mailbox:
             raise event.error
         return event
 
-    async def aclose(self) -> None:
-        """Cancel the sequence, if it has not ended."""
+    async def aclose(self, *, is_complete: bool = False) -> None:
+        """Cancel the sequence, if it has not ended; see `Stream.aclose`."""
         self._is_over = True
-        self._close()
+        self._close(is_complete)

@@ -143,10 +143,10 @@ class RayEngine:
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
 
-    def _cancel(self, sequence: int) -> None:
+    def _cancel(self, sequence: int, is_complete: bool) -> None:
         live = self._end(sequence)
         if live is not None:
-            self._meter.ended("abort", self._now_s() - live.came_s)
+            self._meter.ended("stop" if is_complete else "abort", self._now_s() - live.came_s)
 
     def _end(self, sequence: int) -> _Live | None:
         live = self._forget(sequence)
