@@ -94,6 +94,7 @@ class ServingMember:
             if not (is_awaited and stage.draws):
                 with fits(shard, self._setup.name):
                     stage.seal(keeps_plain=keeps_plain)
+                    stage.warm_up()
         trim()  # or the caches of the epoch before would count
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss

@@ -87,7 +87,7 @@ class Grammars:
     """Compiles schemas for one tokenizer.
 
     Args:
-        folder: of the tokenizer; it is loaded for the first schema.
+        folder: of the tokenizer; it is loaded by `warm_up`, or for the first schema.
         vocabulary_size: of the model.
     """
 
@@ -96,6 +96,14 @@ class Grammars:
         self._vocabulary_size = vocabulary_size
         self._tokenizer: Any = None
         self._compiled: dict[str, LLMatcher] = {}
+
+    def warm_up(self) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            UserError: it cannot be used.
+        """
+        self._known_tokenizer()
 
     def start(self, schema: str) -> Grammar:
         """Return the grammar of a new text.

@@ -9,6 +9,7 @@ unless two are equal within that little.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,12 @@ class Sampler:
                 )
             grammar = self._grammars.start(schema)
         self._sequences[opening.sequence] = _Sequence(opening, grammar, self._vocabulary_size, self._device)
+
+    def warm_up(self) -> None:
+        """Make the vocabulary ready for constrained text, if its tokenizer can be used for that."""
+        if self._grammars is not None:
+            with suppress(UserError):  # which the first who asks for it is told
+                self._grammars.warm_up()
 
     def close(self, sequence: int) -> None:
         """Forget a sequence."""

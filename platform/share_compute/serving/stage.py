@@ -134,6 +134,11 @@ class ServingStage(TurnStage):
         call_directly(self._model)
         self.is_sealed = True
 
+    def warm_up(self) -> None:
+        """Make a large vocabulary ready for constrained text: that takes seconds, in which nothing else is computed."""
+        if self._sampler is not None:
+            self._sampler.warm_up()
+
     # -- turns ---------------------------------------------------------------------------------------------------
 
     @property

@@ -49,6 +49,9 @@ class TurnStage(ABC):
                 one row: twice the memory.
         """
 
+    def warm_up(self) -> None:
+        """Do beforehand what all would wait for at the first request that needs it."""
+
     @abstractmethod
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
         """Return the model's tensors in a folder.

@@ -212,3 +212,4 @@ def test_constrained_text_needs_a_tokenizer(tmp_path: Path) -> None:
         Sampler(VOCABULARY, CPU).open(opening(1, PROMPT, json_schema=""))
     with pytest.raises(UserError, match="tokenizer"):
         Grammars(tmp_path, VOCABULARY).start("")
+    Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # who asks for it will be told
