@@ -4,7 +4,7 @@ import i18next from "i18next";
 import { locale } from "./i18n";
 
 /** As `useTranslation` has it; tests of what uses these functions speak English without starting anything. */
-function t(words: string, filled: Record<string, string | number> = {}): string {
+export function t(words: string, filled: Record<string, string | number> = {}): string {
   if (i18next.isInitialized) return i18next.t(words, filled);
   return words.replace(/\{\{(\w+)\}\}/g, (_, name: string) => String(filled[name]));
 }

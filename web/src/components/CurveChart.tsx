@@ -2,6 +2,7 @@
 import { useComputedColorScheme } from "@mantine/core";
 import { useMergedRef } from "@mantine/hooks";
 import { useEffect, useRef } from "react";
+import { useTranslation } from "react-i18next";
 import uPlot, { type AlignedData } from "uplot";
 import "uplot/dist/uPlot.min.css";
 
@@ -56,6 +57,7 @@ interface Props {
 
 export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, format }: Props) {
   const scheme = useComputedColorScheme("light");
+  const { t } = useTranslation();
   const { ref: measured, width } = useWidth<HTMLDivElement>();
   const frame = useRef<HTMLDivElement>(null);
   const ref = useMergedRef(frame, measured);
@@ -84,7 +86,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
         },
         axes: axesOf(scheme, (value) => latest.current.format(value)),
         series: [
-          { label: "step", value: (_, value) => value ?? "–" },
+          { label: t("step"), value: (_, value) => value ?? "–" },
           ...curves.map((curve) => seriesOf(curve, scheme, (value) => latest.current.format(value))),
         ],
         hooks: {

@@ -8,6 +8,7 @@ import { job as jobQuery, metrics, metricsBetween, MOST_POINTS } from "../../api
 import type { Job } from "../../api/types";
 import { CurveChart, type Zoom } from "../../components/CurveChart";
 import { Failure, Waiting } from "../../components/Feedback";
+import { t } from "../../format";
 import { Compare, NAME_OF_FIGURE } from "./Compare";
 import classes from "./Curves.module.css";
 import { curvesOf, figuresIn, summarize, together, WRITTEN, type Run } from "./curves";
@@ -16,7 +17,7 @@ import { stepsOf, type FigureName, type JobSearch } from "./search";
 const MOST_COMPARED = 5;
 
 export function Curves({ job }: { job: Job }) {
-  const { t } = useTranslation();
+  const { t, i18n } = useTranslation();
   const search = useSearch({ from: "/jobs/$jobId" });
   const navigate = useNavigate({ from: "/jobs/$jobId" });
   const change = (next: Partial<JobSearch>) =>
@@ -31,7 +32,7 @@ export function Curves({ job }: { job: Job }) {
     const metricsOfJob = together(own.data ?? [], stretch ?? []);
     return [{ name: others.length === 0 ? null : job.name, metrics: metricsOfJob }, ...compared.runs];
   }, [own.data, stretch, compared.runs, job.name, others.length]);
-  const drawn = useMemo(() => curvesOf(runs, figure, search.smooth), [runs, figure, search.smooth]);
+  const drawn = useMemo(() => curvesOf(runs, figure, search.smooth), [runs, figure, search.smooth, i18n.language]);
   const figures = useMemo(() => figuresIn(own.data ?? []), [own.data]);
 
   if (own.data === undefined) {
@@ -191,8 +192,8 @@ function figureOf(value: string): FigureName | undefined {
 
 /** The picture in words. */
 function describe(figure: FigureName, name: string, summary: string, zoom: Zoom | null, runs: readonly Run[]): string {
-  const what = figure === "loss" ? `Loss over steps. ${summary}` : `${name} over steps.`;
-  const where = zoom === null ? "" : ` Steps ${zoom[0]} to ${zoom[1]}.`;
-  const others = runs.length === 0 ? "" : ` Beside it: ${runs.map((run) => run.name).join(", ")}.`;
-  return what + where + others;
+  const over = t("{{figure}} over steps.", { figure: name });
+  const where = zoom === null ? "" : t("Steps {{first}} to {{last}}.", { first: zoom[0], last: zoom[1] });
+  const others = runs.length === 0 ? "" : t("Beside it: {{names}}.", { names: runs.map((run) => run.name).join(", ") });
+  return [over, figure === "loss" ? summary : "", where, others].filter((part) => part !== "").join(" ");
 }

@@ -1,7 +1,7 @@
 /** Turns measured steps into the columns that the chart draws. */
 import type { Metric } from "../../api/types";
 import type { Curve } from "../../components/CurveChart";
-import { loss, si, stepTime } from "../../format";
+import { loss, si, stepTime, t } from "../../format";
 import type { FigureName } from "./search";
 
 const SPLITS = ["train", "validation", "test"] as const;
@@ -52,10 +52,11 @@ export function curvesOf(runs: readonly Run[], figure: FigureName, smoothing = 0
       for (const metric of own) values[column.get(metric.step)!] = valueOf(metric, figure);
       // Alone, its splits differ by hue; among others, each job has one, and its splits differ by their points.
       const ink = runs.length === 1 ? order : place;
-      const curve = { label: name === null ? NAMES[split] : `${name}, ${NAMES[split]}`, values, ink, isSparse: split !== "train" };
+      const what = t(NAMES[split]);
+      const curve = { label: name === null ? what : t("{{name}}, {{what}}", { name, what }), values, ink, isSparse: split !== "train" };
       if (smoothing === 0 || split !== "train") return [curve];
       return [
-        { ...curve, label: `${curve.label}, as measured`, isFaint: true },
+        { ...curve, label: t("{{curve}}, as measured", { curve: curve.label }), isFaint: true },
         { ...curve, values: smoothed(values, smoothing) },
       ];
     }),
@@ -90,8 +91,13 @@ export function summarize(metrics: readonly Metric[]): string {
   const last = training.at(-1);
   if (first === undefined || last === undefined) return "";
   const validation = metrics.findLast((metric) => metric.split === "validation");
-  const tail = validation === undefined ? "" : `, validation ${loss(lossOf(validation))} at step ${validation.step}`;
-  return `Training ${loss(lossOf(first))} at step ${first.step}, ${loss(lossOf(last))} at step ${last.step}${tail}.`;
+  const ends = { first: loss(lossOf(first)), from: first.step, last: loss(lossOf(last)), to: last.step };
+  if (validation === undefined) return t("Training {{first}} at step {{from}}, {{last}} at step {{to}}.", ends);
+  return t("Training {{first}} at step {{from}}, {{last}} at step {{to}}, validation {{validation}} at step {{step}}.", {
+    ...ends,
+    validation: loss(lossOf(validation)),
+    step: validation.step,
+  });
 }
 
 function valueOf(metric: Metric, figure: FigureName): number | null {
