@@ -83,6 +83,8 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
             pool.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
         with Live(console=console, refresh_per_second=4) as live:
             pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
+        if not console.is_terminal:  # there it does not end its last line
+            console.line()
         corpus = folder / "corpus.txt"
         console.print(f"[bold]Text[/]    {bytes_text(gather_corpus(corpus))} of Python's documentation")
         file = write_job(folder, corpus, pools=contributors, steps=steps)
