@@ -21,6 +21,7 @@ import {
   servedModels,
 } from "./queries";
 import { Refresher } from "./refresher";
+import { write, writeThrough } from "./write";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, PoolEvent } from "./types";
 
 /** Kinds of events that change what an operator sees; a job's state is what its place in the queue hangs on. */
@@ -73,7 +74,7 @@ function applyToDeployments(client: QueryClient, refresher: Refresher, events: P
   const news = events.map((event) => event.data as unknown as DeploymentNews);
   for (const id of new Set(news.map((one) => one.id))) {
     const some = events.filter((event) => event.data.id === id);
-    client.setQueryData(deploymentLog(id).queryKey, (old) => old && mergeLog(old, some));
+    writeThrough<PoolEvent[]>(client, deploymentLog(id).queryKey, (old) => mergeLog(old, some));
   }
   for (const key of new Set(news.flatMap((one) => [one.id, one.name]))) {
     refresher.refresh(deployment(key).queryKey, { exact: true });
@@ -91,9 +92,9 @@ export function applyFigures(client: QueryClient, fresh: Figures): void {
 
 function applyToJob(client: QueryClient, refresher: Refresher, id: string, events: PoolEvent[]): void {
   const change = changeOfJob(events);
-  client.setQueryData(job(id).queryKey, (old) => old && advanced(old, change));
-  client.setQueryData(metrics(id).queryKey, (old) => old && mergeMetrics(old, events));
-  client.setQueryData(log(id).queryKey, (old) => old && mergeLog(old, events));
+  write<Job>(client, job(id).queryKey, (old) => advanced(old, change));
+  writeThrough<Metric[]>(client, metrics(id).queryKey, (old) => mergeMetrics(old, events));
+  writeThrough<PoolEvent[]>(client, log(id).queryKey, (old) => mergeLog(old, events));
   if (events.some((event) => event.kind === "artifact")) refresher.refresh(artifacts(id).queryKey);
   if (events.some((event) => event.kind === "checkpoint")) refresher.refresh(checkpoints(id).queryKey);
   // A step is laid out by the times of layers that were measured so far.
@@ -105,26 +106,32 @@ function applyToJob(client: QueryClient, refresher: Refresher, id: string, event
 function applyToJobLists(client: QueryClient, byJob: Map<string | null, PoolEvent[]>): void {
   const changes = new Map([...byJob].map(([id, events]) => [id, changeOfJob(events)]));
   if (![...changes.values()].some((change) => change.progress !== undefined || change.state !== undefined)) return;
-  client.setQueriesData<InfiniteData<JobPage>>({ queryKey: ["jobs"] }, (old) => {
-    if (old === undefined) return old;
-    const pages = old.pages.map((page) => {
-      const jobs = page.jobs.map((one) => advanced(one, changes.get(one.id) ?? {}));
-      return jobs.some((one, place) => one !== page.jobs[place]) ? { ...page, jobs } : page;
+  for (const { queryKey } of client.getQueryCache().findAll({ queryKey: ["jobs"] })) {
+    write<InfiniteData<JobPage>>(client, queryKey, (old) => {
+      const pages = old.pages.map((page) => {
+        const jobs = page.jobs.map((one) => advanced(one, changes.get(one.id) ?? {}));
+        return jobs.some((one, place) => one !== page.jobs[place]) ? { ...page, jobs } : page;
+      });
+      return pages.some((page, place) => page !== old.pages[place]) ? { ...old, pages } : old;
     });
-    return pages.some((page, place) => page !== old.pages[place]) ? { ...old, pages } : old;
-  });
+  }
 }
 
 /** The pages of single machines: their story goes on, and their figures are asked for again. */
 function applyToMachines(client: QueryClient, refresher: Refresher, events: PoolEvent[]): void {
-  for (const query of client.getQueryCache().findAll({ queryKey: ["contributor"], type: "active" })) {
+  for (const query of client.getQueryCache().findAll({ queryKey: ["contributor"] })) {
     const [, id, part] = query.queryKey as [string, string, string?];
     if (part !== undefined) continue;
     const own = events.filter((event) => event.contributor_id === id);
     const held = client.getQueryData(machine(id).queryKey)?.held?.job_id ?? null;
     const ofJob = held === null ? [] : events.filter((event) => event.job_id === held);
+    if (!query.isActive()) {
+      // Whoever comes back to it asks for all of it again.
+      if (own.length + ofJob.length > 0) void client.invalidateQueries({ queryKey: ["contributor", id], refetchType: "none" });
+      continue;
+    }
     if (own.length > 0) {
-      client.setQueryData(machineHistory(id).queryKey, (old) => old && mergeLog(old, own));
+      writeThrough<PoolEvent[]>(client, machineHistory(id).queryKey, (old) => mergeLog(old, own));
       refresher.refresh(machine(id).queryKey, { exact: true });
     }
     if (own.length > 0 || ofJob.some((event) => event.kind === "step")) {

@@ -2,13 +2,14 @@
  * Server-sent events over fetch: EventSource cannot begin at an event of one's choice, and tells neither that a
  * session is over nor that a stream is complete.
  *
- * A lost connection is opened again from the last event that was seen (`Last-Event-ID`), after a wait that doubles
+ * A lost connection, or one that is silent for too long, is opened again from the last event that was seen (`Last-Event-ID`), after a wait that doubles
  * up to `SLOWEST_MS`; the server repeats nothing before it and leaves nothing out after it.
  */
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "./client";
 import { ApiProblem } from "./problem";
+import { heard } from "./silence";
 
 const FIRST_MS = 500;
 const SLOWEST_MS = 15_000;
@@ -33,15 +34,21 @@ export async function listen(
     try {
       const headers: Record<string, string> = { Accept: "text/event-stream" };
       if (lastId !== undefined) headers["Last-Event-ID"] = lastId;
-      const response = await authorizedFetch(new Request(url, { headers, signal, cache: "no-store" }));
+      const lost = new AbortController();
+      const either = AbortSignal.any([signal, lost.signal]);
+      const response = await authorizedFetch(new Request(url, { headers, signal: either, cache: "no-store" }));
       // No content: the stream is complete, and the standard asks not to come back.
       if (response.status === 204 || response.body === null) return;
       listener.onState("live");
-      const events = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());
-      for await (const event of events) {
-        wait = FIRST_MS;
-        if (event.id !== undefined) lastId = event.id;
-        listener.onEvent(event.event ?? "message", event.data, lastId ?? "");
+      const { text, stop } = heard(response.body, () => lost.abort());
+      try {
+        for await (const event of text.pipeThrough(new EventSourceParserStream())) {
+          wait = FIRST_MS;
+          if (event.id !== undefined) lastId = event.id;
+          listener.onEvent(event.event ?? "message", event.data, lastId ?? "");
+        }
+      } finally {
+        stop();
       }
     } catch (failure) {
       if (signal.aborted) return;

@@ -4,6 +4,7 @@ import type { QueryClient } from "@tanstack/react-query";
 import { machinesOfPool, pool } from "./queries";
 import { Refresher } from "./refresher";
 import { isGone, type ContributorState, type Glance, type Held, type PoolEvent, type PoolView } from "./types";
+import { write } from "./write";
 
 /** Above this, one question for the whole pool is cheaper than one for each machine by name. */
 const MOST_NAMED = 100;
@@ -82,7 +83,7 @@ export class PoolKeeper {
     const before = this.client.getQueryData(pool.queryKey);
     if (before !== undefined) {
       const { pool: after, unknown } = changed(before, events);
-      if (after !== before) this.client.setQueryData(pool.queryKey, after);
+      write<PoolView>(this.client, pool.queryKey, () => after);
       for (const id of unknown) this.wanted.add(id);
     }
     // An answer that was asked for before these events may not know of them.
@@ -103,7 +104,7 @@ export class PoolKeeper {
     if (ids.length === 0) return;
     if (ids.length > MOST_NAMED) return this.client.invalidateQueries({ queryKey: pool.queryKey });
     const fresh = await machinesOfPool(ids);
-    this.client.setQueryData(pool.queryKey, (before) => before && merged(before, fresh));
+    write<PoolView>(this.client, pool.queryKey, (before) => merged(before, fresh));
     if (!fresh.islands.is_current) {
       setTimeout(() => {
         this.wanted.add(ids[0]!);

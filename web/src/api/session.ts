@@ -20,6 +20,10 @@ type SessionView = components["schemas"]["SessionView"];
 export type SignedInKey = NonNullable<SessionView["key"]>;
 
 const ADDRESS = "/api/v1/session";
+const SIGNED_OUT = "signed out";
+/** Whose conversation this tab has. */
+const LAST_KEY = "share-compute.key";
+const RENEWED_MS = 6 * 3600 * 1000;
 const listeners = new Set<(session: Session) => void>();
 /** Tabs share the cookie, so each tells the others. */
 const tabs = typeof BroadcastChannel === "undefined" ? undefined : new BroadcastChannel("share-compute.session");
@@ -48,7 +52,14 @@ function become(next: Session): void {
 /** Find out who is signed in: by the key in `#key=...` if there is one, else by the cookie. */
 export async function startSession(): Promise<void> {
   addEventListener("hashchange", () => void adoptKeyFromAddress());
-  if (tabs !== undefined) tabs.onmessage = () => void lookAgain();
+  if (tabs !== undefined) {
+    tabs.onmessage = ({ data }) => {
+      if (data === SIGNED_OUT) forgetConversation();
+      void lookAgain();
+    };
+  }
+  // Asking renews a session that is used, however long the page stays open.
+  setInterval(() => current.state === "in" && void lookAgain(), RENEWED_MS);
   if (!(await adoptKeyFromAddress())) await lookAgain();
 }
 
@@ -87,7 +98,7 @@ export async function signOut(): Promise<void> {
   // Who is signed out by the server finds the conversation again.
   forgetConversation();
   become({ state: "out" });
-  tabs?.postMessage("changed");
+  tabs?.postMessage(SIGNED_OUT);
 }
 
 /** The server refused a request of this session. */
@@ -107,6 +118,9 @@ function settle({ key, last_event }: SessionView): void {
   if (key === null) {
     if (current.state !== "out") become({ state: "out" });
   } else if (current.state !== "in" || current.key.id !== key.id) {
+    const last = sessionStorage.getItem(LAST_KEY);
+    if (last !== null && last !== key.id) forgetConversation();
+    sessionStorage.setItem(LAST_KEY, key.id);
     become({ state: "in", key, lastEvent: last_event });
   }
 }

@@ -12,6 +12,8 @@ import { chatRequest, plainRequest } from "./requests";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
 
+/** That an answer went on may be told so long after its last word. */
+const NEWS_MS = 5000;
 const SAVE_MS = 500;
 /** Seeds that a number of JavaScript, and thus JSON, holds exactly. */
 const SEEDS = 2 ** 31;
@@ -166,11 +168,15 @@ class Conversation {
     } catch (failure) {
       tell((answer) => ({ ...answer, wait: "", marks: pinned(answer), ...ending(failure, work.stop.signal) }));
     } finally {
-      if (this.works.get(key) === work) this.works.delete(key);
-      if (this.works.size === 0) {
-        this.unhear?.();
-        this.unhear = undefined;
-      }
+      setTimeout(() => this.unlearn(key, work), NEWS_MS);
+    }
+  }
+
+  private unlearn(key: string, work: Work): void {
+    if (this.works.get(key) === work) this.works.delete(key);
+    if (this.works.size === 0) {
+      this.unhear?.();
+      this.unhear = undefined;
     }
   }
 
@@ -261,13 +267,14 @@ function written(answer: Answer, piece: Piece, text: string, agreed: number, wor
 }
 
 function told(answer: Answer, news: DeploymentNews, work: Work, now: number): Answer {
+  if (news.went_on !== undefined) {
+    const until = isRunning(answer) ? now : work.last;
+    return { ...answer, marks: settled(answer.marks, news.went_on, answer.text, work.arrivals, now, until), wait: "" };
+  }
   if (!isRunning(answer)) return answer;
   if (news.interrupted !== undefined) {
     const mark = markOf(news.interrupted, work.arrivals, now);
     return mark === null ? answer : { ...answer, marks: [...answer.marks, mark], wait: news.interrupted.reason };
-  }
-  if (news.went_on !== undefined) {
-    return { ...answer, marks: settled(answer.marks, news.went_on, answer.text, work.arrivals, now), wait: "" };
   }
   if (news.state === news.from) return answer;
   return { ...answer, wait: news.state === "ready" ? "" : news.reason };

@@ -54,16 +54,21 @@ export function markOf(news: NonNullable<DeploymentNews["interrupted"]>, arrival
   };
 }
 
-/** The same marks when it goes on: the mark stays where the text was when pools were formed again. */
+/**
+ * The same marks when it goes on: the mark stays where the text was when pools were formed again.
+ *
+ * @param until when the last of the text came, if that was before now.
+ */
 export function settled(
   marks: readonly Mark[],
   news: NonNullable<DeploymentNews["went_on"]>,
   text: string,
   arrivals: Arrivals,
   now: number,
+  until = now,
 ): Mark[] {
   const formed = now - 1000 * (news.ago_s - news.seconds);
-  const pause = longestPause(arrivals, now);
+  const pause = longestPause(arrivals, until);
   // News take their time to come, tokens theirs: where the text itself paused is seen best in the text.
   const at = 2 * pause.ms > 1000 * news.seconds ? pause.length : lengthAt(arrivals, formed, text.length);
   return marks.map((mark) => (mark.key === keyOf(news) ? { ...mark, at, seconds: news.seconds } : mark));

@@ -3,9 +3,7 @@ import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "../api/client";
 import { ofOpenAi, unreachable, type OpenAiError } from "../api/problem";
-
-/** The server gives a sign of life every 10 s; after so long a silence nobody is there. */
-const SILENCE_MS = 30_000;
+import { heard } from "../api/silence";
 
 export type Route = "/v1/chat/completions" | "/v1/completions";
 
@@ -40,17 +38,9 @@ export async function* ask(route: Route, request: object, signal: AbortSignal): 
       signal: AbortSignal.any([signal, lost.signal]),
     }),
   );
-  let timer = setTimeout(() => lost.abort(), SILENCE_MS);
-  const heard = new TransformStream<Uint8Array, Uint8Array>({
-    transform: (bytes, controller) => {
-      clearTimeout(timer);
-      timer = setTimeout(() => lost.abort(), SILENCE_MS);
-      controller.enqueue(bytes);
-    },
-  });
+  const { text, stop } = heard(response.body!, () => lost.abort());
   try {
-    const texts = response.body!.pipeThrough(heard).pipeThrough(new TextDecoderStream() as TransformStream<Uint8Array, string>);
-    for await (const event of texts.pipeThrough(new EventSourceParserStream())) {
+    for await (const event of text.pipeThrough(new EventSourceParserStream())) {
       if (event.data === "[DONE]") return;
       const piece = read(JSON.parse(event.data) as Chunk);
       if (piece !== null) yield piece;
@@ -58,7 +48,7 @@ export async function* ask(route: Route, request: object, signal: AbortSignal): 
   } catch (failure) {
     if (signal.aborted || !isBreak(failure)) throw failure;
   } finally {
-    clearTimeout(timer);
+    stop();
   }
   // It ended before it was whole.
   throw unreachable();
