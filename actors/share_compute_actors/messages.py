@@ -154,10 +154,6 @@ class Sources:
     places: Mapping[str, int] = field(default_factory=dict)
     """By stored name, which of them; the first has all that is not named here."""
 
-    def of(self, name: str) -> Source:
-        """Return who has this parameter or buffer."""
-        return self.all[self.place(name)]
-
     def place(self, name: str) -> int:
         """Return which of them has this parameter or buffer."""
         return self.places.get(name, 0)

@@ -51,7 +51,11 @@ class Trainer:
         self.runner = Runner(stage, self.training, SummationTree((1,)))
         self.step = 0
         self.scales: dict[int, float] = {}
-        self.copier = Copier(lambda work: work(), lambda: (self.runner, self.step))
+        self.let_copy(Copier)
+
+    def let_copy(self, kind: type[Copier]) -> None:
+        """Let its shard be copied by this kind of copier."""
+        self.copier = kind(lambda work: work(), lambda: (self.runner, self.step))
 
     def prepare(self, follower: Follower | None = None) -> None:
         """Compute the gradient of the next step, and give it away."""
@@ -178,7 +182,7 @@ def test_steps_are_taken_while_it_is_fetched(
             return copied
 
     follower = follow(trainer)
-    trainer.copier = Training(lambda work: work(), lambda: (trainer.runner, trainer.step))
+    trainer.let_copy(Training)
     fetched(follower, trainer)
     assert trainer.step == len(trainer.runner.stage.persistent())
     assert follower.bring_to(trainer.step, trainer.scales)
@@ -278,7 +282,7 @@ def test_an_owner_may_begin_anew_amid_a_piece(follow: Callable[..., Follower]) -
                 self.forget()
             return super().piece(ticket, name, start, stop)
 
-    trainer.copier = Restless(lambda work: work(), lambda: (trainer.runner, trainer.step))
+    trainer.let_copy(Restless)
     assert same(fetched(follow(trainer), trainer), trainer)
 
 
@@ -297,7 +301,7 @@ def test_damaged_pieces_are_asked_for_again(follow: Callable[..., Follower]) -> 
             content[0] ^= self.asked % 2
             return piece._replace(content=content)
 
-    trainer.copier = Noisy(lambda work: work(), lambda: (trainer.runner, trainer.step))
+    trainer.let_copy(Noisy)
     follower = fetched(follow(trainer), trainer)
     assert same(follower, trainer)
 
@@ -316,7 +320,7 @@ def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Followe
                 raise StaleEpoch("the shard is not here any more", mend="nothing")
             return super().outline(shard)
 
-    trainer.copier = Late(lambda work: work(), lambda: (trainer.runner, trainer.step))
+    trainer.let_copy(Late)
     assert same(fetched(follow(trainer), trainer), trainer)
 
 

@@ -185,7 +185,10 @@ class RayEngine:
         elif server.unready_since_s is None:
             server.unready_since_s = now_s
         elif now_s - server.unready_since_s >= _MOVES_AFTER_S and self._takers:
-            self._spawn(self._tell_cancelled(replica, self._free(replica)))
+            moved = self._sequences_of(replica)
+            if moved:
+                self._free(moved)
+                self._spawn(self._tell_cancelled(replica, moved))
         self._spawn_placing()
 
     def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
@@ -202,20 +205,22 @@ class RayEngine:
             return
         if server.listening is not asyncio.current_task():
             server.listening.cancel()
-        self._free(replica)
+        self._free(self._sequences_of(replica))
         self._spawn_placing()
 
-    def _free(self, replica: Replica) -> list[int]:
-        """Let the sequences of a replica wait for another one; return which they are."""
-        freed = [number for number, live in self._live.items() if live.replica is replica]
-        for number in freed:
-            self._live[number].replica, self._live[number].waits_s = None, self._now_s()
+    def _sequences_of(self, replica: Replica) -> list[int]:
+        return [number for number, live in self._live.items() if live.replica is replica]
+
+    def _free(self, sequences: Sequence[int]) -> None:
+        """Let sequences wait for another replica."""
+        now_s = self._now_s()
+        for number in sequences:
+            self._live[number].replica, self._live[number].waits_s = None, now_s
         self._watch_waiting()
-        return freed
 
     def ongoing(self, replica: Replica) -> int:
         """Return the sequences that a replica has, running and queued."""
-        return sum(live.replica is replica for live in self._live.values())
+        return len(self._sequences_of(replica))
 
     @property
     def demand(self) -> Demand:
@@ -367,7 +372,8 @@ class RayEngine:
                 self._take(replica, events)
 
     def _take(self, replica: Replica, events: Sequence[SequenceEvent]) -> None:
-        told = []
+        told: list[SequenceEvent] = []
+        freed: list[int] = []
         now_s = self._now_s()
         for event in events:
             live = self._live.get(event.sequence)
@@ -379,20 +385,21 @@ class RayEngine:
                 self._note_token(live, now_s)
                 live.emitted.append(event.token)
             elif self._may_go_on(replica, event):
-                live.replica, live.waits_s = None, now_s
+                freed.append(event.sequence)
                 continue
             else:
                 self._forget(event.sequence)
                 self._meter.finished(event, now_s - live.came_s)
             told.append(event)
         self._mail.deliver(told)
-        self._watch_waiting()
-        self._spawn_placing()
+        if freed:
+            self._free(freed)
+            self._spawn_placing()
 
     def _may_go_on(self, replica: Replica, event: SequenceEvent) -> bool:
         """Return whether another replica may go on with what this one cannot."""
-        others = any(taker is not replica for taker in self._takers)
-        return others and isinstance(event, Failed) and isinstance(event.error, Unavailable)
+        is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
+        return is_given_up and any(taker is not replica for taker in self._takers)
 
     def _note_token(self, live: _Live, now_s: float) -> None:
         if live.emitted:

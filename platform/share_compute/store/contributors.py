@@ -22,8 +22,8 @@ from share_compute.store.tables import Contributor
 from share_compute.topology import Device, Link
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing, ContributorState.ready)
-_REMEMBERED = timedelta(days=1)
-"""How long a page without wishes shows those that are gone."""
+REMEMBERED = timedelta(days=1)
+"""How long machines that are gone are shown."""
 
 
 class Contributors:
@@ -90,8 +90,7 @@ class Contributors:
         if states is not None:
             query = query.where(Contributor.state.in_([state.value for state in states]))
         else:
-            since = self._clock() - _REMEMBERED
-            query = query.where(_here_since(since))
+            query = query.where(here_since(self._clock() - REMEMBERED))
         if cursor is not None:
             query = query.where(tuple_(Contributor.joined_at, Contributor.id) > tuple_(*read_cursor(cursor)))
         with self._database.read() as session:
@@ -105,9 +104,7 @@ class Contributors:
         Unlike `list` it reads nothing that was measured, so it may be asked often of a large pool.
         """
         columns = [getattr(Contributor, name) for name in PresenceRecord.model_fields]
-        query = (
-            select(*columns).where(_here_since(gone_since)).order_by(Contributor.joined_at, Contributor.id)
-        )
+        query = select(*columns).where(here_since(gone_since)).order_by(Contributor.joined_at, Contributor.id)
         with self._database.read() as session:
             return [PresenceRecord.model_validate(row) for row in session.execute(query)]
 
@@ -265,7 +262,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
 
-def _here_since(moment: datetime) -> ColumnElement[bool]:
+def here_since(moment: datetime) -> ColumnElement[bool]:
     """Return whether a machine is here, or went at this moment or later."""
     return or_(Contributor.left_at.is_(None), Contributor.left_at >= moment)
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
-from sqlalchemy import Text, cast, or_, select
+from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session
 
 from share_compute.jobs.states import ContributorState
+from share_compute.store.contributors import REMEMBERED, here_since
 from share_compute.store.database import Database
 from share_compute.store.records import GlanceRecord, HeldRecord
 from share_compute.store.tables import Contributor, Deployment, Invite, Job
 from share_compute.store.work import parts
 from share_compute.topology import BASE_DTYPE, HEAD
 
-_REMEMBERED = timedelta(days=1)
-"""How long machines that are gone are shown."""
 _COLUMNS = (
     Contributor.id,
     Contributor.name,
@@ -55,8 +54,7 @@ class PoolRows:
         if contributor_ids is not None:
             query = query.where(Contributor.id.in_(contributor_ids))
         else:
-            since = self._clock() - _REMEMBERED
-            query = query.where(or_(Contributor.left_at.is_(None), Contributor.left_at >= since))
+            query = query.where(here_since(self._clock() - REMEMBERED))
         with self._database.read() as session:
             rows = session.execute(query).all()
             owners = _owners(session, contributor_ids)
@@ -119,8 +117,8 @@ class _Measured(NamedTuple):
 @lru_cache(maxsize=4096)
 def _measured(capacity: str | None, links: str | None) -> _Measured:
     """Read documents of a row. They seldom change, and of a large pool to read them would take longer than all else."""
-    devices: list[dict[str, Any]] = (from_json(capacity) if capacity else None) or []
-    among: list[dict[str, Any]] = (from_json(links) if links else None) or []
+    devices: list[dict[str, Any]] = from_json(capacity or "null") or []
+    among: list[dict[str, Any]] = from_json(links or "null") or []
     head = next((link for link in among if HEAD in (link["source"], link["target"])), None)
     return _Measured(
         kind=("cuda" if any(device["kind"] == "cuda" for device in devices) else "cpu") if devices else None,

@@ -21,8 +21,8 @@ import {
   servedModels,
 } from "./queries";
 import { Refresher } from "./refresher";
-import { write, writeThrough } from "./write";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, PoolEvent } from "./types";
+import { write, writeThrough } from "./write";
 
 /** Kinds of events that change what an operator sees; a job's state is what its place in the queue hangs on. */
 const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);

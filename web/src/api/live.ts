@@ -2,14 +2,15 @@
  * Server-sent events over fetch: EventSource cannot begin at an event of one's choice, and tells neither that a
  * session is over nor that a stream is complete.
  *
- * A lost connection, or one that is silent for too long, is opened again from the last event that was seen (`Last-Event-ID`), after a wait that doubles
- * up to `SLOWEST_MS`; the server repeats nothing before it and leaves nothing out after it.
+ * A lost connection, or one that is silent for too long, is opened again from the last event that was seen
+ * (`Last-Event-ID`), after a wait that doubles up to `SLOWEST_MS`; the server repeats nothing before it and leaves
+ * nothing out after it.
  */
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "./client";
 import { ApiProblem } from "./problem";
-import { heard } from "./silence";
+import { untilSilent } from "./silence";
 
 const FIRST_MS = 500;
 const SLOWEST_MS = 15_000;
@@ -40,7 +41,7 @@ export async function listen(
       // No content: the stream is complete, and the standard asks not to come back.
       if (response.status === 204 || response.body === null) return;
       listener.onState("live");
-      const { text, stop } = heard(response.body, () => lost.abort());
+      const { text, stop } = untilSilent(response.body, () => lost.abort());
       try {
         for await (const event of text.pipeThrough(new EventSourceParserStream())) {
           wait = FIRST_MS;

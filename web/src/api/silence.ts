@@ -4,7 +4,7 @@
 const SILENCE_MS = 30_000;
 
 /** The text of a body; `onSilence` is called when nothing came for too long, until `stop` is. */
-export function heard(body: ReadableStream<Uint8Array>, onSilence: () => void): { text: ReadableStream<string>; stop: () => void } {
+export function untilSilent(body: ReadableStream<Uint8Array>, onSilence: () => void): { text: ReadableStream<string>; stop: () => void } {
   let timer = setTimeout(onSilence, SILENCE_MS);
   const listening = new TransformStream<Uint8Array, Uint8Array>({
     transform: (bytes, controller) => {

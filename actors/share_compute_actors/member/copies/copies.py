@@ -23,11 +23,10 @@ from share_compute.errors import (
 )
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
-from share_compute_actors.member.allocator import is_out_of_memory
 from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import HEAD, Head
-from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.copies.room import Room, is_lack_of_room
 from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Followed, Label
 
@@ -165,7 +164,7 @@ class Copies:
         return followed.owner
 
     def _fail(self, failure: Exception) -> None:
-        lacks_room = isinstance(failure, Unavailable) or is_out_of_memory(failure)
+        lacks_room = is_lack_of_room(failure)
         if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
             self._tell(as_ours(failure))
             return

@@ -30,10 +30,9 @@ from share_compute.training.optimizers import (
     parameter_of,
     restore_optimizer,
 )
-from share_compute_actors.member.allocator import is_out_of_memory
 from share_compute_actors.member.copies.copying import Outline, Owner, Part, ShardRange
 from share_compute_actors.member.copies.logs import Log
-from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.copies.room import Room, is_lack_of_room
 from share_compute_actors.member.copies.tensor_file import TensorFile
 from share_compute_actors.member.pieces import TRIES, whole
 
@@ -320,7 +319,7 @@ class Follower:
         try:
             self._advance(step, scales)
         except Exception as failure:
-            if not (isinstance(failure, Unavailable) or is_out_of_memory(failure)):
+            if not is_lack_of_room(failure):
                 raise
             self.is_spoilt = True
             self._fail(failure)

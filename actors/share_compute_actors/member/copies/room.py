@@ -16,7 +16,7 @@ import psutil
 
 from share_compute.errors import Unavailable
 from share_compute.planning.words import bytes_text
-from share_compute_actors.member.allocator import peak_resident_bytes
+from share_compute_actors.member.allocator import is_out_of_memory, peak_resident_bytes
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
@@ -84,6 +84,11 @@ class Room:
             # What training took at most it takes again in the next step.
             memory = min(memory, self._lent_bytes - peak_resident_bytes() - self._taken)
         return min(left, memory) if disk.total else memory  # some know no size of their own
+
+
+def is_lack_of_room(failure: Exception) -> bool:
+    """Whether there was no room for a copy, on the disk or in memory."""
+    return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 
 
 def reserve_bytes(total_bytes: int) -> int:
