@@ -17,6 +17,7 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST
 _REPLICA = {
     "num_requests_running": "Requests that a replica runs.",
     "num_requests_waiting": "Requests that wait in a replica's queue.",
+    "num_preemptions": "Requests of a replica that gave up their room, since it was full and there was none for more.",
     "kv_cache_usage_perc": "Share of a replica's room for caches that is reserved, from 0 to 1.",
     "batch_size": "Requests in one turn of a replica, the mean of the last turns.",
     "generation_tokens_per_second": "Tokens that a replica generates a second, while it does.",
@@ -101,6 +102,7 @@ def _of_replica(status: ServingStatus) -> dict[str, float | None]:
     values = (
         queue.running,
         queue.queued,
+        queue.preempted,
         queue.kv_tokens_used / queue.kv_tokens if queue.kv_tokens else None,
         queue.batch_size,
         status.tokens_per_s,

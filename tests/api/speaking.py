@@ -100,12 +100,13 @@ class Speech:
             await asyncio.sleep(0)
             asked = options.logprobs
             others = tuple((token + other, -1.0 - other) for other in range(asked or 0))
-            yield Emitted(self._sequence, index, token, None if asked is None else -0.25, others)
+            cached = 0 if index else 3
+            yield Emitted(self._sequence, index, token, None if asked is None else -0.25, others, cached)
             if token in options.stop_token_ids:
-                yield Finished(self._sequence, "stop", index + 1, 3)
+                yield Finished(self._sequence, "stop", index + 1)
                 return
         reason = "length" if len(ids) > options.max_tokens else "stop"
-        yield Finished(self._sequence, reason, min(len(ids), options.max_tokens), 3)
+        yield Finished(self._sequence, reason, min(len(ids), options.max_tokens))
 
     def __aiter__(self) -> Speech:
         return self

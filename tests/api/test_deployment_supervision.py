@@ -49,6 +49,10 @@ class Replica:
         self.topologies = [assignment.topology]
         self.is_closed = False
         self.failure: Exception | None = None
+        self.doors = asyncio.Event()
+        """Cleared while submissions are on their way."""
+        self.doors.set()
+        self.num_taken = 0
         self._turns_left = 0
         self._news = asyncio.Event()
         self._desk = Desk(limits_before(assignment.spec, WINDOW), self._news.set)
@@ -100,11 +104,21 @@ class Replica:
 
     async def submit(self, generations: Sequence[Generation]) -> None:
         self._require_life()
+        # Whoever calls an actor cannot call that back.
+        await asyncio.shield(asyncio.create_task(self._admit(generations)))
+
+    async def _admit(self, generations: Sequence[Generation]) -> None:
+        await self.doors.wait()
         self._desk.submit(generations)
+        self.num_taken += len(generations)
 
     async def cancel(self, sequences: Sequence[int]) -> None:
         self._require_life()
         self._desk.cancel(sequences)
+
+    @property
+    def num_queued(self) -> int:
+        return self._desk.stats().queued
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
         del timeout_s
@@ -256,6 +270,31 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         assert "server died" in died["reason"]
         (end,) = [data["went_on"] for data in told if "went_on" in data]
         assert end["seconds"] == end["ago_s"] > 0
+
+    run(store, tmp_path, story)
+
+
+def test_a_client_that_vanishes_while_its_request_is_placed_leaves_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    async def story(house: House) -> None:
+        ada = house.pool.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        replica.serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        engine = house.engine()
+        replica.doors.clear()
+        client = asyncio.create_task(engine.generate([wanted(1)]))
+        await house.until(lambda: engine.ongoing(engine._takers[0]) == 1)
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+        for _ in range(20):  # whatever overtakes the submission does it now
+            await asyncio.sleep(0)
+        replica.doors.set()
+        await house.until(lambda: replica.num_taken == 1)
+        await house.until(lambda: engine.ongoing(engine._takers[0]) == replica.num_queued == 0)
+        assert client.cancelled()
 
     run(store, tmp_path, story)
 

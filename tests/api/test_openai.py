@@ -23,6 +23,7 @@ from share_compute.errors import Busy, TooLong, Unavailable
 from share_compute.serving.options import Generation
 from share_compute.specification import parse_deployment
 from share_compute_api.serving import sse
+from share_compute_api.serving.requests import Message
 from share_compute_api.serving.tokenizer import ServedTokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -97,6 +98,11 @@ def test_models_are_listed_and_shown(client: OpenAI, says: Says) -> None:
 
 
 # Chats
+
+
+def test_templates_are_told_who_speaks() -> None:
+    told = Message.model_validate({"role": "user", "content": "Hello", "name": "ada"}).for_template()
+    assert told == {"role": "user", "content": "Hello", "name": "ada"}
 
 
 def test_a_chat_is_answered(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:

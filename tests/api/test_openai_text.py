@@ -151,7 +151,7 @@ def written(tokenizer: ServedTokenizer, ids: Sequence[int], **options: Any) -> t
     writer = Writer(tokenizer, (), keeps_tokens=True, **options)
     told, pieces = Told(), []
     for index, event in enumerate([*ids, None]):
-        finished = Finished(1, "stop", len(ids), 0)
+        finished = Finished(1, "stop", len(ids))
         piece = writer.read(finished if event is None else Emitted(1, index, event, -0.5, ()))
         told.add(piece)
         pieces.append(piece.text)

@@ -162,11 +162,12 @@ class Deployment:
         self._again(failure)
 
     def _give_up(self, turn_id: int | None, failure: ShareComputeError) -> None:
-        """Give up the sequences that a turn began, or if it began none, all that are in it."""
+        """Give up the sequence that the failure names, or those that a turn began, or all that are in it."""
         turn = self._sent.get(-1 if turn_id is None else turn_id)
         if turn is not None:
+            named = [failure.details["sequence"]] if "sequence" in failure.details else []
             begun = [opening.sequence for opening in turn.opens]
-            self._desk.fail(begun or [chunk.sequence for chunk in turn.chunks], failure)
+            self._desk.fail(named or begun or [chunk.sequence for chunk in turn.chunks], failure)
             self._troubles = 0
 
     def _again(self, failure: ShareComputeError) -> None:

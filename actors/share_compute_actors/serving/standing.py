@@ -132,7 +132,7 @@ class Standing:
                 prediction=prediction,
                 pools=() if placement is None else tuple(self._pools(placement)),
                 queue=QueueStatus(
-                    queued=stats.queued,
+                    queued=stats.queued + stats.interrupted,
                     running=stats.running,
                     batch_size=measured.batch_size,
                     turns_in_flight=stats.turns_in_flight,
@@ -142,6 +142,7 @@ class Standing:
                     prefix_hits=stats.totals.prefix_hits,
                     emitted_tokens=stats.totals.emitted_tokens,
                     wasted_tokens=stats.totals.wasted_tokens,
+                    preempted=stats.totals.preempted,
                 ),
                 tokens_per_s=measured.tokens_per_s,
                 predicted_tokens_per_s=None if of_tokens is None else of_tokens.tokens_per_s,

@@ -42,12 +42,13 @@ from share_compute_api.serving.tokenizer import ServedTokenizer
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401))
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
+_RETRY_AFTER_S = 10
 _STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
 
 
 @router.get("/models", operation_id="listModels")
 async def list_models(context: InContext, caller: Caller) -> ModelList:
-    """List the models that answer."""
+    """List the models that are up."""
     del caller
     return ModelList(data=[Model.of(facts) for facts in context.engines.models()])
 
@@ -154,8 +155,8 @@ async def _engine(context: Context, name: str) -> Engine:
         )
     raise Unavailable(
         f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
-        mend="try again in a while",
-        details={"param": "model", "code": "model_not_ready"},
+        mend=f"try again in {_RETRY_AFTER_S} s",
+        details={"param": "model", "code": "model_not_ready", "retry_after_s": _RETRY_AFTER_S},
     )
 
 

@@ -113,9 +113,10 @@ class Meter:
         """A request came; its prompts have so many tokens together."""
         self._prompt_tokens.inc(prompt_tokens)
 
-    def first_token(self, after_s: float) -> None:
-        """A sequence has its first token, so long after it came."""
+    def first_token(self, after_s: float, cached_tokens: int) -> None:
+        """A sequence has its first token, so long after it came; so many of its prompt's were copied."""
         self._generated_tokens.inc()
+        self._cached_tokens.inc(cached_tokens)
         self._first_token.observe(after_s)
 
     def next_token(self, after_s: float) -> None:
@@ -127,7 +128,6 @@ class Meter:
         """A sequence has ended, so long after it came; a text that became a vector by itself: stop."""
         match event:
             case Finished():
-                self._cached_tokens.inc(event.cached_tokens)
                 self.ended("abort" if event.reason == "cancelled" else event.reason, after_s)
             case Embedded():
                 self.ended("stop", after_s)

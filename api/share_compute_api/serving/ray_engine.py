@@ -120,16 +120,24 @@ class RayEngine:
         now_s = self._now_s()
         lives = [_Live(generation, now_s, waits_s=now_s) for generation in generations]
         self._live.update(zip(numbers, lives, strict=True))
+        placing = asyncio.create_task(self._place(lives))
         try:
-            await self._place(lives)
+            await asyncio.shield(placing)
         except BaseException:  # also when the client went away meanwhile
             self._mail.discard(numbers)
-            for number in numbers:
-                self._end(number)
+            self._spawn(self._take_back(placing, numbers))
             raise
         self._watch_waiting()
         self._meter.came(sum(len(generation.prompt) for generation in generations))
         return streams
+
+    async def _take_back(self, placing: asyncio.Task[None], sequences: Sequence[int]) -> None:
+        """End sequences that nobody wants, once a replica has them: it must not hear of their end before."""
+        await asyncio.wait([placing])
+        if not placing.cancelled():
+            placing.exception()  # who asked was told
+        for sequence in sequences:
+            self._end(sequence)
 
     def _refuse_too_many(self, number: int) -> None:
         if self._takers:
@@ -382,7 +390,7 @@ class RayEngine:
             if isinstance(event, Emitted):
                 if event.index != len(live.emitted):
                     continue
-                self._note_token(live, now_s)
+                self._note_token(live, event, now_s)
                 live.emitted.append(event.token)
             elif self._may_go_on(replica, event):
                 freed.append(event.sequence)
@@ -401,11 +409,11 @@ class RayEngine:
         is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
         return is_given_up and any(taker is not replica for taker in self._takers)
 
-    def _note_token(self, live: _Live, now_s: float) -> None:
+    def _note_token(self, live: _Live, event: Emitted, now_s: float) -> None:
         if live.emitted:
             self._meter.next_token(now_s - live.told_s)
         else:
-            self._meter.first_token(now_s - live.came_s)
+            self._meter.first_token(now_s - live.came_s, event.cached_tokens)
         live.told_s = now_s
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

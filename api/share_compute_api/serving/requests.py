@@ -149,6 +149,8 @@ class Message(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content = ""
+    name: str | None = Field(default=None, max_length=200)
+    """Who says it, for chat templates that write that down."""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,7 +159,7 @@ class Message(StrictModel):
         if not isinstance(data, dict):
             return data
         empty = {name for name in _ANSWERED if not data.get(name)}
-        return {name: value for name, value in data.items() if name not in empty | {"name"}}
+        return {name: value for name, value in data.items() if name not in empty}
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -167,7 +169,9 @@ class Message(StrictModel):
 
     def for_template(self) -> dict[str, str]:
         """Return it as chat templates know it, which is older than the role developer."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        role = "system" if self.role == "developer" else self.role
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": self.content, **named}
 
 
 _ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})

@@ -80,14 +80,14 @@ class Writer:
         self.num_tokens = 0
         """Tokens that were generated."""
         self.cached_tokens = 0
-        """Tokens of the prompt that were copied, not computed; known at the end."""
+        """Tokens of the prompt that were copied, not computed; known with the first token."""
 
     def read(self, event: Emitted | Finished) -> Piece:
         """Return what one more token, or the end, adds; with a finish when the text is over."""
         if isinstance(event, Finished):
-            self.cached_tokens = event.cached_tokens
             return self._finish("length" if event.reason == "length" else "stop")
         self.num_tokens += 1
+        self.cached_tokens += event.cached_tokens
         if event.token in self._end_ids:
             return Piece()
         if self._keeps_tokens:

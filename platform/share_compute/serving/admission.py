@@ -20,9 +20,13 @@ _MOST_LOOKED_AT = 64
 class Admission:
     """Begins sequences: an owner's in their order, owners by what they were served, all within memory.
 
-    Memory is reserved for the longest that a sequence may become, so one that was begun never lacks any. The first
-    sequence of the owner whose turn it is may lack room that a smaller one of another owner would not: that one passes
-    it, but only so many do.
+    Memory is reserved for the prompt and a typical answer (or what was asked for, where that is less). An answer that
+    becomes longer gets room for twice as long a one. Where there is none, its sequence is preempted: it gives up what
+    it has, and goes on before anything new is begun, when what it wanted is free. So it is preempted a few times at
+    most.
+
+    The first sequence of the owner whose turn it is may lack room that a smaller one of another owner would not: that
+    one passes it, but only so many do.
 
     A sequence whose first tokens are being computed for another one waits for them (completions of one prompt, one
     system prompt of many requests), and those behind it pass.
@@ -71,7 +75,7 @@ class Admission:
             live, prefix = candidate
             if self._limits.embeds and live.prompt_tokens > room:
                 return None
-            if self._ledger.fits(live.capacity_tokens):
+            if self._ledger.fits(live.wanted_tokens):
                 for one in passed:
                     one.passes += 1
                 opens.append(self._begin(live, prefix))
@@ -85,10 +89,19 @@ class Admission:
         self.num_open -= 1
         self._ledger.retire(live.id)
 
+    def preempted(self, live: LiveSequence) -> None:
+        """Take note that an open sequence waits for more room."""
+        self.num_open -= 1
+        self._ledger.give_up(live.id)
+        self._queue.interrupt([live])
+        self._totals.preempted += 1
+
     def _candidate(self, owner: Owner) -> tuple[LiveSequence, Prefix | None] | None:
-        """Return an owner's first sequence that does not wait for another one's prompt, and what it can copy."""
+        """Return an owner's first sequence that does not wait for a prompt of another, or for a token of its own."""
         for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
-            if not self._ledger.fits(live.capacity_tokens):
+            if not live.is_settled:
+                continue
+            if not self._ledger.fits(live.wanted_tokens):
                 return live, None
             prefix = self._ledger.find(live)
             if prefix is None or not prefix.is_growing:

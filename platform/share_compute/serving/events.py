@@ -22,6 +22,8 @@ class Emitted:
     """May be a stop token, which is no text: `Finished` follows."""
     logprob: float | None
     top: tuple[tuple[int, float], ...]
+    cached_tokens: int = 0
+    """Told with the first: tokens of the prompt that were copied from another sequence, not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,6 @@ class Finished:
     reason: FinishReason
     new_tokens: int
     """All generated tokens: those emitted before, and a stop token, among them."""
-    cached_tokens: int
-    """Tokens of the prompt that were not computed but copied from another sequence, when it was begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class Totals:
     computed_tokens: int = 0
     """Positions computed in all turns that were sent."""
     emitted_tokens: int = 0
+    preempted: int = 0
+    """Sequences that gave up their slab, since it was full and there was no room for a larger one."""
     wasted_tokens: int = 0
     """Sampled, but behind an end that was not known when the turn was sent."""
 
@@ -80,7 +82,7 @@ class Stats:
     queued: int
     """Sequences that wait to be begun."""
     interrupted: int
-    """Sequences that wait to go on after a change of pools."""
+    """Sequences that wait to go on: after a change of pools, or since memory was short."""
     running: int
     """Sequences that have a slab."""
     owners: int

@@ -25,7 +25,7 @@ class Owner:
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Not begun yet."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
-    """Begun before the pools changed; they go first."""
+    """Begun before, but their slabs were lost or given up; they go first."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
     """Open, with known tokens that were not sent yet."""
     num_live: int = 0
@@ -53,10 +53,10 @@ class FairQueue:
         """Put open sequences before those that were never begun; all that were interrupted keep their order."""
         for live in lives:
             owner = self._owners[live.owner]
-            owner.prefilling.clear()
+            if owner.prefilling.pop(live.id, None):
+                self.num_prefilling -= 1
             owner.interrupted.append(live)
             self.num_interrupted += 1
-        self.num_prefilling = 0
         for owner in self._owners.values():
             owner.interrupted = deque(sorted(owner.interrupted, key=lambda live: live.order))
 

@@ -14,6 +14,7 @@ _LEAST = {
     "pools": 1,
     "max_queued": 1,
     "run_ahead": 0,
+    "answer_tokens": 1,
 }
 
 
@@ -35,6 +36,8 @@ class Limits:
     """Most sequences that wait to be begun."""
     run_ahead: int = 1
     """Turns of a batch that are sent before the tokens of its last one are back."""
+    answer_tokens: int = 128
+    """Tokens of a typical answer: room for so many is kept for each sequence, and twice as many whenever it is full."""
     embeds: bool = False
     """Whether the model is an encoder: texts are computed whole, each in one turn, and nothing of them is kept."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from share_compute.serving.options import Generation
 from share_compute.serving.prefixes import add_keys
-from share_compute.serving.turns import Chunk, Opening
+from share_compute.serving.turns import Chunk, Growth, Opening
 
 
 @dataclass(slots=True, eq=False)
@@ -17,11 +17,13 @@ class LiveSequence:
         generation: what was asked for.
         order: counts arrivals.
         new_tokens: most tokens to generate: what was asked for, or what fits behind the prompt.
+        answer_tokens: of a typical answer; its slab has room for so many, or for twice, four times, ... as many.
     """
 
     generation: Generation
     order: int
     new_tokens: int
+    answer_tokens: int
     tokens: list[int] = field(init=False)
     """Prompt, then what was emitted so far."""
     keys: list[int] = field(init=False)
@@ -30,6 +32,8 @@ class LiveSequence:
     """Whether it has a slab."""
     prefill_tokens: int = 0
     """Tokens that were known when its slab was opened: they come as inputs, all others are fed back."""
+    room_tokens: int = 0
+    """Positions of its slab."""
     sent: int = 0
     """Positions that are in its slab once all turns that were sent have passed."""
     planned: int = 0
@@ -48,6 +52,7 @@ class LiveSequence:
         self.tokens = [*self.generation.prompt, *self.generation.emitted]
         self.keys = []
         add_keys(self.keys, self.tokens)
+        self.settle()
 
     @property
     def id(self) -> int:
@@ -70,14 +75,23 @@ class LiveSequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def capacity_tokens(self) -> int:
-        """Positions of its slab. The last token is never an input."""
+    def most_tokens(self) -> int:
+        """Positions that are ever written of it. The last token is never an input."""
         return self.prompt_tokens + self.new_tokens - 1
 
     @property
-    def unsent_tokens(self) -> int:
-        """Known tokens that must still be sent as inputs, before it decodes."""
-        return max(0, self.prefill_tokens - self.sent)
+    def wanted_tokens(self) -> int:
+        """Positions that its slab should have, so that it can go on: the most, or fewer that are likely enough."""
+        next_token = max(len(self.tokens), self.sent + 1)
+        answer = self.answer_tokens
+        while self.prompt_tokens + answer - 1 < next_token:
+            answer *= 2
+        return min(self.most_tokens, self.prompt_tokens + answer - 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its slab has no room for the token that is fed back next."""
+        return self.sent == self.room_tokens
 
     @property
     def is_sent_whole(self) -> bool:
@@ -97,14 +111,14 @@ class LiveSequence:
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
         """Begin, with so many positions copied from another sequence."""
         self.is_open = True
-        self.prefill_tokens, self.planned = len(self.tokens), self.num_emitted
-        self.sent = copy_tokens
+        self.prefill_tokens = len(self.tokens)
+        self.room_tokens, self.sent = self.wanted_tokens, copy_tokens
         if self.cached_tokens is None:
             self.cached_tokens = min(copy_tokens, self.prompt_tokens)
         self.charged = max(self.charged, copy_tokens)
         return Opening(
             self.id,
-            self.capacity_tokens,
+            self.room_tokens,
             self.generation.options,
             tuple(self.tokens),
             self.prompt_tokens,
@@ -112,15 +126,24 @@ class LiveSequence:
             copy_tokens,
         )
 
+    def grow(self) -> Growth:
+        """Get the room that it wants."""
+        self.room_tokens = self.wanted_tokens
+        return Growth(self.id, self.room_tokens)
+
     def shorten(self, longest_tokens: int) -> bool:
         """Let it end where prompt and answer together have so many tokens; return whether any are to come."""
         self.new_tokens = min(self.new_tokens, longest_tokens - self.prompt_tokens)
         return self.new_tokens > self.num_emitted
 
     def close(self) -> None:
-        """Forget that it was begun: its slab is lost, what was emitted is not."""
+        """Forget that it was begun: its slab is lost, what was emitted, or will be by turns in flight, is not."""
         self.is_open, self.batch = False, None
-        self.passes = 0
+        self.room_tokens = self.sent = self.passes = 0
+
+    def settle(self) -> None:
+        """Forget the turns in flight: they bring nothing any more."""
+        self.planned = self.num_emitted
 
     def prefill(self, most: int) -> Chunk:
         """Send known tokens, at most so many; with the last of them the next token is sampled."""

@@ -231,6 +231,7 @@ def limits_of(
         turn_tokens=min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), _MOST_TURN_TOKENS),
         pools=len(placement.workers),
         max_queued=_MOST_QUEUED,
+        answer_tokens=spec.new_tokens,
     )
 
 
@@ -263,4 +264,5 @@ def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -
         turn_tokens=_LEAST_TURN_TOKENS,
         pools=1,
         max_queued=_MOST_QUEUED,
+        answer_tokens=spec.new_tokens,
     )

@@ -52,9 +52,7 @@ class _Sequence:
         self._counts: Tensor | None = None
         if options.repetition_penalty != 1:
             self._repetition = RepetitionPenaltyLogitsProcessor(options.repetition_penalty)
-            room = max(opening.capacity_tokens, self._num_seen) + 1
-            self._seen = torch.zeros(1, room, dtype=torch.int64, device=device)
-            self._seen[0, : self._num_seen] = torch.tensor(opening.history)
+            self._seen = torch.tensor([opening.history], dtype=torch.int64, device=device)
         generated = opening.history[opening.prompt_tokens :]
         if options.frequency_penalty or options.presence_penalty:
             made = torch.tensor(generated, dtype=torch.int64, device=device)
@@ -93,6 +91,8 @@ class _Sequence:
     def note(self, token: int) -> None:
         """Take note of a token that was drawn."""
         if self._seen is not None:
+            if self._num_seen == self._seen.shape[1]:
+                self._seen = torch.nn.functional.pad(self._seen, (0, self._num_seen))
             self._seen[0, self._num_seen] = token
             self._num_seen += 1
         if self._counts is not None:
@@ -122,17 +122,24 @@ class Sampler:
         """Begin a sequence, or go on with one.
 
         Raises:
-            UserError: its schema cannot be followed; it was to be checked before.
+            UserError: its schema cannot be followed, which was to be checked before, or not with this tokenizer;
+                ``details`` names the sequence.
         """
-        grammar, schema = None, opening.options.json_schema
-        if schema is not None:
-            if self._grammars is None:
-                raise UserError(
-                    "constrained text needs the model's tokenizer",
-                    mend="serve a folder that holds a tokenizer",
-                )
-            grammar = self._grammars.start(schema)
+        schema = opening.options.json_schema
+        try:
+            grammar = None if schema is None else self._grammar(schema)
+        except UserError as refusal:
+            refusal.details = {**refusal.details, "sequence": opening.sequence}
+            raise
         self._sequences[opening.sequence] = _Sequence(opening, grammar, self._vocabulary_size, self._device)
+
+    def _grammar(self, schema: str) -> Grammar:
+        if self._grammars is None:
+            raise UserError(
+                "constrained text needs the model's tokenizer",
+                mend="serve a folder that holds a tokenizer",
+            )
+        return self._grammars.start(schema)
 
     def warm_up(self) -> None:
         """Make the vocabulary ready for constrained text, if its tokenizer can be used for that."""

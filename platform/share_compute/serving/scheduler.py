@@ -15,6 +15,9 @@ token, nor of a cancellation, before it comes: turns in flight then compute one 
 ``1 + run_ahead`` of them, and their tokens are dropped. The sequence has ended at once all the same, and its room is
 free at once: whatever turn closes its slab, or copies from it, comes after those in flight, at every pool.
 
+**Room.** A slab has room for a prompt and a typical answer, and grows when that is full; where it cannot, its sequence
+is preempted (see `share_compute.serving.admission`) and begun again from what was emitted, as after a change of pools.
+
 **Lengths.** A sequence, prompt and generated tokens together, becomes at most as long as the window (or as what memory
 holds of one sequence): it ends there with reason "length". So a prompt must be shorter than the window. One that asks
 for no tokens ends at once with reason "length", and nothing is computed.
@@ -59,7 +62,7 @@ from share_compute.serving.live_sequence import LiveSequence
 from share_compute.serving.options import Generation
 from share_compute.serving.slab_ledger import SlabLedger
 from share_compute.serving.text_ledger import TextLedger
-from share_compute.serving.turns import Chunk, Opening, Outcome, Pooled, Turn, TurnResult
+from share_compute.serving.turns import Chunk, Growth, Opening, Outcome, Pooled, Turn, TurnResult
 
 _RETRY_S = (1, 60)
 """Shortest and longest time after which a client is told to try again."""
@@ -114,7 +117,7 @@ class Scheduler:
             Busy: too many wait already; says when to try again.
         """
         lives = [
-            LiveSequence(one, self._num_arrived + place, self._new_tokens(one))
+            LiveSequence(one, self._num_arrived + place, self._new_tokens(one), self.limits.answer_tokens)
             for place, one in enumerate(generations)
         ]
         ids = {live.id for live in lives}
@@ -235,8 +238,10 @@ class Scheduler:
         self._queue.interrupt(interrupted)
         for live in interrupted:
             live.close()
+        for live in self._live.values():
+            live.settle()
         self._begin_epoch()
-        narrow = [live for live in self._live.values() if live.capacity_tokens > limits.room_tokens]
+        narrow = [live for live in self._live.values() if live.most_tokens > limits.room_tokens]
         return [self._fail(live) for live in narrow if not live.shorten(limits.longest_tokens)]
 
     def drop_cached(self) -> None:
@@ -263,8 +268,10 @@ class Scheduler:
     def _turn(self, batch: int) -> Turn | None:
         """Return the next turn of a batch; None where it has nothing to do."""
         room = self.limits.turn_tokens
+        grows: list[Growth] = []
+        # First: what is begun in this turn may copy from these slabs.
+        decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
         for_prompts = max(1, room // 4) if self._admission.has_prompts else 0
-        decoding = self._batches.members(batch)
         chunks = [self._decode(live) for live in decoding[: room - for_prompts]]
         decoding, room = decoding[len(chunks) :], room - len(chunks)
         opens: list[Opening] = []
@@ -284,12 +291,25 @@ class Scheduler:
             () if self.limits.embeds else tuple(opens),
             self._ledger.take_closes(),
             tuple(chunks),
+            tuple(grows),
         )
         self._num_turns += 1
         self._in_flight[turn.id] = turn
         self._batches.sent(batch)
         self._totals.computed_tokens += turn.num_tokens
         return turn
+
+    def _has_room(self, live: LiveSequence, grows: list[Growth]) -> bool:
+        """Return whether a sequence can decode; one whose slab is full and cannot grow gives it up."""
+        if not live.is_full:
+            return True
+        if self._ledger.grow(live.id, live.wanted_tokens):
+            grows.append(live.grow())
+            return True
+        self._batches.leave(live)
+        self._admission.preempted(live)
+        live.close()
+        return False
 
     def _decode(self, live: LiveSequence) -> Chunk:
         chunk = live.decode(self._num_turns)
@@ -324,8 +344,10 @@ class Scheduler:
         self._totals.emitted_tokens += 1
         index = live.num_emitted
         live.append(sampled.token)
-        self._ledger.extend(live.id)
-        yield Emitted(live.id, index, sampled.token, sampled.logprob, sampled.top)
+        if live.is_open:
+            self._ledger.extend(live.id)
+        cached = 0 if index else live.cached_tokens or 0
+        yield Emitted(live.id, index, sampled.token, sampled.logprob, sampled.top, cached)
         if sampled.finish or live.num_emitted == live.new_tokens:
             yield self._end(live, sampled.finish or "length")
 
@@ -361,7 +383,7 @@ def _ended_before(live: LiveSequence) -> FinishReason | None:
 
 
 def _finished(live: LiveSequence, reason: FinishReason) -> Finished:
-    return Finished(live.id, reason, live.num_emitted, live.cached_tokens or 0)
+    return Finished(live.id, reason, live.num_emitted)
 
 
 def _verify(turn: Turn, result: TurnResult) -> None:

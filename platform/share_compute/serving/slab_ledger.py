@@ -1,9 +1,9 @@
 """The slabs that the pools hold, as the server knows them: room, and first tokens that can be copied.
 
-A slab takes its whole capacity from the turn that opens it until the turn that closes it. When its sequence ends, it is
-kept for its first tokens until its room is needed; the one that was used longest ago goes first. Since every pool
-executes the turns in order, room that one turn frees is there for the next, and what one turn writes can be copied in
-the next, however many turns are in flight.
+A slab takes its whole capacity from the turn that opens it, or makes it grow, until the turn that closes it. When its
+sequence ends, it is kept for its first tokens until its room is needed; the one that was used longest ago goes first.
+Since every pool executes the turns in order, room that one turn frees is there for the next, and what one turn writes
+can be copied in the next, however many turns are in flight.
 """
 
 from __future__ import annotations
@@ -99,15 +99,26 @@ class SlabLedger:
         if source in self._cached:
             del self._cached[source]
             self._cached[source] = None  # used now: goes last
-        self._make_room(live.capacity_tokens)
-        self._entries[live.id] = _Entry(live.capacity_tokens, live.tokens, live.keys)
-        self.used_tokens += live.capacity_tokens
+        capacity_tokens = live.wanted_tokens
+        self._make_room(capacity_tokens)
+        self._entries[live.id] = _Entry(capacity_tokens, live.tokens, live.keys)
+        self.used_tokens += capacity_tokens
         self.extend(live.id)
         if prefix is None or source not in self._entries:
             return None, 0
         if source in self._cached:
             self._copied.add(source)
         return source, prefix.num_tokens
+
+    def grow(self, sequence: int, capacity_tokens: int) -> bool:
+        """Make a slab larger, if the larger one fits beside it: return whether it did."""
+        if not self.fits(capacity_tokens):
+            return False
+        self._make_room(capacity_tokens)
+        entry = self._entries[sequence]
+        self.used_tokens += capacity_tokens - entry.capacity_tokens
+        entry.capacity_tokens = capacity_tokens
+        return True
 
     def extend(self, sequence: int) -> None:
         """Take note that more tokens of a sequence are known."""
@@ -133,6 +144,12 @@ class SlabLedger:
         entry.keys, entry.indexed = entry.keys[:blocks], blocks
         self._cached[sequence] = None
         if not blocks:
+            self._close(sequence)
+
+    def give_up(self, sequence: int) -> None:
+        """Close the slab of a sequence that goes on later, in another one."""
+        self.retire(sequence)
+        if sequence in self._cached:
             self._close(sequence)
 
     def drop_cached(self) -> None:

@@ -1,4 +1,4 @@
-"""Slabs: the keys and values of each sequence at one pool, in memory for its whole predicted length."""
+"""Slabs: the keys and values of each sequence at one pool, in one piece of memory each."""
 
 from __future__ import annotations
 
@@ -111,6 +111,12 @@ class Slabs:
         if copy_from is not None and copy_tokens:
             slab.copy(self._held[copy_from], copy_tokens)
         self._held[sequence] = slab
+
+    def grow(self, sequence: int, capacity_tokens: int) -> None:
+        """Put a larger slab in the place of one, with all that it holds."""
+        smaller = self._held.pop(sequence)
+        self.open(sequence, capacity_tokens)
+        self._held[sequence].copy(smaller, smaller.capacity_tokens)
 
     def close(self, sequence: int) -> None:
         """Free a slab."""

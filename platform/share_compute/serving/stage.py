@@ -184,6 +184,8 @@ class ServingStage(TurnStage):
         """
         for sequence in turn.closes:
             self.close(sequence)
+        for growth in turn.grows:
+            self._slabs.grow(growth.sequence, growth.capacity_tokens)
         for opening in turn.opens:
             self.open(opening)
         if not turn.chunks:

@@ -46,6 +46,7 @@ class QueueStatus(StrictModel):
     """Sequences in the scheduler's hands."""
 
     queued: int = 0
+    """Those that are to go on, after a loss or since memory was short, among them."""
     running: int = 0
     batch_size: float | None = None
     """Sequences in one turn, the mean of the last turns; None before there were any."""
@@ -61,6 +62,8 @@ class QueueStatus(StrictModel):
     emitted_tokens: int = 0
     wasted_tokens: int = 0
     """Computed behind an end that was not known yet."""
+    preempted: int = 0
+    """Sequences that gave up their room, since it was full and there was none for more."""
 
 
 class Interruption(StrictModel):

@@ -6,8 +6,8 @@ What holds of them, and what everybody relies on:
    one after the other; how many are under way in different pools does not matter. So when a pool executes a turn, its
    slabs are exactly what all turns before have made of them. That is why a slab may be closed, or copied from, while
    turns that write to it are still on their way: at each pool they come first.
-2. Within a turn a pool first frees the slabs in `Turn.closes`, then makes those in `Turn.opens`, in their order, then
-   computes the chunks, all of which are of different sequences.
+2. Within a turn a pool first frees the slabs in `Turn.closes`, then makes those in `Turn.grows` larger, then makes
+   those in `Turn.opens`, all in their order, then computes the chunks, all of which are of different sequences.
 3. Chunks of a sequence follow each other without gap: the first begins at `Opening.copy_tokens`, each next one where
    the last ended. All tokens of `Opening.history` that are not copied come as tokens of chunks; the last of these
    chunks samples, and so does every chunk after it.
@@ -34,7 +34,7 @@ class Opening:
 
     sequence: int
     capacity_tokens: int
-    """Positions that will ever be written; the last token that is sampled is no input, and needs none."""
+    """Positions that will be written before it grows; the last token that is sampled is no input, and needs none."""
     options: SamplingOptions
     history: tuple[int, ...]
     """Prompt, then tokens emitted so far: for the sampler's penalties and grammar."""
@@ -44,6 +44,15 @@ class Opening:
     """Sequence with the same first tokens, whose slab is there; not one that this turn closes or opens."""
     copy_tokens: int = 0
     """Positions to be copied from its slab: fewer than the history has, so that there is something to sample from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A slab that gets more room at every pool: for a moment it is there twice."""
+
+    sequence: int
+    capacity_tokens: int
+    """Positions that it has room for from now on; those that are written stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Turn:
     """Sequences whose slabs are freed, before any is made."""
     chunks: tuple[Chunk, ...]
     """May be empty, when slabs are only closed."""
+    grows: tuple[Growth, ...] = ()
+    """Slabs that have become too small; not those that this turn opens or closes."""
 
     @property
     def num_tokens(self) -> int:

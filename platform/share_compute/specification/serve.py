@@ -71,7 +71,7 @@ class ServeJob(SpecModel):
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     """Tokens of a typical prompt; what machines are chosen for."""
     new_tokens: int = Field(default=128, ge=1, le=2**24)
-    """Tokens of a typical answer; what machines are chosen for."""
+    """Tokens of a typical answer; what machines are chosen for, and the room that each answer gets first."""
     first_token_limit_s: float | None = Field(default=None, gt=0)
     """Longest wait for the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)

@@ -57,6 +57,7 @@ def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], s
 @dataclass
 class Slab:
     opening: Opening
+    room: int
     cells: list[int]
     history: int = 0
     """Digest of what the sampler was told, and of what it drew since."""
@@ -76,6 +77,12 @@ class Pool:
     def make_slabs(self, turn: Turn) -> None:
         for sequence in turn.closes:
             del self.slabs[sequence]
+        for growth in turn.grows:
+            assert self.used + growth.capacity_tokens <= self.limits.kv_tokens, (
+                "it is there twice for a moment"
+            )
+            assert growth.capacity_tokens > self.slabs[growth.sequence].room
+            self.slabs[growth.sequence].room = growth.capacity_tokens
         for opening in turn.opens:
             assert opening.sequence not in self.slabs
             assert opening.copy_from not in {other.sequence for other in turn.opens}
@@ -85,10 +92,15 @@ class Pool:
                 there = self.slabs[opening.copy_from].cells
                 assert 16 <= opening.copy_tokens <= len(there)
                 cells = there[: opening.copy_tokens]
-            self.slabs[opening.sequence] = Slab(opening, cells, digest(opening.history), len(opening.history))
-        used = sum(slab.opening.capacity_tokens for slab in self.slabs.values())
-        assert used <= self.limits.kv_tokens
-        self.most_kv_tokens = max(self.most_kv_tokens, used)
+            self.slabs[opening.sequence] = Slab(
+                opening, opening.capacity_tokens, cells, digest(opening.history), len(opening.history)
+            )
+        assert self.used <= self.limits.kv_tokens
+        self.most_kv_tokens = max(self.most_kv_tokens, self.used)
+
+    @property
+    def used(self) -> int:
+        return sum(slab.room for slab in self.slabs.values())
 
     def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
         """Do what the first pool does with the inputs of a chunk."""
@@ -118,7 +130,7 @@ class Pool:
         slab = self.slabs[chunk.sequence]
         position = chunk.start + place
         assert position == len(slab.cells), "a gap, or written twice"
-        assert position < slab.opening.capacity_tokens, "the slab is full"
+        assert position < slab.room, "the slab is full"
         assert cell[0] == (slab.cells[-1] if slab.cells else _BEGINNING), "keys and values of other tokens"
         slab.cells.append(cell[1])
 
@@ -156,7 +168,9 @@ class Row:
         if place:
             return bool(self.hidden[place])
         return all(
-            self.mailbox.get(one.sequence) for one in self.pools[0].inbox[0].chunks if one.tokens is None
+            any(sampled.position == chunk.start for sampled in self.mailbox.get(chunk.sequence, ()))
+            for chunk in self.pools[0].inbox[0].chunks
+            if chunk.tokens is None
         )
 
     def deliver_token(self) -> None:
@@ -187,8 +201,12 @@ class Row:
     def _inputs(self, chunk: Chunk) -> Sequence[int]:
         if chunk.tokens is not None:
             assert len(chunk.tokens) == chunk.count
-            assert chunk.sequence not in self.mailbox, "a token that was fed back would be used late"
+            known = len(self.pools[0].slabs[chunk.sequence].opening.history)
+            late = self.mailbox.pop(chunk.sequence, ())  # of the slab that it had before
+            assert all(one.position < known for one in late), "a token that was fed back would be used late"
             return chunk.tokens
-        sampled = self.mailbox[chunk.sequence].popleft()
+        mail = self.mailbox[chunk.sequence]
+        while (sampled := mail.popleft()).position < chunk.start:
+            assert chunk.start == len(self.pools[0].slabs[chunk.sequence].opening.history)
         assert (sampled.position, chunk.count, chunk.samples) == (chunk.start, 1, True)
         return [sampled.token]

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.options import SamplingOptions
 from share_compute.serving.stage import ServingStage, input_ids
-from share_compute.serving.turns import Chunk, Opening, Sampled, Turn
+from share_compute.serving.turns import Chunk, Growth, Opening, Sampled, Turn
 
 CPU = torch.device("cpu")
 LAYERS = 3
@@ -108,9 +108,13 @@ class Serving:
         self._turns = 0
 
     def turn(
-        self, *chunks: Chunk, opens: Sequence[Opening] = (), closes: Sequence[int] = ()
+        self,
+        *chunks: Chunk,
+        opens: Sequence[Opening] = (),
+        closes: Sequence[int] = (),
+        grows: Sequence[Growth] = (),
     ) -> tuple[Sampled, ...]:
-        turn = Turn(self._turns, 0, 0, tuple(opens), tuple(closes), chunks)
+        turn = Turn(self._turns, 0, 0, tuple(opens), tuple(closes), chunks, tuple(grows))
         self._turns += 1
         given: Any = input_ids(turn, {sequence: text[-1] for sequence, text in self.texts.items() if text})
         for stage in self.stages:

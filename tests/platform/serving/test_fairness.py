@@ -102,7 +102,7 @@ def test_who_leaves_for_a_moment_keeps_the_count() -> None:
     queue = FairQueue()
 
     def arrive(sequence: int, owner: str) -> LiveSequence:
-        live = LiveSequence(generation(sequence, (1,) * 10, owner=owner), sequence, 8)
+        live = LiveSequence(generation(sequence, (1,) * 10, owner=owner), sequence, 8, 128)
         queue.add(live)
         return live
 

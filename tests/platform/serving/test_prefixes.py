@@ -19,7 +19,7 @@ runs = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, ma
 
 
 def live(sequence: int, tokens: list[int]) -> LiveSequence:
-    return LiveSequence(generation(sequence, tuple(tokens)), sequence, 8)
+    return LiveSequence(generation(sequence, tuple(tokens)), sequence, 8, 128)
 
 
 def common(one: list[int], other: list[int]) -> int:

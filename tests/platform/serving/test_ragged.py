@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from share_compute.errors import UserError
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.packing import PackedLinear, pack
+from share_compute.serving.slabs import LayerCache, Slabs
 from share_compute.serving.stage import ServingStage
-from share_compute.serving.turns import Chunk
+from share_compute.serving.turns import Chunk, Growth
 
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 PROMPTS = {1: prompt_of(19, 1), 2: prompt_of(3, 2), 3: prompt_of(12, 3)}
@@ -60,6 +62,29 @@ def test_a_prefix_is_taken_over(model_type: str) -> None:
     longer = [*shared[:11], *prompt_of(6, 5)]
     copied = serving.run({opening(2, longer, copy_from=1, copy_tokens=11): [2, 4]}, COUNT)[2]
     assert copied == generated(model_type, tuple(longer), COUNT)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_a_slab_that_grows_keeps_what_it_holds(model_type: str) -> None:
+    serving = Serving(stages_of(model_type, CUTS[2]))
+    prompt = prompt_of(9)
+    first = replace(opening(1, prompt), capacity_tokens=10)
+    serving.turn(Chunk(1, 0, 9, tuple(prompt), samples=True), opens=[first])
+    serving.turn(Chunk(1, 9, 1, None, samples=True))
+    for start, capacity in ((10, 11), (11, 30)):
+        serving.turn(Chunk(1, start, 1, None, samples=True), grows=[Growth(1, capacity)])
+    assert [stage.held_tokens for stage in serving.stages] == [30, 30]
+    assert serving.texts[1] == generated(model_type, tuple(prompt), COUNT)[:4]
+
+
+def test_a_slab_of_unequal_layers_grows() -> None:
+    slabs = Slabs([LayerCache(2, 16, 8), LayerCache(1, 4, 4)], torch.float32, CPU)
+    slabs.open(1, 3)
+    for number, view in enumerate(slabs[1].between(0, 3)):
+        view.fill_(number)
+    slabs.grow(1, 7)
+    assert slabs.held_tokens == 7
+    assert [view.unique().tolist() for view in slabs[1].between(0, 3)] == [[0], [1], [2], [3]]
 
 
 def test_slabs_are_counted_and_freed() -> None:

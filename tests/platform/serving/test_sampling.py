@@ -208,8 +208,10 @@ def test_schemas_that_can_be_followed(schema: str) -> None:
 
 
 def test_constrained_text_needs_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="tokenizer"):
-        Sampler(VOCABULARY, CPU).open(opening(1, PROMPT, json_schema=""))
+    for folder in (None, tmp_path):
+        with pytest.raises(UserError, match="tokenizer") as refused:
+            Sampler(VOCABULARY, CPU, folder).open(opening(7, PROMPT, json_schema=""))
+        assert refused.value.details["sequence"] == 7, "the others in its turn go on"
     with pytest.raises(UserError, match="tokenizer"):
         Grammars(tmp_path, VOCABULARY).start("")
     Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # who asks for it will be told

@@ -60,19 +60,19 @@ def test_a_prompt_must_leave_room_for_a_token(changes: dict[str, int]) -> None:
     assert refused.value.status == 400
     one.submit(generation(0, LONG[:49]))
     one.finish()
-    assert one.ends[0] == Finished(0, "length", 1, 0)
+    assert one.ends[0] == Finished(0, "length", 1)
 
 
 def test_a_sequence_ends_at_the_window() -> None:
     one = world(window_tokens=50)
     one.submit(generation(0, LONG[:40], max_tokens=1000))
     one.finish()
-    assert one.ends[0] == Finished(0, "length", 10, 0)
+    assert one.ends[0] == Finished(0, "length", 10)
 
 
 def test_who_asks_for_no_tokens_ends_at_once() -> None:
     one = world()
-    assert one.scheduler.submit(generation(0, max_tokens=0)) == [Finished(0, "length", 0, 0)]
+    assert one.scheduler.submit(generation(0, max_tokens=0)) == [Finished(0, "length", 0)]
     assert one.scheduler.next_turns() == []
 
 
@@ -241,7 +241,7 @@ def test_a_stop_token_wastes_at_most_what_ran_ahead(run_ahead: int) -> None:
     one.submit(generation(0, max_tokens=30, stops=(tokens[9],)))
     one.finish()
     emitted = tokens.index(tokens[9]) + 1
-    assert one.ends[0] == Finished(0, "stop", emitted, 0)
+    assert one.ends[0] == Finished(0, "stop", emitted)
     assert one.scheduler.stats().totals.wasted_tokens <= run_ahead
 
 
@@ -253,7 +253,7 @@ def test_a_cancelled_sequence_ends_at_once_and_its_room_is_free() -> None:
     assert one.send() == []
     one.cancel(0)
     one.cancel(2)
-    assert one.ends[0] == Finished(0, "cancelled", 0, 0)
+    assert one.ends[0] == Finished(0, "cancelled", 0)
     # Both batches have all the turns in flight that they may have; the next one closes and opens.
     one.go_on()
     while not (turns := one.send()):
@@ -327,9 +327,7 @@ def test_completions_of_one_prompt_compute_it_once(turn_tokens: int) -> None:
     totals = one.scheduler.stats().totals
     assert (totals.prefix_hits, totals.prefix_tokens) == (7, 7 * 79)
     assert totals.computed_tokens == 80 + 7 * 1 + 8 * 3
-    assert (
-        sorted(end.cached_tokens for end in one.ends.values() if isinstance(end, Finished)) == [0] + [79] * 7
-    )
+    assert sorted(one.cached.values()) == [0] + [79] * 7
 
 
 def test_the_next_message_of_a_chat_goes_on_from_the_last() -> None:
@@ -340,7 +338,8 @@ def test_the_next_message_of_a_chat_goes_on_from_the_last() -> None:
     next_prompt = (*LONG, *one.text[0], 7, 7)
     one.submit(generation(1, next_prompt, max_tokens=5))
     one.finish()
-    assert one.ends[1] == Finished(1, "length", 5, cached_tokens=99)
+    assert one.ends[1] == Finished(1, "length", 5)
+    assert one.cached[1] == 99
 
 
 def test_what_was_used_longest_ago_makes_room() -> None:
@@ -350,8 +349,7 @@ def test_what_was_used_longest_ago_makes_room() -> None:
         one.submit(generation(sequence, prompt, max_tokens=1))
         while one.running:
             one.go_on()
-    copied = [end.cached_tokens for end in one.ends.values() if isinstance(end, Finished)]
-    assert copied == [0, 0, 0, 49, 0, 49, 0]
+    assert list(one.cached.values()) == [0, 0, 0, 49, 0, 49, 0]
     one.finish()
 
 
@@ -362,7 +360,57 @@ def test_without_room_for_both_the_copy_is_left() -> None:
         one.go_on()
     one.submit(generation(1, (*LONG, 1), max_tokens=4))
     one.finish()
-    assert one.ends[1] == Finished(1, "length", 4, cached_tokens=0)
+    assert one.ends[1] == Finished(1, "length", 4)
+    assert one.cached[1] == 0
+
+
+# -- room for answers ----------------------------------------------------------------------------------------------
+
+
+def test_who_may_talk_for_long_takes_the_room_of_a_typical_answer() -> None:
+    one = world(kv_tokens=400, answer_tokens=20)
+    one.submit(
+        *(generation(sequence, (sequence, 1), max_tokens=1000, stops=(9, 3)) for sequence in range(16))
+    )
+    one.send()
+    assert one.scheduler.stats().running == 16
+    one.finish()
+    assert {end.reason for end in one.ends.values() if isinstance(end, Finished)} >= {"stop"}
+
+
+def test_a_slab_grows_with_the_answer_and_without_a_pause() -> None:
+    one = world(answer_tokens=10)
+    one.submit(generation(0, max_tokens=100))
+    one.finish()
+    grown = [growth.capacity_tokens for turn in one.turns for growth in turn.grows]
+    assert grown == [22, 42, 82, 102]
+    assert len(served(one, 0)) == 100
+    assert one.scheduler.stats().totals.preempted == 0
+
+
+def test_who_finds_no_more_room_goes_on_before_anybody_new() -> None:
+    one = world(kv_tokens=150, answer_tokens=10)
+    one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
+    while not one.scheduler.stats().interrupted:
+        one.go_on()
+    sent, waiting = len(one.turns), {live.id for live in one.scheduler._queue.queued()}
+    one.submit(generation(4, (4, 1), max_tokens=100, owner="bob"))
+    one.finish()
+    begun = [opening.sequence for turn in one.turns[sent:] for opening in turn.opens]
+    assert begun[0] in waiting
+    totals = one.scheduler.stats().totals
+    assert 0 < totals.preempted <= 5 * 4, "whoever was preempted comes back with twice the room"
+    assert totals.emitted_tokens == 500
+
+
+def test_who_gave_up_its_room_may_be_cancelled() -> None:
+    one = world(kv_tokens=150, answer_tokens=10)
+    one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
+    while not one.scheduler.stats().interrupted:
+        one.go_on()
+    waiting = [live.id for live in one.scheduler._queue.queued()]
+    one.cancel(waiting[0])
+    one.finish()
 
 
 # -- a change of pools ---------------------------------------------------------------------------------------------

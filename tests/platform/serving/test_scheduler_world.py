@@ -42,10 +42,12 @@ def test_drawn_schedules_give_the_tokens_of_the_reference() -> None:
         totals = world.scheduler.stats().totals
         met["prefix hits"] += totals.prefix_hits
         met["wasted"] += totals.wasted_tokens
+        met["preempted"] += totals.preempted
+        met["grown"] += sum(len(turn.grows) for turn in world.turns)
         met["busy"] += world.num_busy
         met["epochs"] += world.scheduler.epoch
         met.update(getattr(end, "reason", "failed") for end in world.ends.values())
-    often = ("prefix hits", "wasted", "busy", "epochs", "stop", "length", "cancelled")
+    often = ("prefix hits", "wasted", "preempted", "grown", "busy", "epochs", "stop", "length", "cancelled")
     assert min(met[what] for what in often) > 40, met
     assert met["failed"] > 5
 

@@ -36,6 +36,8 @@ class World:
         """Longest sequence by the limits at the time of asking, or by later ones that are too narrow for it."""
         self.text: dict[int, list[int]] = {}
         self.ends: dict[int, Finished | Failed] = {}
+        self.cached: dict[int, int] = {}
+        """Tokens that were copied, as the first token said."""
         self.turns: list[Turn] = []
         self.batch: dict[int, int] = {}
         """Of the last turn of each sequence."""
@@ -79,6 +81,8 @@ class World:
             if isinstance(event, Emitted):
                 assert event.index == len(text)
                 text.append(event.token)
+                if event.index == 0:
+                    self.cached[event.sequence] = event.cached_tokens
             else:
                 self.ends[event.sequence] = event
 
@@ -191,6 +195,7 @@ def drawn_limits(draw: Random) -> Limits:
         pools=draw.randint(1, 4),
         max_queued=draw.choice([2, 8, 30]),
         run_ahead=draw.randint(0, 2),
+        answer_tokens=draw.choice([1, 4, 16, 200]),
     )
 
 

@@ -1043,7 +1043,7 @@ export interface paths {
         };
         /**
          * List Models
-         * @description List the models that answer.
+         * @description List the models that are up.
          */
         get: operations["listModels"];
         put?: never;
@@ -2165,7 +2165,7 @@ export interface components {
             name: string;
             /**
              * New Tokens
-             * @description Tokens of a typical answer; what machines are chosen for.
+             * @description Tokens of a typical answer; what machines are chosen for, and the room that each answer gets first.
              * @default 128
              */
             new_tokens: number;
@@ -3958,6 +3958,11 @@ export interface components {
              */
             content: string | components["schemas"]["TextPart"][] | null;
             /**
+             * Name
+             * @description Who says it, for chat templates that write that down.
+             */
+            name?: string | null;
+            /**
              * Role
              * @enum {string}
              */
@@ -4659,6 +4664,12 @@ export interface components {
              */
             kv_tokens_used: number;
             /**
+             * Preempted
+             * @description Sequences that gave up their room, since it was full and there was none for more.
+             * @default 0
+             */
+            preempted: number;
+            /**
              * Prefix Hits
              * @description Sequences that were begun with a copy of another one's first tokens.
              * @default 0
@@ -4666,6 +4677,7 @@ export interface components {
             prefix_hits: number;
             /**
              * Queued
+             * @description Those that are to go on, after a loss or since memory was short, among them.
              * @default 0
              */
             queued: number;
@@ -5094,7 +5106,7 @@ export interface components {
             name: string;
             /**
              * New Tokens
-             * @description Tokens of a typical answer; what machines are chosen for.
+             * @description Tokens of a typical answer; what machines are chosen for, and the room that each answer gets first.
              * @default 128
              */
             new_tokens: number;
@@ -5386,6 +5398,7 @@ export interface components {
              *       "kv_tokens": 0,
              *       "kv_tokens_cached": 0,
              *       "kv_tokens_used": 0,
+             *       "preempted": 0,
              *       "prefix_hits": 0,
              *       "queued": 0,
              *       "running": 0,
