@@ -2,7 +2,7 @@
 
 All are resident in one run and take turns. Machines are raylets of this machine; each has one thread, but for one that
 has two. Nothing ends a text early, every prompt is new (nothing is cached), times are of whole calls as a client sees
-them, and all sides must give the same tokens.
+them, and all sides must give the same tokens. Weights in int8 take turns with float32 afterwards: theirs may differ.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name) / "model"
         parameters = make_model(folder, **CONFIG)
-        one, two, *pair = Machines(cluster, probed()).topology(4).contributors
+        one, two, three, *pair = Machines(cluster, probed()).topology(5).contributors
         wanted = {
             "max_concurrent": STREAMS.streams,
             "prompt_tokens": STREAMS.prompt,
@@ -208,6 +208,7 @@ def main() -> None:
         }
         solo = Served(folder, Topology((one,)), WINDOW, **wanted)
         solo_2 = Served(folder, with_threads(Topology((two,)), 2), WINDOW, **wanted)
+        integers = Served(folder, Topology((three,)), WINDOW, dtype="int8", **wanted)
         split = Served(
             folder,
             Topology(tuple(pair)),
@@ -220,6 +221,7 @@ def main() -> None:
         try:
             solo.wait_for(1)
             solo_2.wait_for(1)
+            integers.wait_for(1)
             pools = split.wait_for(2).pools
             sides = {
                 "solo, 1 thread": ours(solo),
@@ -229,9 +231,12 @@ def main() -> None:
                 rival.format(2) + "s": peer.side(2),
             }
             found = measure(sides, rounds, random.Random(options.seed))
+            floats_name, integers_name = "solo, 1 thread", "solo in int8, 1 thread"
+            both = {floats_name: ours(solo), integers_name: ours(integers)}
+            narrow = measure(both, rounds, random.Random(options.seed))
         finally:
             peer.close()
-            for served in (solo, solo_2, split):
+            for served in (solo, solo_2, integers, split):
                 served.close()
     split_name, alone, first, second = list(sides)[2], *list(sides)[:1], *list(sides)[3:]
     found.compare("decode_1_split_vs_solo", split_name, alone, DECODE, 0.9)
@@ -240,6 +245,8 @@ def main() -> None:
     for work in WORKS:
         found.compare("solo_vs_transformers", alone, first, work, 1.0)
         found.compare("solo_vs_transformers", list(sides)[1], second, work, 1.0)
+    for work in WORKS:
+        narrow.compare("int8_vs_float32", integers_name, floats_name, work, 1.0)
     lone, cut = found.seconds[alone][DECODE.name], found.seconds[split_name][DECODE.name]
     hops = [1000 * (b - a) / DECODE.new for a, b in zip(lone, cut, strict=True)]
     print_figure(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,11 +16,14 @@ import numpy as np
 import pytest
 import ray
 import torch
+from tests.platform.serving.stages import CPU, Serving, opening
 
 from share_compute.errors import TooLong
 from share_compute.models.encoders import Pooling
+from share_compute.planning.partitioning import Shard
 from share_compute.serving.events import Embedded, Emitted, Finished, SequenceEvent
 from share_compute.serving.options import Generation, SamplingOptions
+from share_compute.serving.stage import ServingStage
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
 from share_compute.specification import ServeJob
@@ -228,6 +232,30 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     served.pull_until(lambda: served.have_ended(unwanted))
     assert {served.ends[sequence].reason for sequence in unwanted} == {"cancelled"}  # type: ignore[union-attr]
     assert served.status().queue.kv_tokens_used == 0
+
+
+def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_pools(
+    serve: Callable[..., Served], topology: Topology, folder: Path
+) -> None:
+    stage = ServingStage(
+        json.loads((folder / "config.json").read_text()), Shard("m", 0, LAYERS, LAYERS), CPU, quantizes=True
+    )
+    stage.load(folder)
+    alone = Serving([stage])
+    served = serve({"dtype": "int8", "parallelism": {"pools": 2}})
+    status = served.wait_for_pools(2)
+    first = served.submit(0, PROMPTS, 120)
+    served.pull_until(lambda: served.has(0, 20))
+    killed = status.pools[1]
+    assert killed.process_id is not None
+    os.kill(killed.process_id, signal.SIGKILL)
+    left = [machine for machine in topology.contributors if machine.id != killed.contributor_id]
+    ray.get(served.server.offer.remote(topologies.dump_json(Topology(tuple(left))).decode()))
+    served.pull_until(lambda: served.have_ended(first))
+    for sequence, prompt in zip(first, PROMPTS, strict=True):
+        asked = replace(opening(sequence, prompt), capacity_tokens=WINDOW)
+        assert served.tokens[sequence] == alone.run({asked: [len(prompt)]}, 120)[sequence]
+    assert served.status().recoveries == 1
 
 
 def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(

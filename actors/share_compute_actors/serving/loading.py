@@ -13,6 +13,7 @@ from torch import Tensor
 
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
+from share_compute.serving.quantization import SCALE
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
 from share_compute_actors.member.allocator import passing_through
@@ -44,13 +45,22 @@ def build_shard(
 
 def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
     config, device = setup.blueprint.config or {}, torch.device(setup.device)
-    dtype: torch.dtype = getattr(torch, setup.dtype)
+    quantizes = setup.dtype == "int8"
+    dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
     if setup.pooling is not None:
         return EncoderStage(
             config, shard, device, dtype, window_tokens=setup.window_tokens, pooling=setup.pooling
         )
     tokenizer = _tokenizer(weights) if shard.is_last else None
-    return ServingStage(config, shard, device, dtype, window_tokens=setup.window_tokens, tokenizer=tokenizer)
+    return ServingStage(
+        config,
+        shard,
+        device,
+        dtype,
+        quantizes=quantizes,
+        window_tokens=setup.window_tokens,
+        tokenizer=tokenizer,
+    )
 
 
 def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
@@ -68,12 +78,22 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
         UserError: the weights do not belong to the configuration.
     """
     sources = Sources((Source(weights, is_library=True),))
-    exact = {name: tensor for name, tensor in missing.items() if tensor.dtype != stage.dtype}
-    narrow = {name: tensor for name, tensor in missing.items() if name not in exact}
+    groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
+    for name, tensor in missing.items():
+        groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor
     missing.clear()
     with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
-        fill(exact, sources, "exact_weights")
-        fill(narrow, sources, "weights", stage.dtype)
+        for (method, dtype), tensors in groups.items():
+            fill(tensors, sources, method, dtype)
+
+
+def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
+    """Return by which method of the library a tensor is given, and as what."""
+    if tensor.dtype == torch.int8:
+        return "int8_weights", torch.int8
+    if name.endswith(SCALE):
+        return "scales", torch.float32
+    return ("weights", dtype) if tensor.dtype == dtype else ("exact_weights", torch.float32)
 
 
 def _tokenizer(weights: Any) -> Path | None:

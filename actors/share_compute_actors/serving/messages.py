@@ -10,7 +10,7 @@ from share_compute.models.encoders import Pooling
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.turns import TurnResult
-from share_compute.specification import Precision
+from share_compute.specification import ServedPrecision
 from share_compute.topology import DeviceKind
 
 
@@ -27,7 +27,7 @@ class ServingSetup:
     address: str
     """IP address that the other members reach it at."""
     blueprint: Blueprint
-    dtype: Precision
+    dtype: ServedPrecision
     """What it loads weights as, and computes in."""
     window_tokens: int
     """Longest sequence."""

@@ -18,7 +18,8 @@ from share_compute.models.blueprint import Blueprint, dissect
 from share_compute.models.configuration import declared_config
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.profile import ModelProfile
-from share_compute.specification import ModelSpec, Precision
+from share_compute.serving.quantization import quantized, weight_of
+from share_compute.specification import ModelSpec, ServedPrecision
 from share_compute_actors.messages import Extent
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class ServedWeights:
         embeds: whether it is an encoder.
     """
 
-    def __init__(self, folder: Path, dtype: Precision, *, embeds: bool = False) -> None:
+    def __init__(self, folder: Path, dtype: ServedPrecision, *, embeds: bool = False) -> None:
         self._folder = folder
         self._embeds = embeds
-        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._dtype: torch.dtype = torch.float32 if dtype == "int8" else getattr(torch, dtype)
         self._opened: PretrainedWeights | None = None
 
     @ray.method(concurrency_group="weights")
@@ -100,6 +101,20 @@ class ServedWeights:
     def exact_weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
         """Return rows of tensors as float32 bytes, whatever the deployment's dtype is."""
         return [_as_bytes(self._read(extent).float()) for extent in extents]
+
+    @ray.method(concurrency_group="weights")
+    def int8_weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+        """Return rows of matrices as integers."""
+        return [_as_bytes(self._quantized(extent)[0]) for extent in extents]
+
+    @ray.method(concurrency_group="weights")
+    def scales(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+        """Return what rows of integers are to be multiplied by, as float32 bytes."""
+        return [_as_bytes(self._quantized(extent)[1]) for extent in extents]
+
+    def _quantized(self, extent: Extent) -> tuple[Tensor, Tensor]:
+        name = weight_of(extent.name)
+        return quantized(self._read(extent._replace(name=name)), name)
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:

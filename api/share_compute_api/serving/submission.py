@@ -60,9 +60,13 @@ def check_deployment(spec: ServeJob, store: Store) -> None:
     check_token_ids(largest_token_id(folder, field), whole_number(config, "vocab_size"), field)
     check_pools(spec.parallelism.pools, whole_number(config, *LAYER_KEYS))
     try:
-        pooling_of(folder, config)
+        is_encoder = pooling_of(folder, config) is not None
     except UserError as failure:
         raise refused(field, failure.message, failure.mend or "name another model") from failure
+    if is_encoder and spec.dtype == "int8":
+        raise refused(
+            "dtype", "int8 is for models that write text, and this is an encoder", "choose bfloat16"
+        )
     window = model_window(folder, config, is_stretched=True)
     if window is not None and spec.max_seq is not None and spec.max_seq > window:
         raise refused(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -261,6 +261,7 @@ class HuggingFaceStage(Stage):
         shard: which part of it this is.
         device: where it is.
         serves_in: None trains. A type: it only answers, with weights of this type and nothing that training needs.
+        change: is given the sketched model, and the names of tied weights, before it gets memory.
     """
 
     def __init__(
@@ -269,6 +270,8 @@ class HuggingFaceStage(Stage):
         shard: Shard,
         device: torch.device,
         serves_in: torch.dtype | None = None,
+        *,
+        change: Callable[[PreTrainedModel, Set[str]], None] | None = None,
     ) -> None:
         super().__init__(blueprint, shard, device)
         model, outline = trained_sketch(blueprint, serves_in or torch.float32)
@@ -278,6 +281,8 @@ class HuggingFaceStage(Stage):
         )
         self._is_adapted = blueprint.lora is not None
         self._keep(model, outline)
+        if change is not None:
+            change(model, {*tied, *tied.values()})
         materialize(model, device, is_filled_later=serves_in is not None)
         present = set(model.state_dict())
         for target, source in tied.items():

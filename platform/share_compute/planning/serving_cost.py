@@ -42,7 +42,7 @@ from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.network import Floats, transfer_s
 from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile
 from share_compute.planning.tables import CostTables, sums
-from share_compute.planning.workload import BYTES, ServingWorkload
+from share_compute.planning.workload import BYTES, WEIGHT_BYTES, ServingWorkload
 
 TOKEN_ID_BYTES = 8
 
@@ -60,9 +60,10 @@ class ServingCost(CostTables):
         """Memory of a machine with layers [start, stop) ``[layers + 1, layers + 1]``; infinite where it has none."""
         number, span = BYTES[self.workload.dtype], self.num_layers + 1
         tokens = self.workload.prompt_tokens + self.workload.new_tokens
-        held = np.array([layer.parameters * number for layer in self.profile.layers], dtype=np.float64)
+        weight = WEIGHT_BYTES[self.workload.dtype]
+        held = np.array([layer.parameters * weight for layer in self.profile.layers], dtype=np.float64)
         held[0] += self.profile.embedding.parameters * number
-        held[-1] += self.profile.head.parameters * number
+        held[-1] += self.profile.head.parameters * weight
         cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
         total = sums(held + cache * number * self.workload.concurrent)
         needed = total[None, :] - total[:, None]
@@ -113,8 +114,10 @@ class ServingCost(CostTables):
     def _weight_bytes(self) -> Floats:
         """What each layer's weights make a pass read ``[layers]``."""
         read = self._of_layers(lambda layer: layer.parameters)
-        read[-1] += self.profile.head.parameters + self.profile.tied
-        return read * BYTES[self.workload.dtype]
+        read[-1] += self.profile.head.parameters
+        read *= WEIGHT_BYTES[self.workload.dtype]
+        read[-1] += self.profile.tied * BYTES[self.workload.dtype]
+        return read
 
     @cached_property
     def _operations(self) -> Floats:

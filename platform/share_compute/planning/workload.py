@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one number, by dtype."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
+"""Bytes of one number that is computed, by dtype; beside weights in int8 all is float32."""
+WEIGHT_BYTES = {**BYTES, "int8": 1}
+"""Bytes of one weight of a layer or head, by dtype."""
 AUTOCAST_KEPT = 0.7
 """Of what a layer keeps in float32, how much it keeps where products are in two bytes: norms and sums stay float32, and
 so does what runs past them. Measured on Llama."""

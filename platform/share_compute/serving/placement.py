@@ -15,7 +15,7 @@ from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.serving_plan import plan_serving
 from share_compute.planning.strategies import with_nominal_speeds
 from share_compute.planning.words import listed
-from share_compute.planning.workload import BYTES, ServingWorkload
+from share_compute.planning.workload import WEIGHT_BYTES, ServingWorkload
 from share_compute.protocol.roster import Worker
 from share_compute.serving.limits import Limits
 from share_compute.specification import ServeJob
@@ -173,7 +173,7 @@ def _rooms(
         worker = pool.members[0].contributor_id
         usable_bytes = int(cost.memory_bytes[place[worker]])
         needed_bytes = int(cost.needed_bytes[pool.start, pool.stop])
-        weight_bytes = profile.parameters_of(plan.shard(number)) * BYTES[workload.dtype]
+        weight_bytes = profile.parameters_of(plan.shard(number)) * WEIGHT_BYTES[workload.dtype]
         spare_bytes = usable_bytes - int(asked.needed_bytes[pool.start, pool.stop])
         rooms[worker] = Room(
             usable_bytes,

@@ -18,6 +18,7 @@ from share_compute.models.huggingface import HuggingFaceStage
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.packing import can_pack, pack
+from share_compute.serving.quantization import quantize
 from share_compute.serving.ragged import (
     Attention,
     Piece,
@@ -41,6 +42,7 @@ class ServingStage(TurnStage):
         shard: which part of it this is.
         device: where it is.
         dtype: of weights, hidden states, keys and values.
+        quantizes: whether the weights of linear layers are int8, whatever the rest is.
         window_tokens: most positions that a sequence will have; None is as many as the configuration says. Models
             that stretch their positions for long texts stretch them for this length from the start.
         tokenizer: folder of the tokenizer, for constrained text; looked at when it is first needed.
@@ -58,6 +60,7 @@ class ServingStage(TurnStage):
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         *,
+        quantizes: bool = False,
         window_tokens: int | None = None,
         tokenizer: Path | None = None,
     ) -> None:
@@ -67,7 +70,9 @@ class ServingStage(TurnStage):
         self._config = dict(config)
         # Not in inference mode: whoever fills the tensors need not be in it.
         with torch.no_grad():
-            self._stage = HuggingFaceStage(Blueprint(config=self._config), shard, device, serves_in=dtype)
+            blueprint = Blueprint(config=self._config)
+            change = quantize if quantizes else None
+            self._stage = HuggingFaceStage(blueprint, shard, device, serves_in=dtype, change=change)
             self._model: Any = self._stage.module
             whole: Any = self._stage.module.config
             self._text = whole.get_text_config()

@@ -12,6 +12,7 @@ from share_compute.errors import UserError
 from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
+from share_compute.serving.quantization import INTEGERS, SCALE, quantized, weight_of
 from share_compute.serving.turns import Outcome, Turn
 
 
@@ -68,7 +69,16 @@ class TurnStage(ABC):
             UserError: the weights are not there, are damaged, or do not belong to the configuration.
         """
         weights = self.weights_of(WeightFolder(folder))
-        for name, tensor in self.tensors().items():
+        tensors = self.tensors()
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.int8:
+                scale = tensors[name.removesuffix(INTEGERS) + SCALE]
+                for start, stop in row_ranges(tensor.shape, 4, 32 * CHUNK_BYTES):
+                    rows, scales = quantized(weights.read(weight_of(name), start, stop), weight_of(name))
+                    rows_of(tensor, start, stop).copy_(rows)
+                    rows_of(scale, start, stop).copy_(scales)
+            if name.endswith((INTEGERS, SCALE)):
+                continue
             for start, stop in row_ranges(tensor.shape, tensor.itemsize, 32 * CHUNK_BYTES):
                 given = weights.read(name, start, stop)
                 rows = rows_of(tensor, start, stop)

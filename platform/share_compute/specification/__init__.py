@@ -38,7 +38,13 @@ from share_compute.specification.optimization import (
 )
 from share_compute.specification.paths import Named, upload_path, with_paths
 from share_compute.specification.replicas import Replicas, ReplicasSpec, read_replicas
-from share_compute.specification.serve import NAME_PATTERN, ServedModelSpec, ServeJob, ServingParallelismSpec
+from share_compute.specification.serve import (
+    NAME_PATTERN,
+    ServedModelSpec,
+    ServedPrecision,
+    ServeJob,
+    ServingParallelismSpec,
+)
 from share_compute.specification.training import (
     EarlyStoppingSpec,
     LoraSpec,
@@ -79,6 +85,7 @@ __all__ = [
     "ScheduleSpec",
     "ServeJob",
     "ServedModelSpec",
+    "ServedPrecision",
     "ServingParallelismSpec",
     "SpecModel",
     "TextPath",

@@ -85,6 +85,11 @@ def test_memory_is_weights_cache_and_the_widest_layer() -> None:
     assert cost.needed_bytes[0, 2] == 4 * (500 + 1000 + 10) + 2 * cache + 70
     halved = replace(cost, workload=replace(cost.workload, dtype="bfloat16"))
     assert halved.needed_bytes[0, 2] == cost.needed_bytes[0, 2] / 2
+    integers = replace(cost, workload=replace(cost.workload, dtype="int8"))
+    assert integers.needed_bytes[0, 2] == 500 + 4 * 1000 + 10 + 2 * cache + 70, (
+        "what is looked up stays float32"
+    )
+    assert integers.needed_bytes[1, 2] == 250 + 10 + 4 * 1000 + cache, "so does the copy of it"
 
 
 def test_measured_layers_replace_estimates_and_scale_the_others() -> None:

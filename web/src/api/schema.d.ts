@@ -2126,11 +2126,11 @@ export interface components {
         DeploymentRequest: {
             /**
              * Precision
-             * @description What weights are loaded as, and layers compute in.
+             * @description What weights are loaded as, and layers compute in; int8 is for weights alone, all else is float32 then.
              * @default float32
              * @enum {string}
              */
-            dtype: "float32" | "bfloat16" | "float16";
+            dtype: "float32" | "bfloat16" | "float16" | "int8";
             /**
              * First Token Limit S
              * @description Longest wait for the first token; for objective throughput.
@@ -5069,11 +5069,11 @@ export interface components {
         ServeJob: {
             /**
              * Precision
-             * @description What weights are loaded as, and layers compute in.
+             * @description What weights are loaded as, and layers compute in; int8 is for weights alone, all else is float32 then.
              * @default float32
              * @enum {string}
              */
-            dtype: "float32" | "bfloat16" | "float16";
+            dtype: "float32" | "bfloat16" | "float16" | "int8";
             /**
              * First Token Limit S
              * @description Longest wait for the first token; for objective throughput.
