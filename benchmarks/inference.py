@@ -203,7 +203,7 @@ def main() -> None:
         one, two, three, *pair = Machines(cluster, probed()).topology(5).contributors
         wanted = {
             "max_concurrent": STREAMS.streams,
-            "prompt_tokens": STREAMS.prompt,
+            "prompt_tokens": PREFILL.prompt,
             "new_tokens": STREAMS.new,
         }
         solo = Served(folder, Topology((one,)), WINDOW, **wanted)

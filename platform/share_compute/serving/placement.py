@@ -24,6 +24,8 @@ from share_compute.topology import Topology
 _MOST_TURN_TOKENS = 512
 """Positions that one turn computes: more would make those who decode wait for long."""
 _LEAST_TURN_TOKENS = 16
+_CHUNK_TOKENS = 128
+"""Fewer positions at one time waste a machine; a prompt in several pieces keeps several pools busy."""
 _PROCESS_BYTES = 480 * 2**20
 """What a member's process takes beside its shard."""
 _MOST_QUEUED = 512
@@ -228,11 +230,17 @@ def limits_of(
         window_tokens=window_tokens,
         kv_tokens=fitting[tightest],
         max_sequences=spec.max_concurrent,
-        turn_tokens=min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), _MOST_TURN_TOKENS),
+        turn_tokens=_turn_tokens(spec, len(placement.workers)),
         pools=len(placement.workers),
         max_queued=_MOST_QUEUED,
         answer_tokens=spec.new_tokens,
     )
+
+
+def _turn_tokens(spec: ServeJob, pools: int) -> int:
+    """Return how many positions one turn computes: more than a typical prompt has were not counted in memory."""
+    most = max(_CHUNK_TOKENS, _MOST_TURN_TOKENS // pools)
+    return min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), most)
 
 
 def _limits_of_texts(window_tokens: int, pools: int, share: float = 1.0) -> Limits:
