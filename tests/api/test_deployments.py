@@ -307,6 +307,14 @@ def test_more_than_the_model_has_is_refused(client: Client, model: Path) -> None
     assert client.deploy({**wanted, "max_seq": 128, "parallelism": {"pools": 2}}).state == "pending"
 
 
+def test_encoders_are_not_served_in_int8(served: Plane, model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "bert"}))
+    spec = parse_deployment({"name": "bert", "model": {"path": str(model)}, "dtype": "int8"})
+    with pytest.raises(UserError, match="dtype: int8 is for models that write text"):
+        check_deployment(spec, served.store)
+    check_deployment(spec.model_copy(update={"dtype": "bfloat16"}), served.store)
+
+
 def finished_job(plane: Plane, digits: dict[str, Any], result: Path) -> str:
     job = plane.store.jobs.create(parse_job(digits))
     plane.store.jobs.begin(job.id, [])
