@@ -13,7 +13,7 @@ from torch import Tensor
 
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
-from share_compute.serving.quantization import SCALE
+from share_compute.serving.quantization import SCALE, is_quantized
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
 from share_compute_actors.member.allocator import passing_through
@@ -89,7 +89,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
 
 def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
     """Return by which method of the library a tensor is given, and as what."""
-    if tensor.dtype == torch.int8:
+    if is_quantized(name):
         return "int8_weights", torch.int8
     if name.endswith(SCALE):
         return "scales", torch.float32

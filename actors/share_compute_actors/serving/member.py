@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
+from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
 from share_compute_actors.member.allocator import trim
 from share_compute_actors.member.channel import Channel, Keys
@@ -99,7 +100,9 @@ class ServingMember:
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
         if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
-            resident_bytes += sum(tensor.nbytes for tensor in engine.stage.tensors().values())
+            resident_bytes += sum(
+                tensor.nbytes for name, tensor in engine.stage.tensors().items() if not is_quantized(name)
+            )
         return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
 
     @ray.method(concurrency_group="orders")

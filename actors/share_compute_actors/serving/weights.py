@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from share_compute.models.blueprint import Blueprint, dissect
 from share_compute.models.configuration import declared_config
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.profile import ModelProfile
-from share_compute.serving.quantization import quantized, weight_of
+from share_compute.serving.quantization import integers_of, require_linear_layers, scale_of, weight_of
 from share_compute.specification import ModelSpec, ServedPrecision
 from share_compute_actors.messages import Extent
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
 """Files of weights."""
 _MOST_FILE_BYTES = 64 * 2**20
+_ROWS = 1024
+"""Rows of a matrix that are read for their scales at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,10 @@ class ServedWeights:
     def __init__(self, folder: Path, dtype: ServedPrecision, *, embeds: bool = False) -> None:
         self._folder = folder
         self._embeds = embeds
-        self._dtype: torch.dtype = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+        self._quantizes = dtype == "int8"
+        self._dtype: torch.dtype = torch.float32 if self._quantizes else getattr(torch, dtype)
+        self._scales: dict[tuple[str, int], Tensor] = {}
+        """Of rows that were given as integers, by their weight's name and the first row."""
         self._opened: PretrainedWeights | None = None
 
     @ray.method(concurrency_group="weights")
@@ -68,6 +73,11 @@ class ServedWeights:
             from share_compute.models.huggingface_encoder import profile_encoder  # noqa: PLC0415 - slow to import
 
             return ServedModel(blueprint, profile_encoder(config))
+        if self._quantizes:
+            from share_compute.models.huggingface import sketch, tied_names  # noqa: PLC0415 - slow to import
+
+            model = sketch(config)
+            require_linear_layers(model, {*tied_names(model), *tied_names(model).values()})
         return ServedModel(blueprint, dissect(blueprint))
 
     def _config(self) -> dict[str, Any]:
@@ -105,16 +115,29 @@ class ServedWeights:
     @ray.method(concurrency_group="weights")
     def int8_weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
         """Return rows of matrices as integers."""
-        return [_as_bytes(self._quantized(extent)[0]) for extent in extents]
+        return [_as_bytes(self._integers(extent)) for extent in extents]
 
     @ray.method(concurrency_group="weights")
     def scales(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
         """Return what rows of integers are to be multiplied by, as float32 bytes."""
-        return [_as_bytes(self._quantized(extent)[1]) for extent in extents]
+        return [_as_bytes(torch.cat(list(self._scales_of(extent)))) for extent in extents]
 
-    def _quantized(self, extent: Extent) -> tuple[Tensor, Tensor]:
+    def _integers(self, extent: Extent) -> Tensor:
         name = weight_of(extent.name)
-        return quantized(self._read(extent._replace(name=name)), name)
+        rows = self._read(extent._replace(name=name))
+        scale = self._scales[name, extent.start] = scale_of(rows, name)
+        return integers_of(rows, scale)
+
+    def _scales_of(self, extent: Extent) -> Iterator[Tensor]:
+        """Yield those of rows one after the other: known ones, or what some rows are read for."""
+        name, start, stop = weight_of(extent.name), extent.start, extent.stop
+        assert stop is not None
+        while start < stop:
+            scale = self._scales.get((name, start))
+            if scale is None:
+                scale = scale_of(self._read(Extent(name, start, min(stop, start + _ROWS))), name)
+            yield scale[: stop - start]
+            start += len(scale)
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:

@@ -168,8 +168,9 @@ class LocalEngine:
             return self._scheduler.completed(result)
 
     def _begin_anew(self, turn: Turn, failure: ShareComputeError) -> list[SequenceEvent]:
-        """Give up the sequences of a turn that failed, and compute those of all others again."""
-        given_up = {chunk.sequence for chunk in turn.chunks} | {opening.sequence for opening in turn.opens}
+        """Give up the sequence that a failure names, or all of the turn, and compute those of all others again."""
+        inside = {chunk.sequence for chunk in turn.chunks} | {opening.sequence for opening in turn.opens}
+        given_up = inside & {failure.details.get("sequence")} or inside
         self._stage.clear()
         self._fed_back.clear()
         with self._news:

@@ -49,9 +49,16 @@ class _Live:
     told_s: float = 0.0
     """When its last token was told."""
     replica: Replica | None = None
-    """Who computes it; None while it waits for one."""
+    """Who computes it, or is asked to; None while it waits for one."""
+    is_placing: bool = False
+    """Whether a replica is being asked to take it: until that has answered nobody else is, and it is not cancelled."""
     waits_s: float = 0.0
     """Since when it waits for one."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is to be given to a replica."""
+        return self.replica is None and not self.is_placing
 
     def rest(self) -> Generation:
         """Return what is still to be generated."""
@@ -94,6 +101,7 @@ class RayEngine:
         self._mail = Mailboxes(self._cancel)
         self._servers: dict[Replica, _Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._placings: set[asyncio.Task[None]] = set()
         self._closed: ShareComputeError | None = None
         self._idle_since_s = self._now_s()
         self._placing: asyncio.Task[None] | None = None
@@ -118,26 +126,20 @@ class RayEngine:
         numbers = [generation.sequence for generation in generations]
         streams = self._mail.open(numbers)
         now_s = self._now_s()
-        lives = [_Live(generation, now_s, waits_s=now_s) for generation in generations]
+        lives = [_Live(generation, now_s, waits_s=now_s, is_placing=True) for generation in generations]
         self._live.update(zip(numbers, lives, strict=True))
-        placing = asyncio.create_task(self._place(lives))
+        placing = asyncio.create_task(self._place_new(lives))
+        self._placings.add(placing)
+        placing.add_done_callback(self._placings.discard)
         try:
             await asyncio.shield(placing)
         except BaseException:  # also when the client went away meanwhile
             self._mail.discard(numbers)
-            self._spawn(self._take_back(placing, numbers))
+            for number in numbers:
+                self._end(number)
             raise
-        self._watch_waiting()
         self._meter.came(sum(len(generation.prompt) for generation in generations))
         return streams
-
-    async def _take_back(self, placing: asyncio.Task[None], sequences: Sequence[int]) -> None:
-        """End sequences that nobody wants, once a replica has them: it must not hear of their end before."""
-        await asyncio.wait([placing])
-        if not placing.cancelled():
-            placing.exception()  # who asked was told
-        for sequence in sequences:
-            self._end(sequence)
 
     def _refuse_too_many(self, number: int) -> None:
         if self._takers:
@@ -158,7 +160,8 @@ class RayEngine:
 
     def _end(self, sequence: int) -> _Live | None:
         live = self._forget(sequence)
-        if live is not None and live.replica is not None:
+        # A replica must not hear of an end before it has heard of the sequence: `_place` tells it.
+        if live is not None and live.replica is not None and not live.is_placing:
             self._spawn(self._tell_cancelled(live.replica, [sequence]))
         return live
 
@@ -193,7 +196,7 @@ class RayEngine:
         elif server.unready_since_s is None:
             server.unready_since_s = now_s
         elif now_s - server.unready_since_s >= _MOVES_AFTER_S and self._takers:
-            moved = self._sequences_of(replica)
+            moved = [number for number in self._sequences_of(replica) if not self._live[number].is_placing]
             if moved:
                 self._free(moved)
                 self._spawn(self._tell_cancelled(replica, moved))
@@ -236,7 +239,7 @@ class RayEngine:
         counts = dict.fromkeys(self._servers, 0)
         waiting = 0
         for live in self._live.values():
-            if live.replica is None:
+            if live.replica is None:  # also while one is being asked
                 waiting += 1
             else:
                 counts[live.replica] = counts.get(live.replica, 0) + 1
@@ -261,7 +264,7 @@ class RayEngine:
 
     def _watch_waiting(self) -> None:
         """Let those that wait be given up in time."""
-        waits_s = [live.waits_s for live in self._live.values() if live.replica is None]
+        waits_s = [live.waits_s for live in self._live.values() if live.waits]
         if waits_s and self._alarm is None and self._closed is None:
             self._alarm = asyncio.get_running_loop().call_at(min(waits_s) + self.patience_s, self._give_up)
 
@@ -269,7 +272,7 @@ class RayEngine:
         self._alarm = None
         now_s = self._now_s()
         for number, live in list(self._live.items()):
-            if live.replica is not None or now_s - live.waits_s < self.patience_s:
+            if not live.waits or now_s - live.waits_s < self.patience_s:
                 continue
             if self._takers:  # they are full, and it is the next one's turn
                 live.waits_s = now_s
@@ -310,33 +313,67 @@ class RayEngine:
         backlogs = [Backlog(self.ongoing(one), self._servers[one].tokens_per_s) for one in takers]
         return [takers[index] for index in in_turn(backlogs, new)]
 
+    async def _place_new(self, lives: Sequence[_Live]) -> None:
+        """Do what `_place` does; what is refused was never here."""
+        try:
+            await self._place(lives)
+        except BaseException:
+            for live in lives:
+                self._forget(live.generation.sequence)
+            raise
+
     async def _place(self, lives: Sequence[_Live]) -> None:
-        """Give sequences to a replica, all to one; where there is none, they wait.
+        """Give sequences that are marked for it to a replica, all to one; where there is none, they wait.
 
         Raises:
             ShareComputeError: the replicas refused them.
         """
+        try:
+            refusal = await self._offer(lives)
+        finally:
+            for live in lives:
+                live.is_placing = False
+        unwanted: dict[Replica, list[int]] = {}
+        for live in lives:
+            if live.replica is not None and not self._is_wanted(live):
+                unwanted.setdefault(live.replica, []).append(live.generation.sequence)
+        for replica, sequences in unwanted.items():
+            self._spawn(self._tell_cancelled(replica, sequences))
+        if refusal is not None:
+            raise refusal
+        if any(live.waits and self._is_wanted(live) for live in lives):
+            self._watch_waiting()
+            self._spawn_placing()
+
+    async def _offer(self, lives: Sequence[_Live]) -> ShareComputeError | None:
+        """Ask one replica after the other to take sequences; return why none did, where one said so."""
         refusal: ShareComputeError | None = None
         for replica in self._in_turn(len(lives)):
+            lives = [live for live in lives if self._is_wanted(live)]
+            if not lives:
+                return None
             for live in lives:
                 live.replica = replica
             try:
                 await replica.submit([live.rest() for live in lives])
             except Conflict:
-                return  # they came through when it was tried before
+                return None  # they came through when it was tried before
             except ContributorLost:
-                self.remove(replica)  # which gives them to others
-                return
+                self.remove(replica)
             except (Busy, TooLong, Unavailable) as failure:  # another one may have more room
                 refusal = failure if not isinstance(refusal, Busy) else refusal
-                if any(live.replica is not replica for live in lives):
-                    return  # it was removed meanwhile, and others have them
+            except BaseException:
+                for live in lives:
+                    live.replica = None
+                raise
             else:
-                return
-        for live in lives:
-            live.replica = None
-        if refusal is not None:
-            raise refusal
+                return None
+            for live in lives:
+                live.replica = None
+        return refusal
+
+    def _is_wanted(self, live: _Live) -> bool:
+        return self._live.get(live.generation.sequence) is live
 
     def _spawn_placing(self) -> None:
         is_placing = self._placing is not None and not self._placing.done()
@@ -346,12 +383,13 @@ class RayEngine:
     async def _place_waiting(self) -> None:
         """Give away what waits, in the order it came; again and again where there is no room yet."""
         while self._takers:
-            waiting = [(number, live) for number, live in self._live.items() if live.replica is None]
+            waiting = [(number, live) for number, live in self._live.items() if live.waits]
             if not waiting:
                 return
             for number, live in waiting:
-                if self._live.get(number) is not live or live.replica is not None:
+                if self._live.get(number) is not live or not live.waits:
                     continue
+                live.is_placing = True
                 try:
                     await self._place([live])
                 except Busy:

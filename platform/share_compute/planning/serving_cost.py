@@ -60,20 +60,33 @@ class ServingCost(CostTables):
         """Memory of a machine with layers [start, stop) ``[layers + 1, layers + 1]``; infinite where it has none."""
         number, span = BYTES[self.workload.dtype], self.num_layers + 1
         tokens = self.workload.prompt_tokens + self.workload.new_tokens
-        weight = WEIGHT_BYTES[self.workload.dtype]
-        held = np.array([layer.parameters * weight for layer in self.profile.layers], dtype=np.float64)
-        held[0] += self.profile.embedding.parameters * number
-        held[-1] += self.profile.head.parameters * weight
         cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
-        total = sums(held + cache * number * self.workload.concurrent)
-        needed = total[None, :] - total[:, None]
-        needed[1:, -1] += self.profile.tied * number  # the second copy
+        caches = sums(cache * number * self.workload.concurrent)
+        needed = self.held_bytes + caches[None, :] - caches[:, None]
         prompt = self.workload.prompt_tokens
         working = self._of_layers(lambda layer: layer.activation_bytes.at(prompt) * number / FLOAT_BYTES)
         for start in range(self.num_layers):
             needed[start, start + 1 :] += np.maximum.accumulate(working[start:])
         needed[np.tril_indices(span)] = np.inf
         return needed
+
+    @cached_property
+    def held_bytes(self) -> Floats:
+        """Memory of the weights of layers [start, stop) ``[layers + 1, layers + 1]``."""
+        number, weight = BYTES[self.workload.dtype], WEIGHT_BYTES[self.workload.dtype]
+        held = self._of_layers(lambda layer: layer.parameters) * weight
+        held[0] += self.profile.embedding.parameters * number
+        held[-1] += self.profile.head.parameters * weight
+        total = sums(held)
+        between = total[None, :] - total[:, None]
+        between[1:, -1] += self.profile.tied * number  # the second copy
+        return between
+
+    def packed_bytes(self, start: int, stop: int) -> float:
+        """Return the memory that packing adds to that of layers [start, stop) at most; integers are not packed."""
+        if self.workload.dtype != "int8":
+            return float(self.held_bytes[start, stop])
+        return float(self.profile.tied * BYTES[self.workload.dtype]) if stop == self.num_layers else 0.0
 
     @cached_property
     def request_parts_s(self) -> Floats:

@@ -43,8 +43,12 @@ class Admission:
         self._queue = queue
         self._ledger = ledger
         self._totals = totals
-        self.num_open = 0
+        self._open: dict[int, LiveSequence] = {}
+
+    @property
+    def num_open(self) -> int:
         """Sequences that run."""
+        return len(self._open)
 
     @property
     def has_prompts(self) -> bool:
@@ -75,7 +79,7 @@ class Admission:
             live, prefix = candidate
             if self._limits.embeds and live.prompt_tokens > room:
                 return None
-            if self._ledger.fits(live.wanted_tokens):
+            if self._fits(live):
                 for one in passed:
                     one.passes += 1
                 opens.append(self._begin(live, prefix))
@@ -86,12 +90,12 @@ class Admission:
 
     def ended(self, live: LiveSequence) -> None:
         """Take note that an open sequence has ended."""
-        self.num_open -= 1
+        del self._open[live.id]
         self._ledger.retire(live.id)
 
     def preempted(self, live: LiveSequence) -> None:
         """Take note that an open sequence waits for more room."""
-        self.num_open -= 1
+        del self._open[live.id]
         self._ledger.give_up(live.id)
         self._queue.interrupt([live])
         self._totals.preempted += 1
@@ -101,17 +105,22 @@ class Admission:
         for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
             if not live.is_settled:
                 continue
-            if not self._ledger.fits(live.wanted_tokens):
+            if not self._fits(live):
                 return live, None
             prefix = self._ledger.find(live)
             if prefix is None or not prefix.is_growing:
                 return live, prefix
         return None
 
+    def _fits(self, live: LiveSequence) -> bool:
+        """Return whether a sequence can begin, and whoever runs still grow once."""
+        reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
+        return self._ledger.fits(live.wanted_tokens + reserve)
+
     def _begin(self, live: LiveSequence, prefix: Prefix | None) -> Opening:
         source, num_tokens = self._ledger.open(live, prefix)
         self._queue.begin(live)
-        self.num_open += 1
+        self._open[live.id] = live
         self._totals.prefix_hits += source is not None
         self._totals.prefix_tokens += num_tokens
         return live.open(source, num_tokens)

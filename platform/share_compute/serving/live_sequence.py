@@ -34,6 +34,8 @@ class LiveSequence:
     """Tokens that were known when its slab was opened: they come as inputs, all others are fed back."""
     room_tokens: int = 0
     """Positions of its slab."""
+    first_turn: int = 0
+    """The next when it came; tokens of earlier ones are of another sequence of this number."""
     sent: int = 0
     """Positions that are in its slab once all turns that were sent have passed."""
     planned: int = 0
@@ -87,6 +89,13 @@ class LiveSequence:
         while self.prompt_tokens + answer - 1 < next_token:
             answer *= 2
         return min(self.most_tokens, self.prompt_tokens + answer - 1)
+
+    @property
+    def next_room_tokens(self) -> int:
+        """Positions that its slab should have when it is full; 0 where it will not be."""
+        if self.room_tokens == self.most_tokens:
+            return 0
+        return min(self.most_tokens, 2 * (self.room_tokens + 1 - self.prompt_tokens) + self.prompt_tokens - 1)
 
     @property
     def is_full(self) -> bool:

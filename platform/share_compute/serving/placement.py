@@ -15,7 +15,7 @@ from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.serving_plan import plan_serving
 from share_compute.planning.strategies import with_nominal_speeds
 from share_compute.planning.words import listed
-from share_compute.planning.workload import WEIGHT_BYTES, ServingWorkload
+from share_compute.planning.workload import ServingWorkload
 from share_compute.protocol.roster import Worker
 from share_compute.serving.limits import Limits
 from share_compute.specification import ServeJob
@@ -171,17 +171,17 @@ def _rooms(
     cost = replace(asked, workload=replace(workload, concurrent=0))
     place = {machine.id: index for index, machine in enumerate(usable.contributors)}
     rooms = {}
-    for number, pool in enumerate(plan.pools):
+    for pool in plan.pools:
         worker = pool.members[0].contributor_id
         usable_bytes = int(cost.memory_bytes[place[worker]])
         needed_bytes = int(cost.needed_bytes[pool.start, pool.stop])
-        weight_bytes = profile.parameters_of(plan.shard(number)) * WEIGHT_BYTES[workload.dtype]
+        packed_bytes = cost.packed_bytes(pool.start, pool.stop)
         spare_bytes = usable_bytes - int(asked.needed_bytes[pool.start, pool.stop])
         rooms[worker] = Room(
             usable_bytes,
-            needed_bytes - weight_bytes,
+            needed_bytes - int(cost.held_bytes[pool.start, pool.stop]),
             usable_bytes - needed_bytes,
-            holds_weights_twice=spare_bytes >= weight_bytes + _PROCESS_BYTES,
+            holds_weights_twice=spare_bytes >= packed_bytes + _PROCESS_BYTES,
         )
     return rooms
 

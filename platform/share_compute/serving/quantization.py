@@ -9,7 +9,6 @@ Both give the same within the rounding of their sums.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Set
 
 import torch
@@ -21,16 +20,18 @@ from share_compute.errors import UserError
 INTEGERS, SCALE = ".int8", ".int8_scale"
 """What the two tensors of a layer are called, in place of ``.weight``."""
 _LARGEST = 127
-_FEW_ROWS = 32
+_FEW_ROWS = 16
 """Up to so many rows of inputs the kernel for few is faster."""
+_KERNEL_STEP = 16
+"""Inputs that the kernel reads at one time: of other numbers it would read beyond their end."""
 _BLOCK = 2**22
 """Weights that are floats at one time."""
 _LEAST_SHARE = 0.9
 """Of a layer's matrices; where linear layers are less of it, int8 would save little, and plans would be wrong."""
 
 
-def quantized(rows: Tensor, name: str = "a weight") -> tuple[Tensor, Tensor]:
-    """Return rows of weights as integers ``[out, in]``, and what each row is to be multiplied by ``[out]``, float32.
+def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
+    """Return what the integers of each row of weights are to be multiplied by ``[out]``, float32.
 
     Args:
         rows: ``[out, in]``.
@@ -43,8 +44,22 @@ def quantized(rows: Tensor, name: str = "a weight") -> tuple[Tensor, Tensor]:
     if not bool(scale.isfinite().all()):
         raise UserError(f"{name} has a number that is not finite", mend="serve a checkpoint from before that")
     scale[scale == 0] = 1
-    integers = (rows.float() / scale[:, None]).round_().clamp_(-_LARGEST, _LARGEST)
-    return integers.to(torch.int8), scale
+    return scale
+
+
+def integers_of(rows: Tensor, scale: Tensor) -> Tensor:
+    """Return rows of weights as integers ``[out, in]``, with their scale."""
+    return (rows.float() / scale[:, None]).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+
+
+def is_quantized(name: str) -> bool:
+    """Return whether a stored name is that of integers."""
+    return name.endswith(INTEGERS)
+
+
+def scale_name(name: str) -> str:
+    """Return the stored name of the scale of the integers called ``name``."""
+    return name.removesuffix(INTEGERS) + SCALE
 
 
 def weight_of(name: str) -> str:
@@ -67,13 +82,13 @@ class Int8Linear(nn.Module):
         self.int8 = nn.Parameter(integers, requires_grad=False)
         self.int8_scale = nn.Parameter(torch.empty(size[0], device="meta"), requires_grad=False)
         self.register_parameter("bias", layer.bias)
+        # The kernel would round scales to bfloat16: it is given ones.
         self._ones = torch.ones(size[0], dtype=torch.bfloat16)
+        self._few = 0 if self.in_features % _KERNEL_STEP else _FEW_ROWS
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply ``[..., in]``; return ``[..., out]``."""
-        own = (
-            self._parameters
-        )  # a module looks slowly for its parameters, and this is asked for a hundred times a token
+        own = self._parameters  # looked up as attributes they would take longer
         integers, scale, bias = own["int8"], own["int8_scale"], own["bias"]
         assert integers is not None
         assert scale is not None
@@ -90,7 +105,7 @@ class Int8Linear(nn.Module):
         """Return ``[rows, out]`` in bfloat16, not yet scaled."""
         if rows.device.type != "cpu":
             return linear(rows, integers.bfloat16())
-        if len(rows) <= _FEW_ROWS:
+        if len(rows) <= self._few:
             return torch._weight_int8pack_mm(rows, integers, self._ones)  # noqa: SLF001 - it has no other name
         wide, step = rows.float(), max(1, _BLOCK // self.in_features)
         blocks = [linear(wide, block.float()).bfloat16() for block in torch.split(integers, step)]
@@ -103,29 +118,35 @@ def quantize(model: nn.Module, shared: Set[str]) -> None:
     Args:
         model: sketched.
         shared: names of weights that others use, too.
-
-    Raises:
-        UserError: too much of it is not in linear layers.
     """
-    saved = 0
     for path, part in list(model.named_modules()):
         for name, child in list(part.named_children()):
             full = f"{path}.{name}".lstrip(".")
             if type(child) is nn.Linear and f"{full}.weight" not in shared:
-                saved += child.weight.numel()
                 setattr(part, name, Int8Linear(child))
-    kept = sum(
-        math.prod(parameter.shape)
-        for name, parameter in model.named_parameters()
-        if parameter.dim() > 1 and parameter.dtype != torch.int8 and not _is_table(model, name, shared)
-    )
+
+
+def require_linear_layers(model: nn.Module, shared: Set[str]) -> None:
+    """Make sure that int8 saves what plans count on.
+
+    Args:
+        model: the whole one, sketched.
+        shared: names of weights that others use, too.
+
+    Raises:
+        UserError: too much of it is not in linear layers.
+    """
+    saved = kept = 0
+    for path, part in model.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.dim() < 2 or isinstance(part, nn.Embedding) or f"{path}.{name}" in shared:
+                continue
+            if type(part) is nn.Linear:
+                saved += parameter.numel()
+            else:
+                kept += parameter.numel()
     if saved < _LEAST_SHARE * (saved + kept):
         raise UserError(
             "only the weights of linear layers become int8, and this architecture has others",
             mend="choose dtype bfloat16",
         )
-
-
-def _is_table(model: nn.Module, name: str, shared: Set[str]) -> bool:
-    """Whether a parameter is looked up, or is that of a head that is tied to what is."""
-    return name in shared or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)

@@ -121,7 +121,7 @@ class Scheduler:
             for place, one in enumerate(generations)
         ]
         ids = {live.id for live in lives}
-        taken = sorted(one for one in ids if one in self._live or one in self._ledger)
+        taken = sorted(ids & self._live.keys())
         if taken or len(ids) < len(lives):
             raise Conflict(
                 f"sequences of these numbers are there: {taken or sorted(ids)}",
@@ -132,7 +132,9 @@ class Scheduler:
         self._refuse_what_cannot_wait(waiting, tokens_per_s)
         self._num_arrived += len(lives)
         for live in waiting:
+            self._ledger.forget(live.id)
             self._live[live.id] = live
+            live.first_turn = self._num_turns
             self._queue.add(live)
         return [_finished(live, ended[live.id]) for live in lives if live.id in ended]
 
@@ -215,7 +217,7 @@ class Scheduler:
         while (first := next(iter(self._in_flight), -1)) in self._results:
             self._batches.passed(self._in_flight.pop(first).batch)
             for sampled in self._results.pop(first).sampled:
-                events += self._sampled(sampled)
+                events += self._sampled(sampled, first)
         return events
 
     def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
@@ -332,9 +334,9 @@ class Scheduler:
 
     # -- one sequence ------------------------------------------------------------------------------------------------
 
-    def _sampled(self, sampled: Outcome) -> Iterator[SequenceEvent]:
+    def _sampled(self, sampled: Outcome, turn: int) -> Iterator[SequenceEvent]:
         live = self._live.get(sampled.sequence)
-        if live is None:
+        if live is None or turn < live.first_turn:
             self._totals.wasted_tokens += 1
             return
         if isinstance(sampled, Pooled):

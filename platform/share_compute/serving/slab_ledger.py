@@ -146,11 +146,15 @@ class SlabLedger:
         if not blocks:
             self._close(sequence)
 
+    def forget(self, sequence: int) -> None:
+        """Close the slab of an ended sequence, if it is kept: another one gets its number."""
+        if sequence in self._cached:
+            self._close(sequence)
+
     def give_up(self, sequence: int) -> None:
         """Close the slab of a sequence that goes on later, in another one."""
         self.retire(sequence)
-        if sequence in self._cached:
-            self._close(sequence)
+        self.forget(sequence)
 
     def drop_cached(self) -> None:
         """Close all slabs whose sequences have ended."""

@@ -12,7 +12,7 @@ from share_compute.errors import UserError
 from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
-from share_compute.serving.quantization import INTEGERS, SCALE, quantized, weight_of
+from share_compute.serving.quantization import integers_of, is_quantized, scale_name, scale_of, weight_of
 from share_compute.serving.turns import Outcome, Turn
 
 
@@ -70,24 +70,22 @@ class TurnStage(ABC):
         """
         weights = self.weights_of(WeightFolder(folder))
         tensors = self.tensors()
+        scales = {name: tensors.pop(scale_name(name)) for name in list(tensors) if is_quantized(name)}
         for name, tensor in tensors.items():
-            if tensor.dtype == torch.int8:
-                scale = tensors[name.removesuffix(INTEGERS) + SCALE]
-                for start, stop in row_ranges(tensor.shape, 4, 32 * CHUNK_BYTES):
-                    rows, scales = quantized(weights.read(weight_of(name), start, stop), weight_of(name))
-                    rows_of(tensor, start, stop).copy_(rows)
-                    rows_of(scale, start, stop).copy_(scales)
-            if name.endswith((INTEGERS, SCALE)):
-                continue
-            for start, stop in row_ranges(tensor.shape, tensor.itemsize, 32 * CHUNK_BYTES):
-                given = weights.read(name, start, stop)
+            stored = weight_of(name) if name in scales else name
+            for start, stop in row_ranges(tensor.shape, 4, 32 * CHUNK_BYTES):
+                given = weights.read(stored, start, stop)
                 rows = rows_of(tensor, start, stop)
                 if given.shape != rows.shape:
                     raise UserError(
-                        f"{name} in {folder} has the shape {list(given.shape)} where the configuration wants "
+                        f"{stored} in {folder} has the shape {list(given.shape)} where the configuration wants "
                         f"{list(rows.shape)}",
                         mend="check that config.json and the weights belong together",
                     )
+                if name in scales:
+                    scale = scale_of(given, stored)
+                    rows_of(scales[name], start, stop).copy_(scale)
+                    given = integers_of(given, scale)
                 rows.copy_(given)
         self.seal()
 

@@ -10,8 +10,16 @@ from tests.platform.serving.stages import CPU, LAYERS, Serving, model_of, openin
 from torch import nn
 
 from share_compute.errors import UserError
+from share_compute.models.huggingface import sketch
 from share_compute.planning.partitioning import Shard
-from share_compute.serving.quantization import Int8Linear, quantize, quantized, weight_of
+from share_compute.serving.quantization import (
+    Int8Linear,
+    integers_of,
+    quantize,
+    require_linear_layers,
+    scale_of,
+    weight_of,
+)
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turns import Chunk
 
@@ -22,18 +30,19 @@ def layer_of(out_features: int, in_features: int, *, bias: bool = True) -> tuple
     torch.manual_seed(out_features)
     plain = nn.Linear(in_features, out_features, bias=bias)
     made = Int8Linear(plain)
-    rows, scale = quantized(plain.weight.detach())
-    made.int8 = nn.Parameter(rows, requires_grad=False)
+    scale = scale_of(plain.weight.detach())
+    made.int8 = nn.Parameter(integers_of(plain.weight.detach(), scale), requires_grad=False)
     made.int8_scale = nn.Parameter(scale, requires_grad=False)
     return plain, made
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 7, 32, 33, 200])
-def test_products_are_near_those_of_floats(rows: int, bias: bool) -> None:
-    plain, made = layer_of(96, 160, bias=bias)
-    inputs = torch.randn(1, rows, 160)
+@pytest.mark.parametrize("size", [160, 12, 20, 172, 4100])
+@pytest.mark.parametrize("rows", [1, 7, 16, 17, 200])
+def test_products_are_near_those_of_floats(rows: int, size: int, bias: bool) -> None:
+    plain, made = layer_of(97, size, bias=bias)
+    inputs = torch.randn(1, rows, size)
     expected = plain(inputs)
     found = made(inputs)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
@@ -45,20 +54,23 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     _, made = layer_of(3000, 2048)  # of several blocks
     inputs = torch.randn(100, 2048)
     together = made(inputs)
-    for start, stop in ((0, 1), (5, 13), (40, 72)):
+    for start, stop in ((0, 1), (5, 13), (40, 56)):
         assert torch.allclose(made(inputs[start:stop]), together[start:stop], rtol=1e-2, atol=1e-3)
-    assert torch.equal(made(inputs[:8])[3], made(inputs[3:4])[0])
+    for rows in range(2, 17):
+        assert torch.equal(made(inputs[:rows])[1], made(inputs[1:2])[0])
 
 
 def test_the_largest_number_of_a_row_is_kept() -> None:
-    integers, scale = quantized(torch.tensor([[0.5, -2.0, 0.0], [0.0, 0.0, 0.0]]))
+    rows = torch.tensor([[0.5, -2.0, 0.0], [0.0, 0.0, 0.0]])
+    scale = scale_of(rows)
+    integers = integers_of(rows, scale)
     assert integers.tolist() == [[32, -127, 0], [0, 0, 0]]
-    assert torch.allclose(integers * scale[:, None], torch.tensor([[0.5, -2.0, 0], [0, 0, 0]]), atol=0.01)
+    assert torch.allclose(integers * scale[:, None], rows, atol=0.01)
 
 
 def test_what_is_not_finite_is_refused() -> None:
     with pytest.raises(UserError, match=r"lm_head\.weight has a number that is not finite"):
-        quantized(torch.tensor([[1.0, float("nan")]]), "lm_head.weight")
+        scale_of(torch.tensor([[1.0, float("nan")]]), "lm_head.weight")
 
 
 def test_names() -> None:
@@ -109,7 +121,16 @@ def test_layers_that_are_held_are_taken_over(stages: list[ServingStage]) -> None
 
 def test_architectures_of_other_layers_are_refused() -> None:
     with pytest.raises(UserError, match="linear layers"):
-        ServingStage(small_config("gpt_oss"), Shard("m", 0, LAYERS, LAYERS), CPU, quantizes=True)
+        require_linear_layers(sketch(small_config("gpt_oss")), set())
+    require_linear_layers(sketch(small_config("llama")), set())
+
+
+def test_weights_of_another_size_are_refused(tmp_path: Path) -> None:
+    model_of("llama").save_pretrained(tmp_path)
+    wider = {**small_config("llama"), "intermediate_size": 80}
+    stage = ServingStage(wider, Shard("m", 0, LAYERS, LAYERS), CPU, quantizes=True)
+    with pytest.raises(UserError, match=r"has the shape .* where the configuration wants"):
+        stage.load(tmp_path)
 
 
 def test_tied_heads_stay_as_they_are() -> None:

@@ -397,10 +397,45 @@ def test_who_finds_no_more_room_goes_on_before_anybody_new() -> None:
     one.submit(generation(4, (4, 1), max_tokens=100, owner="bob"))
     one.finish()
     begun = [opening.sequence for turn in one.turns[sent:] for opening in turn.opens]
-    assert begun[0] in waiting
+    assert all(begun.index(live) < begun.index(4) for live in waiting)
     totals = one.scheduler.stats().totals
     assert 0 < totals.preempted <= 5 * 4, "whoever was preempted comes back with twice the room"
     assert totals.emitted_tokens == 500
+
+
+@pytest.mark.parametrize(("kv_tokens", "prompt", "answer"), [(1100, 60, 20), (2000, 150, 8), (600, 40, 16)])
+def test_little_is_computed_twice_where_memory_is_short(kv_tokens: int, prompt: int, answer: int) -> None:
+    one = world(kv_tokens=kv_tokens, answer_tokens=answer, window_tokens=4096, turn_tokens=64)
+    one.submit(*(generation(sequence, (sequence, *range(prompt)), max_tokens=120) for sequence in range(24)))
+    one.finish()
+    totals = one.scheduler.stats().totals
+    assert totals.computed_tokens + totals.prefix_tokens < 2 * 24 * (prompt + 120)
+    assert totals.preempted < 24
+
+
+def test_a_number_may_be_given_again_while_its_old_tokens_are_on_their_way() -> None:
+    one = world(kv_tokens=170, window_tokens=300, answer_tokens=8, run_ahead=2)
+    asked = [generation(sequence, (sequence, *range(30)), max_tokens=100) for sequence in range(4)]
+    one.submit(*asked)
+    while not (flying := [live for live in one.scheduler._queue.queued() if live.num_emitted < live.planned]):
+        assert one.go_on()
+    number = flying[0].id
+    one.cancel(number)
+    del one.ends[number]
+    one.submit(asked[number].model_copy(update={"emitted": tuple(one.text[number])}))
+    one.finish()
+    assert isinstance(one.ends[number], Finished)
+
+
+def test_a_number_may_be_given_again_while_its_slab_is_kept() -> None:
+    one = world()
+    one.submit(generation(0, LONG, max_tokens=20))
+    while one.running:
+        one.go_on()
+    del one.ends[0]
+    one.submit(generation(0, LONG, max_tokens=20))
+    one.finish()
+    assert isinstance(one.ends[0], Finished)
 
 
 def test_who_gave_up_its_room_may_be_cancelled() -> None:
