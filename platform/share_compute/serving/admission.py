@@ -69,17 +69,19 @@ class Admission:
         if not self.has_prompts:
             return None
         passed: list[LiveSequence] = []
+        # Whoever runs can still grow once: else most of them would be preempted soon.
+        reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
         begins = self.num_open < self._limits.max_sequences
         for owner in self._queue.in_turn():
             if owner.prefilling:
                 return next(iter(owner.prefilling.values()))
-            candidate = self._candidate(owner) if begins else None
+            candidate = self._candidate(owner, reserve) if begins else None
             if candidate is None:
                 continue
             live, prefix = candidate
             if self._limits.embeds and live.prompt_tokens > room:
                 return None
-            if self._fits(live):
+            if self._ledger.fits(live.wanted_tokens + reserve):
                 for one in passed:
                     one.passes += 1
                 opens.append(self._begin(live, prefix))
@@ -100,22 +102,17 @@ class Admission:
         self._queue.interrupt([live])
         self._totals.preempted += 1
 
-    def _candidate(self, owner: Owner) -> tuple[LiveSequence, Prefix | None] | None:
+    def _candidate(self, owner: Owner, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
         """Return an owner's first sequence that does not wait for a prompt of another, or for a token of its own."""
         for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
             if not live.is_settled:
                 continue
-            if not self._fits(live):
+            if not self._ledger.fits(live.wanted_tokens + reserve):
                 return live, None
             prefix = self._ledger.find(live)
             if prefix is None or not prefix.is_growing:
                 return live, prefix
         return None
-
-    def _fits(self, live: LiveSequence) -> bool:
-        """Return whether a sequence can begin, and whoever runs still grow once."""
-        reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
-        return self._ledger.fits(live.wanted_tokens + reserve)
 
     def _begin(self, live: LiveSequence, prefix: Prefix | None) -> Opening:
         source, num_tokens = self._ledger.open(live, prefix)
