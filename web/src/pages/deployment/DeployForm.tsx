@@ -172,7 +172,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
               value={dtype}
               onChange={(event) => setDtype(event.currentTarget.value)}
               error={wrong("dtype")}
-              data={["float32", "bfloat16", "float16"]}
+              data={["float32", "bfloat16", "float16", "int8"]}
             />
             <NativeSelect
               label={t("Objective")}
