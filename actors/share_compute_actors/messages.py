@@ -244,3 +244,7 @@ class MemberStatus:
     """Last step whose update its weights have, or could be given at once: its gradient is there."""
     holds: tuple[int, int] | None = None
     """Layers [start, stop) whose weights are here."""
+    loaded: tuple[int, int] | None = None
+    """Layers that were loaded, and are not worked with before it is told to."""
+    loaded_step: int = 0
+    """Last step whose update those have."""

@@ -20,7 +20,14 @@ from share_compute.training.loss_scale import LossScale
 from share_compute_actors.coordinator.library import TrainingState
 from share_compute_actors.coordinator.record import FILE, CrewFacts, StepFacts, StepRecord
 from share_compute_actors.coordinator.rosters import owners_of, pools_of, shards_of
-from share_compute_actors.coordinator.takeover import Takeover, fits, is_whole, solution_of, state_of
+from share_compute_actors.coordinator.takeover import (
+    Takeover,
+    fits,
+    has_loaded,
+    is_whole,
+    solution_of,
+    state_of,
+)
 from share_compute_actors.messages import MemberStatus
 
 Open = Callable[[int], StepRecord]
@@ -179,6 +186,18 @@ def status(worker: str, step: int, reaches: int, holds: tuple[int, int] | None) 
 )
 def test_who_can_be_taken_over(member: MemberStatus, *, is_fit: bool) -> None:
     assert fits(roster(4), committed=2, status=member) is is_fit
+
+
+@pytest.mark.parametrize(
+    ("loaded", "step", "may_go_on"),
+    [((0, 2), 2, True), ((0, 2), 1, False), ((2, 5), 2, False), (None, 2, False)],
+)
+def test_who_was_about_to_hold_a_shard_can_be_told_to(
+    loaded: tuple[int, int] | None, step: int, *, may_go_on: bool
+) -> None:
+    halfway = MemberStatus("a", 2, 0, 0, 2, (2, 5), loaded, step)
+    assert not fits(roster(4), committed=2, status=halfway)
+    assert has_loaded(roster(4), committed=2, status=halfway) is may_go_on
 
 
 def test_all_shards_must_be_left() -> None:

@@ -12,12 +12,13 @@ import psutil
 import pytest
 import ray
 from ray.exceptions import RayActorError
-from tests.chaos.test_recovery import Calm, calm, digest, job, losses  # noqa: F401 - a fixture
+from tests.chaos.test_recovery import Calm, calm, digest, job, losses, train  # noqa: F401 - a fixture
 from tests.ray_nodes import Attempt
 
 from share_compute.jobs.events import AttemptEvent
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
+from share_compute.topology import Topology
 from share_compute_actors.member.naming import (
     end_members,
     jobs_with_members,
@@ -145,6 +146,51 @@ def test_a_whole_pool_died_with_the_coordinator(attempt: Attempt, tmp_path: Path
     assert "members are loading their shards" in notes(after)
     assert losses(before) + losses(after)[5 - first :] == calm.losses
     assert digest(tmp_path) == calm.digest
+
+
+@pytest.mark.thorough
+def test_the_coordinator_dies_while_layers_move(attempt: Attempt, topology: Topology, tmp_path: Path) -> None:
+    machines = Topology(topology.contributors[:2])
+    whole, stays = job(2, 1), Topology(topology.contributors[:1])
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", whole, machines=machines)
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    # It has its new shard, and stands still before it says so.
+    stops = [
+        Failure(FailureKind.stop, Point.weights_loaded, worker="c0", step=step, duration_s=60.0)
+        for step in range(2, 6)
+    ]
+
+    def leave(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 1:
+            coordinator.drain.remote("c1")
+            threading.Thread(target=kill_the_coordinator, daemon=True).start()
+
+    def kill_the_coordinator() -> None:
+        while not (still := [one for one in family("ray::Mem") if one.status() == psutil.STATUS_STOPPED]):
+            pass
+        for process in family("ray::Coord"):
+            process.kill()
+            process.wait()
+        still[0].resume()
+
+    before = attempt(whole, folder=folder, machines=machines, failures=stops, on_event=leave)
+    assert last(before, "ended") is None, notes(before)
+    after = goes_on(attempt, folder, before, document=whole, machines=stays)
+    assert after[-1].outcome == "succeeded", after[-1].reason
+    assert not any("loading" in note for note in notes(after)), notes(after)
+    assert losses(before) + losses(after) == calm_curve
+    assert digest(folder) == calm_weights
+
+
+def family(name: str) -> list[psutil.Process]:
+    """Return the processes of Ray below this one whose names begin so."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith(name):
+                found.append(process)
+    return found
 
 
 def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811

@@ -165,6 +165,7 @@ class TrainingAttempt:
         def form(asked: Plan) -> Form:
             found = former.form(asked)
             record.lay(CrewFacts(found.roster, former.solution.plan, start.runs, assignment.attempt))
+            former.adopt()
             return found
 
         with reality:

@@ -152,7 +152,7 @@ class Crew(Party):
         sources = self.beginning
         sizes = self.gather(
             {
-                worker: self._actors[worker].load.remote(self._library, shard, sources)
+                worker: self._actors[worker].load.remote(self._library, shard, sources, applied)
                 for worker, shard in shards.items()
             },
             goes_on=True,
@@ -236,13 +236,14 @@ class Crew(Party):
         return Sources(tuple(holders), places)
 
     def load_shards(
-        self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None]
+        self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
     ) -> None:
         """Let halted members load other shards; they keep what they have until `adopt`.
 
         Args:
             shards: by member.
             sources: tells who has what a member is to load.
+            applied: last step whose update the weights have.
 
         Raises:
             StaleEpoch: a member that has weights died meanwhile.
@@ -253,7 +254,7 @@ class Crew(Party):
         try:
             self.gather(
                 {
-                    worker: self._actors[worker].load.remote(self._library, shard, sources(worker))
+                    worker: self._actors[worker].load.remote(self._library, shard, sources(worker), applied)
                     for worker, shard in shards.items()
                 }
             )

@@ -61,11 +61,12 @@ class Former:
         self._note = note
         self._timings = timings
         self._roster = roster
+        self._before = roster, solution
         self.recomputed = 0
         """Microbatches that the last epoch computes again, since who had computed them is lost."""
 
     def form(self, asked: Plan) -> Form:
-        """Return the next epoch, for the members that reported; what they lack is brought to them.
+        """Return the next epoch, for the members that reported; what they lack is brought to them, for `adopt`.
 
         Raises:
             ContributorLost: nobody has some part of the model any more, or who had it died meanwhile.
@@ -73,6 +74,8 @@ class Former:
             PlanInfeasible: those that are left cannot hold the model.
         """
         before = self._roster
+        self._before = before, self.solution
+        self._mover.forget()
         self._changes.why = ""
         able = frozenset(asked.reports) - self._changes.parting
         shares = self._changes.take_shares()
@@ -90,6 +93,18 @@ class Former:
         self._roster = form.roster
         self.solution = standing(form.roster, self.solution)
         return form
+
+    def adopt(self) -> None:
+        """Let members work with what was brought to them, once the epoch is written down.
+
+        Raises:
+            MembersLost: members died meanwhile; some may have it.
+        """
+        try:
+            self._mover.adopt()
+        except BaseException:
+            self._roster, self.solution = self._before
+            raise
 
     def _with_copies(self, form: Form) -> Form:
         """Settle who keeps copies in an epoch: buddies of those that are alone, and machines that are to join."""
@@ -133,7 +148,7 @@ class Former:
             return None
 
     def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
-        moved = self._mover.move(before, solution.plan, asked, self._scales())
+        moved = self._mover.load(before, solution.plan, asked, self._scales())
         self.solution = solution
         tied = self._is_tied(len(solution.plan.pools))
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)

@@ -26,11 +26,16 @@ class Mover:
         self._first_step = first_step
         self.is_torn = False
         """Whether a move broke off, so that members may hold other shards than the roster of the epoch before says."""
+        self._loaded: tuple[frozenset[Worker], Plan] | None = None
+        """Who has loaded what it does not work with yet, and what was asked."""
 
-    def move(
+    def load(
         self, before: Roster, plan: plans.Plan, asked: Plan, scales: Mapping[int, float]
     ) -> frozenset[Worker]:
-        """Let each member of a plan have its shard; return those that hold another one than before.
+        """Let each member of a plan load its shard; return those that will hold another one than before.
+
+        They work with it after `adopt`. Between the two, what is to be is written down: so whoever follows a
+        coordinator that dies knows of each member that it holds its part, or has loaded it.
 
         Args:
             before: roster of the epoch before.
@@ -58,11 +63,27 @@ class Mover:
             others = None
             if own.keys() != moved.keys():
                 others = self._sources(before, held, asked.committed, scales)
-            self._crew.load_shards(moved, lambda worker: own.get(worker, others))
+            self._crew.load_shards(moved, lambda worker: own.get(worker, others), asked.committed)
+        self._loaded = frozenset(moved), asked
+        return frozenset(moved)
+
+    def forget(self) -> None:
+        """Forget what was loaded and not adopted."""
+        self._loaded = None
+
+    def adopt(self) -> None:
+        """Let members work with what they loaded, if they were to load anything.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        if self._loaded is None:
+            return
+        (moved, asked), self._loaded = self._loaded, None
+        if moved:
             self.is_torn = True
             self._crew.adopt(moved, asked.epoch, asked.committed)
         self.is_torn = False
-        return frozenset(moved)
 
     def _caught_up(
         self, before: Roster, moved: Mapping[Worker, Shard], committed: int, scales: Mapping[int, float]

@@ -68,7 +68,11 @@ def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeov
     if crew is not None:
         known = {machine.id for machine in topology.contributors}
         for actor, status in _statuses(left):
-            if status.worker in known and fits(crew.roster, committed, status):
+            if status.worker not in known:
+                continue
+            if fits(crew.roster, committed, status) or (
+                has_loaded(crew.roster, committed, status) and _adopts(actor, crew.roster.epoch, committed)
+            ):
                 usable[status.worker] = actor
     found = Takeover(crew, usable) if crew is not None and is_whole(crew.roster, usable) else None
     kept = set(found.actors.values()) if found is not None else set()
@@ -84,6 +88,14 @@ def fits(roster: Roster, committed: int, status: MemberStatus) -> bool:
         if status.worker in pool:
             return status.holds == shard and status.step <= committed <= status.reaches
     return False
+
+
+def has_loaded(roster: Roster, committed: int, status: MemberStatus) -> bool:
+    """Whether a member has loaded what the roster says, and was not told to work with it any more."""
+    return any(
+        status.worker in pool and (status.loaded, status.loaded_step) == (shard, committed)
+        for shard, pool in zip(roster.shards, roster.pools, strict=True)
+    )
 
 
 def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
@@ -130,6 +142,16 @@ def state_of(record: StepRecord, beginning: TrainingState) -> TrainingState:
     validations = {**dict(beginning.validations), **dict(record.validations())}
     validations.pop(step, None)
     return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))
+
+
+def _adopts(member: Any, epoch: int, committed: int) -> bool:
+    """Let a member work with what it has loaded; return whether it does."""
+    try:
+        ray.get(member.adopt.remote(epoch, committed), timeout=_ANSWER_S)
+    except (RayError, TimeoutError) as failure:
+        _log.info("a member of an earlier attempt does not answer: %s", failure)
+        return False
+    return True
 
 
 def _statuses(members: Sequence[Any]) -> list[tuple[Any, MemberStatus]]:

@@ -71,6 +71,7 @@ class Member(GivesState, KeepsCopies):
         self._engine = Engine(self._machine, self._tree, self._tell, injector, copies)
         self._runner: Runner | None = None
         self._next: Runner | None = None
+        self._next_applied = 0
         """Loaded for the next epoch, while others still read what is here."""
         self._built: Runner | None = None
         """To be loaded; its weights are not there yet."""
@@ -85,7 +86,7 @@ class Member(GivesState, KeepsCopies):
     # -- state -------------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
-    def load(self, library: Any, shard: Shard, sources: Sources | None) -> int:
+    def load(self, library: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
         """Build a shard for the next epoch and fill it; return the bytes of its weights.
 
         What is here stays until `adopt`, since others may want to read it.
@@ -95,21 +96,22 @@ class Member(GivesState, KeepsCopies):
             shard: layers of the model.
             sources: who has each parameter and buffer, by stored name: the library, or members of the epoch before.
                 None starts from the seed.
+            applied: last step whose update these weights have.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the weights do not belong to the configuration.
         """
-        return self._engine.order(partial(self._load, library, shard, sources))
+        return self._engine.order(partial(self._load, library, shard, sources, applied))
 
-    def _load(self, library: Any, shard: Shard, sources: Sources | None) -> int:
+    def _load(self, library: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
         self._library = library
         runner, self._built = self._built, None
         if runner is None or runner.stage.shard != shard:
             self._next = None  # what was loaded for an epoch that never began makes room
             runner = build_runner(self._setup, self._tree, shard)
         fill_runner(runner, self._setup, sources)
-        self._next = runner
+        self._next, self._next_applied = runner, applied
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
 
     @ray.method(concurrency_group="orders")
@@ -305,6 +307,7 @@ class Member(GivesState, KeepsCopies):
         # In this order: the compute thread may apply a step meanwhile.
         reaches = machine.applied + machine.is_complete
         shard = runner.stage.shard if runner is not None else None
+        waiting = self._next
         self._engine.mishaps.wait_while_cut()
         resident = psutil.Process().memory_info().rss
         return MemberStatus(
@@ -314,6 +317,8 @@ class Member(GivesState, KeepsCopies):
             peak_resident_bytes=peak_resident_bytes(),
             reaches=max(reaches, machine.applied),
             holds=None if shard is None else (shard.start, shard.stop),
+            loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
+            loaded_step=self._next_applied,
         )
 
     @ray.method(concurrency_group="control")
