@@ -84,18 +84,19 @@ def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeov
 
 def fits(roster: Roster, committed: int, status: MemberStatus) -> bool:
     """Whether a member holds what the roster says, as the last committed step leaves it."""
-    for shard, pool in zip(roster.shards, roster.pools, strict=True):
-        if status.worker in pool:
-            return status.holds == shard and status.step <= committed <= status.reaches
-    return False
+    shard = _shard_of(roster, status.worker)
+    return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
 
 
 def has_loaded(roster: Roster, committed: int, status: MemberStatus) -> bool:
     """Whether a member has loaded what the roster says, and was not told to work with it any more."""
-    return any(
-        status.worker in pool and (status.loaded, status.loaded_step) == (shard, committed)
-        for shard, pool in zip(roster.shards, roster.pools, strict=True)
-    )
+    shard = _shard_of(roster, status.worker)
+    return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
+
+
+def _shard_of(roster: Roster, worker: Worker) -> tuple[int, int] | None:
+    shards = zip(roster.shards, roster.pools, strict=True)
+    return next((shard for shard, pool in shards if worker in pool), None)
 
 
 def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:

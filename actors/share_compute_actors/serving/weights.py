@@ -77,7 +77,8 @@ class ServedWeights:
             from share_compute.models.huggingface import sketch, tied_names  # noqa: PLC0415 - slow to import
 
             model = sketch(config)
-            require_linear_layers(model, {*tied_names(model), *tied_names(model).values()})
+            tied = tied_names(model)
+            require_linear_layers(model, {*tied, *tied.values()})
         return ServedModel(blueprint, dissect(blueprint))
 
     def _config(self) -> dict[str, Any]:

@@ -84,18 +84,18 @@ class LiveSequence:
     @property
     def wanted_tokens(self) -> int:
         """Positions that its slab should have, so that it can go on: the most, or fewer that are likely enough."""
-        next_token = max(len(self.tokens), self.sent + 1)
-        answer = self.answer_tokens
-        while self.prompt_tokens + answer - 1 < next_token:
-            answer *= 2
-        return min(self.most_tokens, self.prompt_tokens + answer - 1)
+        return self._room_for(max(len(self.tokens), self.sent + 1))
 
     @property
     def next_room_tokens(self) -> int:
         """Positions that its slab should have when it is full; 0 where it will not be."""
-        if self.room_tokens == self.most_tokens:
-            return 0
-        return min(self.most_tokens, 2 * (self.room_tokens + 1 - self.prompt_tokens) + self.prompt_tokens - 1)
+        return 0 if self.room_tokens == self.most_tokens else self._room_for(self.room_tokens + 1)
+
+    def _room_for(self, tokens: int) -> int:
+        answer = self.answer_tokens
+        while self.prompt_tokens + answer - 1 < tokens:
+            answer *= 2
+        return min(self.most_tokens, self.prompt_tokens + answer - 1)
 
     @property
     def is_full(self) -> bool:
