@@ -33,6 +33,8 @@ os.environ.update(RAY_SETTINGS)
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
 from share_compute.models.blueprint import dissect
 from share_compute.planning.planner import Solution, solve
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.messages import Form
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, Topology
 
@@ -205,10 +207,16 @@ def lead(
     changes = Changes(crew, wishes, tell)
     mover = Mover(crew, facts.first_step)
     former = Former(assignment.spec, solution, changes, mover, record.scales, lambda _note: None)
+
+    def form(asked: Plan) -> Form:
+        found = former.form(asked)
+        former.adopt()
+        return found
+
     listener = Listener(loop.account, loop.committed, lambda *_: None, lambda _note: None)
     training = assignment.spec.training
     inbox = forward_mail(mailbox)
-    conductor = Conductor(crew, record, former.form, listener, inbox, training, wishes, changes)
+    conductor = Conductor(crew, record, form, listener, inbox, training, wishes, changes)
     conductor.assemble()
 
     def end() -> None:

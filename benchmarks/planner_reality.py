@@ -14,7 +14,7 @@ import socket
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -73,8 +73,17 @@ def road(source: int, target: int) -> tuple[float, float]:
 class RelayedCrew(Crew):
     """A crew whose members reach each other over relays."""
 
-    def introduce(self, peers: Sequence[Peer], note: Callable[[str], None]) -> None:  # noqa: ARG002 - all ways are direct
-        """Let each member know the others by the ends of relays."""
+    relays: Relays | None = None
+
+    def ask(self, workers: Collection[str], method: str, *arguments: Any) -> dict[str, Any]:
+        """Call a method of some members; whom they connect to they are told by the ends of relays."""
+        if method != "connect":
+            return super().ask(workers, method, *arguments)
+        seen = self._over_relays(*arguments)
+        return self.gather({worker: self.handle(worker).connect.remote(seen[worker]) for worker in workers})
+
+    def _over_relays(self, peers: Sequence[Peer]) -> dict[str, list[Peer]]:
+        """Open a relay for each way between two members; return where each member finds the others."""
         places = {peer.worker: int(peer.name.rpartition("-")[2]) for peer in peers}
         ways = list(permutations(peers, 2))
         roads = []
@@ -89,15 +98,7 @@ class RelayedCrew(Crew):
                 return target
             return replace(target, endpoint=f"tcp://127.0.0.1:{begins[source, target]}")
 
-        calls = {
-            source.worker: self.handle(source.worker).connect.remote(
-                [seen_from(source, target) for target in peers]
-            )
-            for source in peers
-        }
-        silent = [who for list_ in self.gather(calls).values() for who in list_]
-        if silent:
-            raise RuntimeError(f"no way over the relays from {silent}")
+        return {source.worker: [seen_from(source, target) for target in peers] for source in peers}
 
     def dismiss(self) -> None:
         """End members and relays."""

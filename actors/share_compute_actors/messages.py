@@ -141,9 +141,16 @@ class Source(NamedTuple):
 
     actor: Any
     """The library, or a member."""
+    name: str
+    """Of its machine, for people."""
     shard: tuple[int, int] | None = None
     """Of the copy that a member keeps of another's shard; None: what the actor itself holds."""
     is_library: bool = False
+
+
+def library_source(actor: Any) -> Source:
+    """Return the actor that reads the files of a model as somebody to load from."""
+    return Source(actor, "the server", is_library=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from share_compute.jobs.events import (
 )
 from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.roster import Roster, fresh
-from share_compute_actors.coordinator.changes import Changes, Rests
+from share_compute.topology import Topology
+from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.member.allocator import as_told, is_out_of_memory
@@ -65,6 +66,35 @@ def test_who_stays_a_member_over_many_epochs_has_been_one_since_the_first() -> N
     rests.lost("a")
     clock.now_s += 5.1
     assert "a" not in rests
+
+
+def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last() -> None:
+    clock = Clock()
+    fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
+    pools = (("a",), ("b",), ("c",))
+    recopying = Recopying(clock)
+    first = recopying.buddies(pools, fleet)
+    for rest_s in (10.0, 20.0, 40.0):
+        assert not recopying.is_due
+        recopying.lost("b", lacks_room=False)
+        clock.now_s += rest_s - 0.1
+        recopying.lost("c", lacks_room=False)  # the same epoch will do
+        assert not recopying.is_due
+        clock.now_s += 0.2
+        assert recopying.is_due
+        assert recopying.buddies(pools, fleet) == first
+    clock.now_s += 3600.0
+    recopying.lost("b", lacks_room=False)
+    clock.now_s += 5.1
+    assert recopying.is_due
+
+
+def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
+    fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
+    recopying = Recopying(Clock())
+    before = recopying.buddies((("a",), ("b", "c")), fleet)["a"]
+    recopying.lost(before, lacks_room=True)
+    assert recopying.buddies((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
 
 
 def test_lack_of_memory_is_told_with_what_there_was() -> None:

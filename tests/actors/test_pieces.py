@@ -53,7 +53,7 @@ def test_a_piece_that_was_damaged_on_its_way_is_asked_for_again() -> None:
             return piece
         content = np.array(piece.content)
         content[-1] ^= 8
-        return piece._replace(content=content) if number % 2 else piece._replace(file="model-0000-0000.part")
+        return piece._replace(content=content) if number % 2 else piece._replace(name="model-0000-0000.part")
 
     assert fetched(ask) == whole()
     assert [asked.count(number) for number in range(3)] == [1, 2, 3]

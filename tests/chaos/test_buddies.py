@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.chaos.test_recovery import Calm, job, train
-from tests.ray_nodes import Attempt
+from tests.ray_nodes import Attempt, processes_on
 
-from share_compute.jobs.events import Reformed
+from share_compute.jobs.events import AttemptEvent, Reformed
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology
@@ -80,3 +82,42 @@ def test_a_gradient_on_its_way_to_a_buddy_meets_failures(
     weights, curve, _ = train(attempt, tmp_path, job(2, 1, steps=STEPS), failures, machines=machines)
     assert curve == calm.losses
     assert weights == calm.digest
+
+
+@pytest.mark.thorough
+def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
+    attempt: Attempt, topology: Topology, tmp_path: Path, nodes: list[Any]
+) -> None:
+    steps = 600
+    document = job(2, 1, steps=steps, validate_every=steps, checkpoint_every=steps)
+    machines = Topology(topology.contributors[:2])
+    weights, curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
+
+    def damage(event: AttemptEvent, _: Any) -> None:
+        if event.type != "step" or event.step != STEP:
+            return
+        (member,) = processes_on(nodes[0], "Member")
+        files = [file for file in Path(f"/proc/{member.pid}/fd").iterdir() if _is_of_a_copy(file)]
+        assert files
+        for file in files:
+            with file.open("r+b") as opened:
+                opened.seek(opened.seek(0, os.SEEK_END) // 2)
+                opened.write(b"\xff" * 64)
+
+    failures = [Failure(FailureKind.kill, Point.cell_done, worker="c1", step=steps - 2)]
+    found, losses, events = train(
+        attempt, tmp_path / "damaged", document, failures, machines=machines, on_event=damage
+    )
+    said = [event.message for event in events if event.type == "note"]
+    assert any("machine-0: no copy of what another machine holds" in message for message in said)
+    anew, after_death = (event for event in events if isinstance(event, Reformed))
+    assert "begun anew" in anew.sentence
+    assert not anew.lost
+    assert after_death.lost == ("c1",)
+    assert losses == curve
+    assert found == weights
+
+
+def _is_of_a_copy(file: Path) -> bool:
+    """Whether it is a file without a name that something was written to."""
+    return file.readlink().name.startswith("#") and file.stat().st_size > 0

@@ -245,6 +245,9 @@ class TrainingAttempt:
         ]
         if changes.why:
             causes.append(changes.why)
+        if not causes:
+            retried = "a message was lost; members began the step again"
+            causes.append(retried if changes.is_broken else "members were linked anew")
         reformed = Reformed(
             epoch=after.epoch,
             step=after.step,
@@ -254,7 +257,7 @@ class TrainingAttempt:
             left=tuple(sorted(left)),
             seconds=seconds,
             recomputed=former.recomputed,
-            sentence="; ".join(causes) or "a message was lost; members began the step again",
+            sentence="; ".join(causes),
         )
         changes.tell_reformed(reformed, after)
 

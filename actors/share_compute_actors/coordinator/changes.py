@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from share_compute.jobs.events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
@@ -12,6 +12,7 @@ from share_compute.planning.planner import Solution
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
+from share_compute_actors.coordinator.buddies import buddies_of
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
@@ -21,6 +22,9 @@ _REST_S = 5.0
 """After a member was lost, its machine is left alone for so long."""
 _SOON_S = 30.0
 """Who is lost that soon after it joined is left alone for twice as long as the last time."""
+_LONGEST_REST_S = 600.0
+_LASTING = 4
+"""A copy that was kept for so many rests is not one that never lasts."""
 
 
 class Rests:
@@ -56,6 +60,43 @@ class Rests:
         return worker in self._rests and self._clock() < self._rests[worker][1]
 
 
+class Recopying:
+    """Says when copies that were lost are begun anew: soon at first, later each time they do not last.
+
+    Args:
+        clock: tells seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cramped: set[Worker] = set()
+        self._begun_s = clock()
+        self._rest_s = _REST_S
+        self._due_s: float | None = None
+
+    def lost(self, worker: Worker, *, lacks_room: bool) -> None:
+        """Take note of a member that cannot keep its copy, for lack of room or otherwise."""
+        if lacks_room:
+            self._cramped.add(worker)
+        if self._due_s is not None:
+            return
+        now = self._clock()
+        lasted = now - self._begun_s >= _LASTING * self._rest_s
+        self._rest_s = _REST_S if lasted else min(2 * self._rest_s, _LONGEST_REST_S)
+        self._due_s = now + self._rest_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to begin them anew."""
+        return self._due_s is not None and self._clock() >= self._due_s
+
+    def buddies(self, pools: Sequence[Sequence[Worker]], topology: Topology) -> dict[Worker, Worker]:
+        """Return who keeps copies in an epoch that is being formed; what was lost is begun anew there."""
+        if self._due_s is not None:
+            self._begun_s, self._due_s = self._clock(), None
+        return buddies_of(pools, topology, self._cramped)
+
+
 class Changes:
     """Collects what is to change, and says when it is time to.
 
@@ -86,12 +127,13 @@ class Changes:
         self.rests = Rests()
         self._room: dict[Worker, int] = {}
         """Memory, in bytes, of machines that had less than they lend."""
-        self.cramped: set[Worker] = set()
-        """Members that had no room for a copy of another's shard."""
+        self.recopying = Recopying()
         self.parting: frozenset[Worker] = frozenset()
         """Members that the next epoch does without, though they are there."""
         self.why = ""
         """Reason for the epoch that begins, for people."""
+        self.is_broken = False
+        """Whether a member lacked something in the epoch that is over, or its pool's sum came to nothing."""
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
         """Tell of a better plan, and carry it out once its machines are there; from any thread. The newest counts."""
@@ -163,7 +205,7 @@ class Changes:
             roster: of the epoch.
         """
         joining = self._under_way
-        if self.leaving or self._shares is not None:
+        if self.leaving or self._shares is not None or self.recopying.is_due:
             return True
         if joining is None:
             return self._let_go(roster)
@@ -230,6 +272,12 @@ class Changes:
             return None
         self.why = joining.why
         return joining.solution
+
+    def buddies(self, roster: Roster) -> dict[Worker, Worker]:
+        """Return who keeps copies of whose shards in an epoch that is being formed."""
+        if self.recopying.is_due and not self.why:
+            self.why = "copies of what one machine alone holds were lost: they are begun anew"
+        return self.recopying.buddies(roster.pools, self.known)
 
     def followers(self, roster: Roster) -> dict[Worker, Worker]:
         """Return which machines that are to join follow which members in an epoch that is being formed."""

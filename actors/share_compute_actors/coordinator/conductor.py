@@ -227,8 +227,10 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # it waited for somebody whose silence is noticed here
         if isinstance(message, NoCopy):
-            if message.lacks_room:
-                self._changes.cramped.add(worker)
+            if (
+                self._roster is not None and worker in self._roster.workers
+            ):  # who joins loads while steps pause
+                self._changes.recopying.lost(worker, lacks_room=message.lacks_room)
             self._listener.note(f"{self._crew.name(worker)}: {message.message}")
         elif isinstance(message, ShareComputeError):
             if worker in self._crew.workers:
@@ -249,6 +251,7 @@ class Conductor:
             ):  # who says something again may have become the last pool in between
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
+        self._changes.is_broken |= isinstance(message, Broken)
         self._handle(message)
 
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
@@ -301,6 +304,7 @@ class Conductor:
         self._lost.clear()
         self._stopped_s = None
         self._changes.why = ""
+        self._changes.is_broken = False
 
     def _carry_out(self, effect: Effect) -> list[Event]:
         match effect:

@@ -23,7 +23,7 @@ from share_compute_actors.coordinator.party import MembersLost, Party
 from share_compute_actors.coordinator.pulse import answers
 from share_compute_actors.member.member import Member
 from share_compute_actors.member.naming import member_options
-from share_compute_actors.messages import MemberSetup, Source, Sources
+from share_compute_actors.messages import MemberSetup, Source, Sources, library_source
 from share_compute_actors.testing import require_carried_out
 
 __all__ = ["DEADLINE_S", "Crew", "MembersLost"]
@@ -175,7 +175,16 @@ class Crew(Party):
     @property
     def beginning(self) -> Sources | None:
         """Who has the weights that the attempt began with; None: they come from the seed."""
-        return Sources((Source(self._library, is_library=True),)) if self._facts.has_weights else None
+        return Sources((library_source(self._library),)) if self._facts.has_weights else None
+
+    def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
+        """Return a member as somebody to load from.
+
+        Args:
+            worker: the member.
+            copy: the layers of another's shard that it keeps; None: what it computes with.
+        """
+        return Source(self._actors[worker], self.name(worker), copy)
 
     def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
         """Start members that are not there yet, and take in those that are ready; waits for nobody.

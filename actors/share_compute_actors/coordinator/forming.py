@@ -13,7 +13,6 @@ from share_compute.protocol.messages import Form
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.buddies import buddies_of
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.moving import Mover
 from share_compute_actors.coordinator.rosters import (
@@ -111,7 +110,7 @@ class Former:
         roster = form.roster
         buddies: dict[Worker, Worker] = {}
         if self._spec.parallelism.buddies:
-            buddies |= buddies_of(roster.pools, self._changes.known, self._changes.cramped)
+            buddies |= self._changes.buddies(roster)
         # Who is about to join follows somebody who has no buddy: a whole copy is not given up for one that begins.
         buddies = {**self._changes.followers(roster), **buddies}
         return replace(form, roster=replace(roster, buddies=buddies))

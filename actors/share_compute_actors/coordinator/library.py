@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import ray
-import torch
 from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError
-from torch import Tensor
 
 from share_compute.data import Prepared, StepOrder, prepare
 from share_compute.data.tokenization import load_tokenizer
@@ -30,7 +28,7 @@ from share_compute.models.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.export import adapter_description
 from share_compute.models.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
 from share_compute.training.loss_scale import LossScale, first_loss_scale
-from share_compute_actors.member.pieces import take_all
+from share_compute_actors.member.pieces import Piece, take_all
 from share_compute_actors.messages import Extent, FolderKind
 
 if TYPE_CHECKING:
@@ -241,10 +239,10 @@ class Library:
         return inputs if part == "inputs" else targets
 
     @ray.method(concurrency_group="weights")
-    def weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-        """Return rows of the starting weights, as float32 bytes."""
+    def weights(self, extents: Sequence[Extent]) -> list[Piece]:
+        """Return rows of the starting weights, as float32."""
         assert self._weights is not None
-        return [_as_bytes(self._weights.read(*extent).float()) for extent in extents]
+        return [Piece.of_rows(extent.name, self._weights.read(*extent).float()) for extent in extents]
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -252,10 +250,10 @@ class Library:
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
-    def optimizer_state(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-        """Return rows of the optimizer's tensors, as float32 bytes."""
+    def optimizer_state(self, extents: Sequence[Extent]) -> list[Piece]:
+        """Return rows of the optimizer's tensors, as float32."""
         assert self._optimizer is not None
-        return [_as_bytes(self._optimizer.read(*extent).float()) for extent in extents]
+        return [Piece.of_rows(extent.name, self._optimizer.read(*extent).float()) for extent in extents]
 
     @ray.method(concurrency_group="weights")
     def inventory(self) -> list[str]:
@@ -353,8 +351,3 @@ def _let_go(members: Iterable[Any]) -> None:
     for member in members:
         with suppress(*_DEATHS):  # who is dead holds nothing
             ray.get(member.let_go.remote())
-
-
-def _as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    content: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return content

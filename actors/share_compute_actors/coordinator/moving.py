@@ -97,7 +97,7 @@ class Mover:
                     handle = self._crew.handle(worker)
                     calls[worker] = handle.bring_to.remote(shard, committed, scales)
         return {
-            worker: Sources((Source(self._crew.handle(worker), (moved[worker].start, moved[worker].stop)),))
+            worker: Sources((self._crew.source(worker, (moved[worker].start, moved[worker].stop)),))
             for worker, has_it in self._crew.gather(calls).items()
             if has_it
         }
@@ -123,7 +123,7 @@ class Mover:
         covered: set[int] = set()
         for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
             if not covered.issuperset(range(start, stop)):
-                found.append(Source(self._crew.handle(worker)))
+                found.append(self._crew.source(worker))
                 covered.update(range(start, stop))
         lost: list[Worker] = []
         for shard, pool in zip(before.shards, before.pools, strict=True):
@@ -144,5 +144,5 @@ class Mover:
         """Return a copy of a shard, brought to the last committed step; None if nobody has one that can be."""
         for worker in sorted(self._crew.workers):
             if self._crew.ask([worker], "bring_to", shard, committed, scales)[worker]:
-                return Source(self._crew.handle(worker), shard)
+                return self._crew.source(worker, shard)
         return None

@@ -7,20 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from share_compute.errors import PlanInfeasible, StaleEpoch
+from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch
 from share_compute.models.blueprint import Stage, build_stage
 from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through
+from share_compute_actors.member.pieces import Piece, whole
 from share_compute_actors.member.rows import library_lost
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Extent, MemberSetup, Source, Sources
@@ -56,6 +55,7 @@ def fill_runner(runner: Runner, setup: MemberSetup, sources: Sources | None) -> 
         sources: who has each parameter and buffer, by stored name. None starts from the seed.
 
     Raises:
+        ContributorLost: what a machine gives arrives damaged.
         PlanInfeasible: the shard does not fit into this machine's memory.
         StaleEpoch: who had some of it died.
         UserError: the weights do not belong to the configuration.
@@ -107,18 +107,41 @@ def fill(
         dtype: what they give.
 
     Raises:
+        ContributorLost: what a machine gives arrives damaged.
         StaleEpoch: who had some of it died.
         UserError: the weights do not belong to the configuration.
     """
     calls = list(_calls(tensors, sources, dtype.itemsize))
     asked = deque(sources.ask(source, method, extents) for source, extents in calls[:_CALLS_AHEAD])
     for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
-        contents: list[NDArray[np.uint8]] = _given(asked.popleft(), source)
+        pieces: list[Piece] = _given(asked.popleft(), source)
         if number < len(calls):
             later, wanted = calls[number]
             asked.append(sources.ask(later, method, wanted))
-        for (name, start, stop), content in zip(extents, contents, strict=True):
-            copy_into(tensors[name], start, stop, content, dtype)
+        for extent, piece in zip(extents, pieces, strict=True):
+            name, start, stop = extent
+            if not piece.is_whole:
+                piece = _again(sources, source, method, extent)  # noqa: PLW2901 - the same, whole
+            copy_into(tensors[name], start, stop, piece.content, dtype)
+
+
+def _again(sources: Sources, source: Source, method: str, extent: Extent) -> Piece:
+    """Ask for one piece until it arrives whole.
+
+    Raises:
+        ContributorLost: it does not.
+    """
+    damaged = ContributorLost(
+        f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
+        machine=None if source.is_library else source.name,
+        mend="look into memory and network of that machine, then resume the job",
+    )
+
+    def ask() -> Piece:
+        pieces: list[Piece] = _ask(sources, source, method, [extent])
+        return pieces[0]
+
+    return whole(ask, damaged)
 
 
 def _calls(
@@ -140,8 +163,8 @@ def _calls(
         yield sources.all[place], call
 
 
-def _ask(sources: Sources, source: Source, method: str) -> Any:
-    return _given(sources.ask(source, method), source)
+def _ask(sources: Sources, source: Source, method: str, *arguments: Any) -> Any:
+    return _given(sources.ask(source, method, *arguments), source)
 
 
 def _given(asked: Any, source: Source) -> Any:

@@ -1,4 +1,4 @@
-"""What a shard saves, on its way to the library: sealed pieces that can be asked for again."""
+"""What actors fetch from each other piece by piece, each sealed, so that it can be asked for again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import count
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,29 +21,34 @@ TRIES = 3
 
 
 class Piece(NamedTuple):
-    """Some bytes of one file."""
+    """Some bytes of one file, or of one tensor."""
 
-    file: str
+    name: str
     content: NDArray[np.uint8]
     seal: int
     """XXH3-64 of the two, from before they travelled."""
 
     @classmethod
-    def sealed(cls, file: str, content: NDArray[np.uint8]) -> Piece:
+    def sealed(cls, name: str, content: NDArray[np.uint8]) -> Piece:
         """Return a piece with its seal."""
-        return cls(file, content, _seal(file, content))
+        return cls(name, content, _seal(name, content))
+
+    @classmethod
+    def of_rows(cls, name: str, rows: Tensor) -> Piece:
+        """Return rows of a tensor with their seal."""
+        return cls.sealed(name, rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
     @property
     def is_whole(self) -> bool:
         """Whether it is what was sealed."""
-        return self.seal == _seal(self.file, self.content)
+        return self.seal == _seal(self.name, self.content)
 
 
 Answer = TypeVar("Answer", Piece, Piece | None)
 
 
-def _seal(file: str, content: NDArray[np.uint8]) -> int:
-    return xxhash.xxh3_64_intdigest(content.data, seed=xxhash.xxh3_64_intdigest(file.encode()))
+def _seal(name: str, content: NDArray[np.uint8]) -> int:
+    return xxhash.xxh3_64_intdigest(content.data, seed=xxhash.xxh3_64_intdigest(name.encode()))
 
 
 class Pieces:
@@ -112,4 +118,4 @@ def take_all(machine: str, ask: Callable[[int], Piece | None], write: Callable[[
         piece = whole(partial(ask, number), damaged)
         if piece is None:
             return
-        write(piece.file, piece.content.tobytes())
+        write(piece.name, piece.content.tobytes())

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import ray
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from share_compute.models.weights import rows_of
@@ -16,6 +13,7 @@ from share_compute.training.optimizers import optimizer_tensors
 from share_compute_actors.member.copies.copying import ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.engine import Engine
+from share_compute_actors.member.pieces import Piece
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Extent
 
@@ -48,8 +46,8 @@ class GivesState:
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
     @ray.method(concurrency_group="pieces")
-    def weights(self, extents: Sequence[Extent], shard: ShardRange | None = None) -> list[NDArray[np.uint8]]:
-        """Return rows of parameters and buffers, as float32 bytes."""
+    def weights(self, extents: Sequence[Extent], shard: ShardRange | None = None) -> list[Piece]:
+        """Return rows of parameters and buffers, as float32."""
         if shard is not None:
             return self._copied(extents, shard)
         return _as_they_are(self._here().stage.persistent(), extents)
@@ -62,10 +60,8 @@ class GivesState:
         return {name: tuple(tensor.shape) for name, tensor in self._optimizer_tensors().items()}
 
     @ray.method(concurrency_group="pieces")
-    def optimizer_state(
-        self, extents: Sequence[Extent], shard: ShardRange | None = None
-    ) -> list[NDArray[np.uint8]]:
-        """Return rows of the optimizer's tensors, as float32 bytes."""
+    def optimizer_state(self, extents: Sequence[Extent], shard: ShardRange | None = None) -> list[Piece]:
+        """Return rows of the optimizer's tensors, as float32."""
         if shard is not None:
             return self._copied(extents, shard)
         return _as_they_are(self._optimizer_tensors(), extents)
@@ -74,9 +70,9 @@ class GivesState:
         runner = self._here()
         return {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
 
-    def _copied(self, extents: Sequence[Extent], shard: ShardRange) -> list[NDArray[np.uint8]]:
+    def _copied(self, extents: Sequence[Extent], shard: ShardRange) -> list[Piece]:
         copy = self._copy(shard)
-        return [_as_bytes(copy.rows(*extent)) for extent in extents]
+        return [Piece.of_rows(extent.name, copy.rows(*extent).float()) for extent in extents]
 
     def _copy(self, shard: ShardRange) -> Follower:
         follower = self._engine.copies.of(shard)
@@ -88,10 +84,8 @@ class GivesState:
         return self._runner
 
 
-def _as_they_are(tensors: Mapping[str, Tensor], extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-    return [_as_bytes(rows_of(tensors[name].detach(), start, stop)) for name, start, stop in extents]
-
-
-def _as_bytes(rows: Tensor) -> NDArray[np.uint8]:
-    content: NDArray[np.uint8] = rows.float().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return content
+def _as_they_are(tensors: Mapping[str, Tensor], extents: Sequence[Extent]) -> list[Piece]:
+    return [
+        Piece.of_rows(name, rows_of(tensors[name].detach(), start, stop).float())
+        for name, start, stop in extents
+    ]

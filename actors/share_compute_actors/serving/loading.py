@@ -18,7 +18,7 @@ from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
 from share_compute_actors.member.allocator import passing_through
 from share_compute_actors.member.loading import fill, fits
-from share_compute_actors.messages import Source, Sources
+from share_compute_actors.messages import Sources, library_source
 from share_compute_actors.serving.messages import ServingSetup
 
 
@@ -77,7 +77,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.
     """
-    sources = Sources((Source(weights, is_library=True),))
+    sources = Sources((library_source(weights),))
     groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in missing.items():
         groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from share_compute.errors import UserError
@@ -20,6 +18,7 @@ from share_compute.models.weights import WeightFolder
 from share_compute.planning.profile import ModelProfile
 from share_compute.serving.quantization import integers_of, require_linear_layers, scale_of, weight_of
 from share_compute.specification import ModelSpec, ServedPrecision
+from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Extent
 
 if TYPE_CHECKING:
@@ -104,24 +103,24 @@ class ServedWeights:
         return self._opened
 
     @ray.method(concurrency_group="weights")
-    def weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-        """Return rows of tensors, as bytes of the deployment's dtype."""
-        return [_as_bytes(self._read(extent).to(self._dtype)) for extent in extents]
+    def weights(self, extents: Sequence[Extent]) -> list[Piece]:
+        """Return rows of tensors, in the deployment's dtype."""
+        return [Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in extents]
 
     @ray.method(concurrency_group="weights")
-    def exact_weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-        """Return rows of tensors as float32 bytes, whatever the deployment's dtype is."""
-        return [_as_bytes(self._read(extent).float()) for extent in extents]
+    def exact_weights(self, extents: Sequence[Extent]) -> list[Piece]:
+        """Return rows of tensors as float32, whatever the deployment's dtype is."""
+        return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in extents]
 
     @ray.method(concurrency_group="weights")
-    def int8_weights(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
+    def int8_weights(self, extents: Sequence[Extent]) -> list[Piece]:
         """Return rows of matrices as integers."""
-        return [_as_bytes(self._integers(extent)) for extent in extents]
+        return [Piece.of_rows(extent.name, self._integers(extent)) for extent in extents]
 
     @ray.method(concurrency_group="weights")
-    def scales(self, extents: Sequence[Extent]) -> list[NDArray[np.uint8]]:
-        """Return what rows of integers are to be multiplied by, as float32 bytes."""
-        return [_as_bytes(torch.cat(list(self._scales_of(extent)))) for extent in extents]
+    def scales(self, extents: Sequence[Extent]) -> list[Piece]:
+        """Return what rows of integers are to be multiplied by, as float32."""
+        return [Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent)))) for extent in extents]
 
     def _integers(self, extent: Extent) -> Tensor:
         name = weight_of(extent.name)
@@ -155,8 +154,3 @@ class ServedWeights:
 def _is_small(file: Path) -> bool:
     is_shown = file.is_file() and not file.name.startswith(".")
     return is_shown and file.suffix not in _LARGE and file.stat().st_size <= _MOST_FILE_BYTES
-
-
-def _as_bytes(rows: Tensor) -> NDArray[np.uint8]:
-    content: NDArray[np.uint8] = rows.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return content

@@ -172,7 +172,7 @@ class Copies:
         self._tell(
             NoCopy(
                 f"no copy of what another machine holds is kept here for now: {failure}",
-                mend=room if lacks_room else "nothing: the next change of the plan begins another",
+                mend=room if lacks_room else "nothing: another one is begun soon",
                 details={"lacks_room": lacks_room},
             )
         )

@@ -1,0 +1,65 @@
+"""What a member loads from others: damaged on its way, it is asked for again; without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from share_compute.errors import ContributorLost
+from share_compute.models.weights import rows_of
+from share_compute_actors.member import loading
+from share_compute_actors.member.pieces import Piece
+from share_compute_actors.messages import Extent, Source, Sources, library_source
+
+HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked is answered at once, and not by another process."""
+    monkeypatch.setattr(loading.ray, "get", lambda answer: answer)
+
+
+def giver(spoil: Callable[[int, Piece], Piece]) -> Any:
+    """Return an actor that has the tensors; ``spoil`` takes the number of the call, and what it would answer."""
+    calls: list[Sequence[Extent]] = []
+
+    def weights(extents: Sequence[Extent]) -> list[Piece]:
+        calls.append(extents)
+        found = (Piece.of_rows(name, rows_of(HELD[name], start, stop)) for name, start, stop in extents)
+        return [spoil(len(calls), piece) for piece in found]
+
+    return SimpleNamespace(weights=SimpleNamespace(remote=weights), calls=calls)
+
+
+def damaged(piece: Piece) -> Piece:
+    content = piece.content.copy()
+    content[-1] ^= 4
+    return piece._replace(content=content)
+
+
+def loaded(source: Source) -> dict[str, torch.Tensor]:
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
+    loading.fill(tensors, Sources((source,)), "weights")
+    return tensors
+
+
+def test_a_damaged_piece_is_asked_for_again_and_no_other() -> None:
+    actor = giver(lambda call, piece: damaged(piece) if piece.name == "small" and call < 3 else piece)
+    tensors = loaded(Source(actor, "ada"))
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
+    assert [[extent.name for extent in call] for call in actor.calls] == [list(HELD), ["small"], ["small"]]
+
+
+def test_what_never_arrives_whole_names_its_machine() -> None:
+    actor = giver(lambda _, piece: damaged(piece) if piece.name == "large" else piece)
+    with pytest.raises(ContributorLost, match="large arrived damaged from ada") as lost:
+        loaded(Source(actor, "ada"))
+    assert lost.value.machine == "ada"
+    with pytest.raises(ContributorLost, match="from the server") as lost:
+        loaded(library_source(actor))
+    assert lost.value.machine is None
