@@ -28,8 +28,8 @@ RAY_SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Else the head gets three records of every call and keeps those of the last 100,000; nothing here asks for them.
     "RAY_task_events_report_interval_ms": "0",
-    # When a whole machine dies, nobody tells why its actors broke off: a call to one failed after 1.2 to 1.4 s with what
-    # Ray has by default (2.60: 1000 ms of waiting, looked at once a second), and fails after 0.3 s with these.
+    # When a whole machine dies, nobody tells why its actors broke off: a call to one fails after 1.2 to 1.4 s with what
+    # Ray 2.60 has by default (1000 ms of waiting, looked at each second), and after 0.3 s with these.
     "RAY_timeout_ms_task_wait_for_death_info": "200",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
