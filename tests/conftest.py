@@ -194,6 +194,13 @@ def contributors(server: RunningServer) -> Iterator[ContributorFactory]:
         yield lambda: stack.enter_context(run_contributor(server))
 
 
+@pytest.fixture(scope="module")
+def contributor(server: RunningServer) -> Iterator[RunningContributor]:
+    """One machine that joined the shared server, for all tests of a file that leave it as it is."""
+    with run_contributor(server) as running:
+        yield running
+
+
 @pytest.fixture(name="wait_for")
 def wait_for_fixture() -> Callable[..., object]:
     """Give `wait_for`: tests are not importable from each other."""

@@ -56,37 +56,52 @@ def traces(folder: Path) -> list[str]:
     return found
 
 
+def require_learned(result: Any) -> None:
+    assert len(result["plan"]["pools"]) == 2
+    assert result["loss_last"] < result["loss_first"]
+    assert (Path(result["artifact"]) / "config.json").exists()
+
+
 @pytest.mark.slow
-def test_the_whole_path(temporary_folder: Path):
-    command = own_command("demo", "--exit", "--json", "--contributors", "2", "--steps", "12")
+def test_the_whole_path(temporary_folder: Path, tmp_path: Path, run_command: Any, wait_for: Any):
     # What the user exported for another server is none of the demonstration's business.
     exported = {"SHARE_COMPUTE_API_KEY": "another", "SHARE_COMPUTE_URL": "http://127.0.0.1:9"}
+    variables = {**exported, "TMPDIR": str(temporary_folder)}
+    wanted = ("--json", "--contributors", "2", "--steps", "12")
+    with run_command(tmp_path, "demo", *wanted, **variables) as command:
+
+        def is_standing() -> bool:
+            assert command.process.poll() is None, command.text()[-2000:]
+            return "The server stays up" in command.text()
+
+        wait_for(is_standing, "the result", 600)
+        (result,) = command.json_lines()
+        require_learned(result)
+        assert traces(temporary_folder)
+        command.process.send_signal(signal.SIGINT)
+        assert command.process.wait(150) == 0
+    assert not traces(temporary_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_it_ends_by_itself(temporary_folder: Path):
     done = subprocess.run(
-        command,
-        env={**os.environ, **exported, "TMPDIR": str(temporary_folder)},
+        own_command("demo", "--exit", "--json", "--contributors", "2", "--steps", "12"),
+        env={**os.environ, "TMPDIR": str(temporary_folder)},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    (line,) = done.stdout.splitlines()
-    result = json.loads(line)
-    assert len(result["plan"]["pools"]) == 2
-    assert result["loss_last"] < result["loss_first"]
-    assert (Path(result["artifact"]) / "config.json").exists()
+    require_learned(json.loads(done.stdout))
     assert not traces(temporary_folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment",
-    [
-        pytest.param("the server starts", marks=pytest.mark.thorough),
-        pytest.param("machines join", marks=pytest.mark.thorough),
-        "training",
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", ["the server starts", "machines join", "training"])
 def test_an_interrupt_leaves_nothing(
     moment: str, temporary_folder: Path, tmp_path: Path, run_command: Any, wait_for: Any
 ):

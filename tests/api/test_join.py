@@ -46,13 +46,15 @@ def test_a_machine_joins_is_measured_and_leaves(server: Any, contributors: Calla
         assert client.contributor(first.record.id).state is ContributorState.left
 
 
-def test_the_agent_holds_neither_ray_nor_torch(contributors: Callable[[], Any]):
-    agent = psutil.Process(contributors().command.process.pid)
+def test_the_agent_holds_neither_ray_nor_torch(contributor: Any):
+    agent = psutil.Process(contributor.command.process.pid)
     mapped = {region.path for region in agent.memory_maps()}
     assert not any("_raylet" in path or "libtorch" in path for path in mapped)
 
 
-def test_a_node_that_dies_is_started_again(server: Any, contributors: Callable[[], Any], wait_for: Any):
+def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_away(
+    server: Any, contributors: Callable[[], Any], wait_for: Any
+):
     machine = contributors()
     agent = psutil.Process(machine.command.process.pid)
     raylet = next(process for process in agent.children(recursive=True) if process.name() == "raylet")
@@ -64,6 +66,8 @@ def test_a_node_that_dies_is_started_again(server: Any, contributors: Callable[[
 
     with server.client() as client:
         wait_for(is_back, "the machine back", 180)
+        client.send_away(machine.record.id)
+    assert machine.command.process.wait(120) == 0
 
 
 def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any], wait_for: Any):
@@ -77,27 +81,19 @@ def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any],
     wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 60)
 
 
-def test_the_operator_sends_a_machine_away(server: Any, contributors: Callable[[], Any]):
-    machine = contributors()
-    with server.client() as client:
-        client.send_away(machine.record.id)
-    assert machine.command.process.wait(120) == 0
-
-
 def test_a_wrong_invite(server: Any):
     status, error = join_fails(server.url, "--invite", "none-none", "--memory", "600MiB")
     assert (status, error["code"]) == (5, "invite-unknown")
     assert error["mend"]
 
 
-def test_a_used_invite_and_a_taken_name(server: Any, contributors: Callable[[], Any]):
-    machine = contributors()
+def test_a_used_invite_and_a_taken_name(server: Any, contributor: Any):
     with server.client() as client:
         fresh = client.create_invite().code
-        name = machine.record.name
+        name = contributor.record.name
         status, error = join_fails(server.url, "--invite", fresh, "--name", name, "--memory", "600MiB")
         assert (status, error["code"]) == (4, "conflict")
-        used = next(invite for invite in client.invites() if invite.used_by == machine.record.id)
+        used = next(invite for invite in client.invites() if invite.used_by == contributor.record.id)
     assert used.state == "used"
 
 

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page
 from tests.e2e.conftest import Complaints
+from tests.thoroughly import thoroughly
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 _TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 LOCALES = {"en": "en-GB", "zh": "zh-CN"}
 
-LOOKS = pytest.mark.parametrize(
-    ("language", "scheme", "width"),
-    [
-        ("en", "light", 1200),
-        ("zh", "dark", 390),
-        pytest.param("en", "light", 390, marks=pytest.mark.thorough),
-        pytest.param("zh", "dark", 1200, marks=pytest.mark.thorough),
-        pytest.param("en", "dark", 390, marks=pytest.mark.thorough),
-        pytest.param("zh", "light", 1200, marks=pytest.mark.thorough),
-    ],
-)
-"""How pages are looked at: in two languages, in the light and in the dark, on a desk and on a phone."""
-PLAIN_LOOKS = pytest.mark.parametrize(
-    ("scheme", "width"),
-    [
-        ("light", 1200),
-        ("dark", 390),
-        pytest.param("light", 390, marks=pytest.mark.thorough),
-        pytest.param("dark", 1200, marks=pytest.mark.thorough),
-    ],
-)
-"""The same in English alone."""
+
+def looks(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -> pytest.MarkDecorator:
+    """Parametrize by how pages are looked at: ``scheme``, ``width``, and ``language`` where there are several.
+
+    Args:
+        first: which look `make test` takes; different pages take different ones, and `make chaos` takes all.
+        languages: the first one on a desk, the last one on a phone first.
+    """
+    desk, phone = (languages[0], "light", 1200), (languages[-1], "dark", 390)
+    chosen = desk if first == "desk" else phone
+    others = [look for look in product(languages, ("light", "dark"), (1200, 390)) if look != chosen]
+    names = ("language", "scheme", "width")
+    skipped = 0 if len(languages) > 1 else 1
+    return pytest.mark.parametrize(
+        names[skipped:], thoroughly([look[skipped:] for look in (chosen, *others)], quick=1)
+    )
 
 
 @dataclass

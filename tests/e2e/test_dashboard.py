@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.e2e.conftest import Complaints, Pool
-from tests.e2e.looking import PLAIN_LOOKS, looking
+from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
 
 pytestmark = pytest.mark.browser
@@ -179,7 +179,7 @@ def test_the_first_load_is_small_and_stays_on_this_host(pool: Pool, context: Bro
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES
 
 
-@PLAIN_LOOKS
+@looks("phone")
 def test_every_page_is_accessible_and_fits(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
@@ -190,14 +190,14 @@ def test_every_page_is_accessible_and_fits(
     train(store, running, 1, 10)
     start(store, failed, machines[2:])
     lose(store, failed, machines[2])
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
-        page = looks.page
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+        page = seen.page
         page.goto(f"{pool.url}/")
         page.get_by_label("API key").wait_for()
-        looks.take("sign-in")
+        seen.take("sign-in")
         page.goto(f"{pool.url}/#key={pool.key}")
         for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit", "invites", "nowhere"):
             page.goto(f"{pool.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
-            looks.take(path)
+            seen.take(path)

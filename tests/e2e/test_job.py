@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.e2e.conftest import Complaints, Pool
-from tests.e2e.looking import PLAIN_LOOKS, looking
+from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure, start, train
 
 from share_compute.jobs.events import (
@@ -373,7 +373,7 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, pool: Pool) -> Non
     expect(page.get_by_role("heading", name="No job is like this")).to_be_visible()
 
 
-@PLAIN_LOOKS
+@looks("desk")
 def test_the_pages_of_jobs_are_accessible_and_fit(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
@@ -394,8 +394,8 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
         ),
     )
     rows = batch(pool)
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
-        page = looks.page
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+        page = seen.page
         page.goto(f"{pool.url}/#key={pool.key}")
         page.get_by_role("heading", name="Pool", level=1).wait_for()
         for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{rows.id}"):
@@ -410,4 +410,4 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
                 expect(section.locator("svg")).to_be_visible(timeout=PLANNING_S)
                 section.get_by_text("The same as a table").click()
                 page.get_by_role("listbox").focus()
-            looks.take(path)
+            seen.take(path)

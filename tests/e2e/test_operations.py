@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.e2e.conftest import Complaints, Pool
-from tests.e2e.looking import LOCALES, LOOKS, looking
+from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, start
 
 from share_compute.store import ContributorRecord, Store
@@ -131,7 +131,7 @@ def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, pool:
     expect(page.get_by_role("row", name=re.compile("late"))).to_contain_text("expired")
 
 
-@LOOKS
+@looks("phone", ("en", "zh"))
 def test_the_operators_pages_are_accessible_and_fit(
     pool: Pool,
     browser: Browser,
@@ -154,12 +154,12 @@ def test_the_operators_pages_are_accessible_and_fit(
     store.invites.create("late", expires_in_s=0.001)
     store.invites.revoke(store.invites.create("taken back")[0].id)
     locale = LOCALES[language]
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as looks:
-        page = looks.page
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as seen:
+        page = seen.page
         page.goto(f"{pool.url}/#key={pool.key}")
         page.get_by_role("heading", level=1).wait_for()
         for path in ("operations", "invites", "nowhere"):
             page.goto(f"{pool.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
-            looks.take(path)
+            seen.take(path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.e2e.conftest import Complaints, Pool
-from tests.e2e.looking import LOCALES, LOOKS, looking
+from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
 
 from share_compute.jobs.events import Measured, PoolTiming
@@ -187,7 +187,7 @@ def test_islands_of_many_machines_are_bubbles_that_open(page: Page, pool: Pool) 
     expect(page.get_by_role("link", name="m050")).to_be_visible()
 
 
-@LOOKS
+@looks("desk", ("en", "zh"))
 def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     pool: Pool,
     browser: Browser,
@@ -208,8 +208,8 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
         store.contributors.get(machines[3].id), ContributorState.lost, "its Ray node died"
     )
     options = {"reduced_motion": "reduce", "locale": LOCALES[language]}
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as looks:
-        page = looks.page
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:
+        page = seen.page
         page.goto(f"{pool.url}/#key={pool.key}")
         paths = (
             "",
@@ -222,4 +222,4 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
             page.goto(f"{pool.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
-            looks.take(path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))
+            seen.take(path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))

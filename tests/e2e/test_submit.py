@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.e2e.conftest import Complaints, Pool
-from tests.e2e.looking import PLAIN_LOOKS, looking
+from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure
 
 from share_compute.specification import TrainJob
@@ -265,16 +265,16 @@ def test_the_plan_is_shown_before_anything_is_queued(page: Page, pool: Pool, com
     complaints.clear()
 
 
-@PLAIN_LOOKS
+@looks("desk")
 def test_the_form_is_accessible_and_fits(
     pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
-        page = looks.page
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+        page = seen.page
         page.goto(f"{pool.url}/#key={pool.key}")
         page.get_by_role("heading", level=1).wait_for()
         for search in ("", "?start=language", "?start=generate", "?start=serve", "?view=yaml"):
             form(page, pool, search)
             expect(page.get_by_label("Loading")).to_have_count(0)
             page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
-            looks.take(f"submit{search}")
+            seen.take(f"submit{search}")

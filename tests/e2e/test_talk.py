@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.api.conftest import wait_until
 from tests.e2e.conftest import Complaints, Pool, open_pool
-from tests.e2e.looking import PLAIN_LOOKS, looking
+from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import join, measure
 from tests.e2e.talking import TalkingServer, make_model
 
@@ -292,7 +292,7 @@ def test_an_answer_that_breaks_off_is_kept_and_continued(
     complaints.clear()
 
 
-@PLAIN_LOOKS
+@looks("phone")
 def test_the_pages_are_accessible_and_fit(
     pool: Pool, browser: Browser, tmp_path: Path, poet: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
@@ -302,8 +302,8 @@ def test_the_pages_are_accessible_and_fit(
         ServeJob.model_validate({"name": "lost", "model": {"path": "/gone"}}), reason="submitted"
     )
     wait_until(lambda: pool.store.deployments.get(failed.id).state is DeploymentState.failed)
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as looks:
-        page = looks.page
+    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+        page = seen.page
         page.goto(f"{pool.url}/#key={pool.key}")
         page.get_by_role("heading", name="Pool", level=1).wait_for()
         open_playground(page, pool)
@@ -325,4 +325,4 @@ def test_the_pages_are_accessible_and_fit(
                 page.goto(f"{pool.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
-            looks.take(path.replace(failed.id, "failed"))
+            seen.take(path.replace(failed.id, "failed"))
