@@ -189,6 +189,8 @@ class Followed(NamedTuple):
     """Its member."""
     shard: tuple[int, int]
     """Layers [start, stop)."""
+    place: int = 0
+    """Of who keeps it, among all that keep a copy of this owner's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,11 @@ class NoCopy(ShareComputeError):
         """Whether the machine has no room for it, and another one may have."""
         return bool(self.details.get("lacks_room"))
 
+    @property
+    def epoch(self) -> int:
+        """In which it was lost."""
+        return int(self.details.get("epoch", 0))
+
 
 class ContributorLost(ShareComputeError):
     """A machine died or went silent; the job can be resumed."""

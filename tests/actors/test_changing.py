@@ -143,8 +143,8 @@ class Story:
 
     def roster(self, *followers: str) -> Roster:
         owners = (("a",) * 4,)
-        buddies = dict.fromkeys("a", *followers) if followers else {}
-        return Roster(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), buddies=buddies)
+        following = {"a": followers} if followers else {}
+        return Roster(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), followers=following)
 
     def reformed(self, *followers: str) -> tuple[str, ...]:
         """Return who is said to be expected when an epoch was formed."""

@@ -32,17 +32,17 @@ def trainer() -> Trainer:
 @pytest.fixture
 def copies(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
     """Return those of a machine that follows the trainer; owner and buddy are in one process."""
-    monkeypatch.setattr(module, "RemoteOwner", lambda owner, _stopping: owner)
+    monkeypatch.setattr(module, "RemoteOwner", lambda owner, _keeper, _stopping: owner)
     failures: list[ShareComputeError] = []
-    kept = Copies(trainer.training, CPU, failures.append, Room())
+    kept = Copies("bob", trainer.training, CPU, failures.append, Room())
     keep(kept, trainer, 0)
     yield kept
-    kept.keep(0, {})
+    kept.keep(1, 0, {})
     assert not failures
 
 
 def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
-    copies.keep(committed, {0: Followed(ANN, trainer.copier, WHOLE)})
+    copies.keep(1, committed, {0: Followed(ANN, trainer.copier, WHOLE)})
     fetching: Any = copies.of(WHOLE)._fetching
     fetching.result()
     assert copies.of(WHOLE).is_whole  # type: ignore[union-attr]
@@ -69,10 +69,10 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     ann, bob = pair()
     sending = post(*([Failure(kind, Point.log_sending)] if kind else []))
     trainer.prepare()
-    sending.give(ann, Log(1, BOB), 0, trainer.runner)
-    sending.give(ann, Log(1, BOB), 0, trainer.runner)
+    sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
+    sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     label = taken(copies, bob)
-    post().thank(bob, ANN, label)
+    post().thank(bob, Followed(ANN, None, WHOLE), label)
     ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
     assert bob.take(0.0) is None, "it was sent twice"
     trainer.runner.apply(1, 0.5)
@@ -92,7 +92,7 @@ def test_in_another_epoch_it_is_given_again_and_its_owner_hears_again(
         copy = copies.of(WHOLE)
         keep(copies, trainer, 0)
         assert copies.of(WHOLE) is copy
-        sending.give(ann, Log(1, BOB), 0, trainer.runner)
+        sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
         taken(copies, bob)
 
 
@@ -111,7 +111,7 @@ def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
     trainer: Trainer, copies: Copies
 ) -> None:
     def follow(owner: str) -> Any:
-        copies.keep(trainer.step, {0: Followed(owner, trainer.copier, WHOLE)})
+        copies.keep(1, trainer.step, {0: Followed(owner, trainer.copier, WHOLE)})
         copy: Any = copies.of(WHOLE)
         copy._fetching.result()
         return copy
@@ -132,5 +132,5 @@ def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
 
 
 def test_what_is_not_wanted_any_more_is_forgotten(copies: Copies) -> None:
-    copies.keep(0, {})
+    copies.keep(1, 0, {})
     assert copies.of(WHOLE) is None

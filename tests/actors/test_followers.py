@@ -256,7 +256,7 @@ def test_a_damaged_gradient_is_noticed_and_told() -> None:
     trainer, told = Trainer(), []
     follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
     trainer.take_step(follower)
-    file = follower._logs[1]._file._file
+    file = follower._logs[1]._file._opened
     file.seek(40)
     file.write(b"\x01\x02\x03")
     file.flush()

@@ -89,6 +89,11 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
     attempt: Attempt, topology: Topology, tmp_path: Path, nodes: list[Any]
 ) -> None:
     steps = 600
+    # Steps must take longer than it takes until another copy is begun.
+    pauses = [
+        Failure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
+        for step in range(STEP + 10, steps - 50, 10)
+    ]
     document = job(2, 1, steps=steps, validate_every=steps, checkpoint_every=steps)
     machines = Topology(topology.contributors[:2])
     weights, curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
@@ -104,7 +109,7 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
                 opened.seek(opened.seek(0, os.SEEK_END) // 2)
                 opened.write(b"\xff" * 64)
 
-    failures = [Failure(FailureKind.kill, Point.cell_done, worker="c1", step=steps - 2)]
+    failures = [*pauses, Failure(FailureKind.kill, Point.cell_done, worker="c1", step=steps - 2)]
     found, losses, events = train(
         attempt, tmp_path / "damaged", document, failures, machines=machines, on_event=damage
     )

@@ -92,7 +92,10 @@ def test_machines_that_come_are_used(
         attempt, tmp_path / "joined", document, PAUSES, on_event=come, machines=machines, drift=1e6
     )
     changes = reformed(events)
-    assert any(change.joined for change in changes)
+    first = next(change for change in changes if change.joined)
+    (before,) = (change for change in changes if change.epoch == first.epoch - 1)
+    assert before.sentence.startswith("to join: "), "what they are to hold comes while the others train"
+    assert set(first.joined) <= set(before.expected)
     assert not any(change.lost for change in changes)
     assert curve == calm_curve
     assert weights == calm_weights

@@ -146,7 +146,13 @@ class TrainingAttempt:
         """Train, save the result, and return why it ended."""
         spec, total = assignment.spec, assignment.spec.training.steps
         solution, takeover = start.solution, start.takeover
-        changes = Changes(crew, self._wishes, self._tell, lambda: reality.give_up())  # noqa: PLW0108 - made below
+        changes = Changes(
+            crew,
+            self._wishes,
+            self._tell,
+            lambda: reality.give_up(),  # noqa: PLW0108 - made below
+            can_follow=spec.parallelism.buddies,
+        )
         balancer = Balancer()
         reality = Reality(assignment, solution, self._tell, changes.propose, lambda: changes.usable)
 

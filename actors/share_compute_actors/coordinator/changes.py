@@ -74,11 +74,17 @@ class Recopying:
         self._rest_s = _REST_S
         self._due_s: float | None = None
 
-    def lost(self, worker: Worker, *, lacks_room: bool) -> None:
-        """Take note of a member that cannot keep its copy, for lack of room or otherwise."""
+    def lost(self, worker: Worker, *, lacks_room: bool, is_begun_anew: bool = False) -> None:
+        """Take note of a member that cannot keep its copy.
+
+        Args:
+            worker: the member.
+            lacks_room: whether it has no room for one.
+            is_begun_anew: whether another copy was begun since.
+        """
         if lacks_room:
             self._cramped.add(worker)
-        if self._due_s is not None:
+        if self._due_s is not None or is_begun_anew:
             return
         now = self._clock()
         lasted = now - self._begun_s >= _LASTING * self._rest_s
@@ -105,6 +111,7 @@ class Changes:
         wishes: what the control plane asks.
         tell: takes what happens.
         given_up: is called when a plan that was told of is given up.
+        can_follow: whether members can be followed while they train.
     """
 
     def __init__(
@@ -113,11 +120,14 @@ class Changes:
         wishes: Wishes,
         tell: Callable[[AttemptEvent], None],
         given_up: Callable[[], None] = lambda: None,
+        *,
+        can_follow: bool = True,
     ) -> None:
         self._crew = crew
         self._wishes = wishes
         self._tell = tell
         self._tell_given_up = given_up
+        self._can_follow = can_follow
         self._lock = threading.Lock()
         """Also held while plans are told of: so the control plane hears of them in the order in which they count."""
         self._joining: Joining | None = None
@@ -141,7 +151,7 @@ class Changes:
             self._tell(proposed)
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
-                self._joining = Joining(self._crew, solution, proposed)
+                self._joining = Joining(self._crew, solution, proposed, can_follow=self._can_follow)
 
     @property
     def _under_way(self) -> Joining | None:
@@ -226,7 +236,7 @@ class Changes:
         """Let go of the machines of a plan that was given up; return whether that takes an epoch."""
         if not self._given_up:
             return False
-        if _follow(roster):
+        if roster.followers:
             return True
         self.end_others(roster)
         with self._lock:
@@ -249,7 +259,7 @@ class Changes:
             roster: of the epoch.
         """
         with self._lock:
-            expected = _follow(roster)
+            expected = frozenset(roster.everybody) - frozenset(roster.workers)
             if not expected:
                 self._given_up = ""
             if self._joining is not None:
@@ -279,16 +289,19 @@ class Changes:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
         return self.recopying.buddies(roster.pools, self.known)
 
-    def followers(self, roster: Roster) -> dict[Worker, Worker]:
-        """Return which machines that are to join follow which members in an epoch that is being formed."""
+    def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        """Return by member who is to hold some of its layers, and follows it in an epoch that is being formed."""
         self.rests.joined(roster.workers)
         joining = self._under_way
         followers = {} if joining is None else joining.followers(roster)
         if self._given_up and not self.why:
             self.why = f"the better plan is given up: {self._given_up}"
         if followers and not self.why:
-            names = listed(sorted(map(self._crew.name, followers.values())))
-            self.why = f"to join: {names}, as soon as what they are to hold has come"
+            comers = {follower for each in followers.values() for follower in each}
+            new = comers - set(roster.workers)
+            names = listed(sorted(map(self._crew.name, new or comers)))
+            what = f"to join: {names}" if new else f"to hold other layers: {names}"
+            self.why = f"{what}, as soon as what they are to hold has come"
         return followers
 
     def take_shares(self) -> Shares | None:
@@ -297,8 +310,3 @@ class Changes:
         if shares is not None:
             self.why = "microbatches are shared as fast as machines show themselves to be"
         return shares
-
-
-def _follow(roster: Roster) -> frozenset[Worker]:
-    """Return the machines that are about to join, and follow members of an epoch until they have caught up."""
-    return frozenset(roster.everybody) - frozenset(roster.workers)

@@ -172,11 +172,13 @@ class Conductor:
             self._run()
 
     def change(self) -> None:
-        """Carry out what is to change; only at a pause.
+        """Carry out what is to change, unless an epoch that began meanwhile did so; only at a pause.
 
         Raises:
             ContributorLost: nobody else can hold what one of those that leave holds.
         """
+        if not self._changes.are_due(self.roster):
+            return
         self._changes.parting = self._changes.leaving
         self._stopped_s = time.monotonic()
         self._is_paused = False
@@ -227,10 +229,11 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # it waited for somebody whose silence is noticed here
         if isinstance(message, NoCopy):
-            if (
-                self._roster is not None and worker in self._roster.workers
-            ):  # who joins loads while steps pause
-                self._changes.recopying.lost(worker, lacks_room=message.lacks_room)
+            if self._roster is not None and worker in self._roster.buddies.values():
+                is_current = message.epoch == self._roster.epoch  # else another was begun since
+                self._changes.recopying.lost(
+                    worker, lacks_room=message.lacks_room, is_begun_anew=not is_current
+                )
             self._listener.note(f"{self._crew.name(worker)}: {message.message}")
         elif isinstance(message, ShareComputeError):
             if worker in self._crew.workers:
@@ -251,7 +254,8 @@ class Conductor:
             ):  # who says something again may have become the last pool in between
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
-        self._changes.is_broken |= isinstance(message, Broken)
+        if isinstance(message, Broken) and message.epoch == self._machine.epoch:
+            self._changes.is_broken = True
         self._handle(message)
 
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
@@ -365,7 +369,10 @@ class Conductor:
 
     def _begin_anew(self, failure: ShareComputeError) -> list[Event]:
         if self._epochs_in_vain >= _EPOCHS_IN_VAIN:
-            raise failure
+            raise Unavailable(
+                f"members could not be linked {_EPOCHS_IN_VAIN} times: {failure.message}",
+                mend="look at the network between the job's machines, then resume it",
+            ) from failure
         self._listener.note(f"members could not be linked, and are linked anew: {failure.message}")
         return [Assemble(self._crew.workers)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import StaleEpoch
@@ -237,7 +237,7 @@ class Crew(Party):
         self.wait(refs)
         try:
             names = ray.get(refs)
-        except RayActorError as failure:
+        except (RayActorError, ObjectLostError) as failure:
             raise StaleEpoch(
                 "who had a part of the model died", mend="nothing: the next epoch begins"
             ) from failure

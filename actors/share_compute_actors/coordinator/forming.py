@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from share_compute.errors import PlanInfeasible
+from share_compute.errors import ContributorLost, PlanInfeasible
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import Timings
 from share_compute.protocol.coordinator import Plan
@@ -75,7 +75,6 @@ class Former:
         before = self._roster
         self._before = before, self.solution
         self._mover.forget()
-        self._changes.why = ""
         able = frozenset(asked.reports) - self._changes.parting
         shares = self._changes.take_shares()
         wanted = self._changes.take_solution(able)
@@ -106,14 +105,11 @@ class Former:
             raise
 
     def _with_copies(self, form: Form) -> Form:
-        """Settle who keeps copies in an epoch: buddies of those that are alone, and machines that are to join."""
+        """Settle who keeps copies in an epoch: buddies of those that are alone, and who is to hold other layers."""
         roster = form.roster
-        buddies: dict[Worker, Worker] = {}
-        if self._spec.parallelism.buddies:
-            buddies |= self._changes.buddies(roster)
-        # Who is about to join follows somebody who has no buddy: a whole copy is not given up for one that begins.
-        buddies = {**self._changes.followers(roster), **buddies}
-        return replace(form, roster=replace(roster, buddies=buddies))
+        buddies = self._changes.buddies(roster) if self._spec.parallelism.buddies else {}
+        followers = self._changes.followers(roster)
+        return replace(form, roster=replace(roster, buddies=buddies, followers=followers))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
         """Whether the others could hold what these hold."""
@@ -141,7 +137,7 @@ class Former:
             return None
         try:
             return self._moved(before, wanted, asked)
-        except PlanInfeasible as failure:
+        except (PlanInfeasible, ContributorLost) as failure:
             self._changes.why = ""
             self._note(f"stays with its plan, since in the better one {failure.message}")
             return None

@@ -3,15 +3,14 @@
 First the job asks for machines that it adds, by telling of the plan; they are started once the control plane answers
 that they are the job's.
 
-Where the plan adds machines to pools and leaves all cuts as they are, each of them first follows a member of its pool,
-as a buddy does: the shard comes piece by piece, with the gradients of the steps that are taken meanwhile. Only when all
-have caught up, steps pause for the new plan, and there is little left to bring. Where cuts change, steps pause for as
-long as it takes to carry the shards.
+Then whoever is to hold layers that it does not hold follows a member of each pool that has some of them, as a buddy
+does: what that member holds comes piece by piece, with the gradients of the steps that are taken meanwhile. Only when
+all have caught up, steps pause for the new plan, and there is little left to bring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -32,15 +31,19 @@ class Joining:
         crew: the members.
         solution: the plan.
         proposed: how it was told of.
+        can_follow: whether members can be followed while they train; else shards are loaded while steps pause.
     """
 
-    def __init__(self, crew: Crew, solution: Solution, proposed: ReplanProposed) -> None:
+    def __init__(
+        self, crew: Crew, solution: Solution, proposed: ReplanProposed, *, can_follow: bool = True
+    ) -> None:
         self._crew = crew
+        self._can_follow = can_follow
         self.solution = solution
         self._proposed = proposed
         self._is_linked = False
         """Whether an epoch was formed since all its machines are there, so that those to come can catch up."""
-        self._followers: dict[Worker, Worker] = {}
+        self._followers: dict[Worker, tuple[Worker, ...]] = {}
         self._asked: dict[Any, Worker] = {}
         """Questions whether a machine has caught up, that are not answered yet."""
         self.is_ready = False
@@ -93,11 +96,13 @@ class Joining:
             self._crew.invite({worker: shards[worker] for worker in missing}, usable)
             return False
         if not self._is_linked:
-            self.is_ready = not any(_pairs(roster, self.solution))
+            self.is_ready = not self._can_follow or not follows(roster, self.solution)
         if not self._is_linked or self.is_ready:
             return True
         if not self._asked:
-            self._asked = self._crew.ask_following(self._followers.values())
+            self._asked = self._crew.ask_following(
+                {follower for followers in self._followers.values() for follower in followers}
+            )
         answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         if len(answered) < len(self._asked):
             return False
@@ -105,22 +110,40 @@ class Joining:
         self.is_ready = all(_has_caught_up(ref) for ref in asked)
         return self.is_ready
 
-    def followers(self, roster: Roster) -> dict[Worker, Worker]:
-        """Return by member the machine that comes to its pool and is to follow it in an epoch that is being formed."""
+    def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        """Return by member who is to follow it in an epoch that is being formed."""
         if not self.machines <= self._crew.workers:
             return {}
         self._is_linked, self._asked = True, {}
-        self._followers = dict(_pairs(roster, self.solution))
+        self._followers = follows(roster, self.solution) if self._can_follow else {}
         self.is_ready = not self._followers
         return self._followers
 
 
-def _pairs(roster: Roster, solution: Solution) -> Iterable[tuple[Worker, Worker]]:
-    """Yield a member and the machine that comes to its pool: each member is followed by one at most."""
-    if shards_of(solution.plan) != roster.shards:
-        return
-    for pool, wanted in zip(roster.pools, pools_of(solution.plan), strict=True):
-        yield from zip(pool, [worker for worker in wanted if worker not in roster.workers], strict=False)
+def follows(roster: Roster, solution: Solution) -> dict[Worker, tuple[Worker, ...]]:
+    """Return by member who is to follow it before a plan is carried out: who is to hold layers of another pool.
+
+    They are spread over the members of that pool.
+    """
+    found: dict[Worker, tuple[Worker, ...]] = {}
+    wanted = list(zip(shards_of(solution.plan), pools_of(solution.plan), strict=True))
+    for held, pool in zip(roster.shards, roster.pools, strict=True):
+        comers = (
+            worker
+            for shard, workers in wanted
+            if overlap(held, shard)
+            for worker in workers
+            if worker not in pool
+        )
+        for number, comer in enumerate(comers):
+            owner = pool[number % len(pool)]
+            found[owner] = (*found.get(owner, ()), comer)
+    return found
+
+
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> range:
+    """Return the layers that two shards [start, stop) have in common."""
+    return range(max(one[0], other[0]), min(one[1], other[1]))
 
 
 def _has_caught_up(ref: Any) -> bool:

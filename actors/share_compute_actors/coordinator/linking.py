@@ -69,12 +69,15 @@ class Links:
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in roster.everybody}
         for place, pool in enumerate(roster.pools):
             for owner in pool:
-                if owner in roster.buddies:
-                    one = Followed(owner, crew.handle(owner), roster.shards[place])
-                    followed[roster.buddies[owner]][place] = one
+                for number, keeper in enumerate(roster.keepers(owner)):
+                    followed[keeper][place] = Followed(
+                        owner, crew.handle(owner), roster.shards[place], number
+                    )
         crew.gather(
             {
-                worker: crew.handle(worker).keep_copies.remote(roster.step - 1, owners)
+                worker: crew.handle(worker).keep_copies.remote(
+                    roster.epoch, roster.step - 1, owners, roster.keepers(worker)
+                )
                 for worker, owners in followed.items()
             }
         )

@@ -59,7 +59,7 @@ class Mover:
             worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
         }
         if moved:
-            own = self._caught_up(before, moved, asked.committed, scales)
+            own = self._own(before, moved, held, asked.committed, scales)
             others = None
             if own.keys() != moved.keys():
                 others = self._sources(before, held, asked.committed, scales)
@@ -85,21 +85,35 @@ class Mover:
             self._crew.adopt(moved, asked.epoch, asked.committed)
         self.is_torn = False
 
-    def _caught_up(
-        self, before: Roster, moved: Mapping[Worker, Shard], committed: int, scales: Mapping[int, float]
+    def _own(
+        self,
+        before: Roster,
+        moved: Mapping[Worker, Shard],
+        held: Mapping[Worker, tuple[int, int]],
+        committed: int,
+        scales: Mapping[int, float],
     ) -> dict[Worker, Sources]:
-        """Return those that have followed a member of the pool they join: what they load is with them already."""
-        calls = {}
-        for place, pool in enumerate(before.pools):
-            for owner in pool:
-                worker, shard = before.buddies.get(owner, ""), before.shards[place]
-                if worker in moved and (moved[worker].start, moved[worker].stop) == shard:
-                    handle = self._crew.handle(worker)
-                    calls[worker] = handle.bring_to.remote(shard, committed, scales)
+        """Return those that load from themselves alone: what they hold, and copies of those that they followed."""
+        found: dict[Worker, list[Source]] = {}
+        lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
+        for worker in moved.keys() & held.keys():
+            found[worker] = [self._crew.source(worker)]
+            lacking[worker].difference_update(range(*held[worker]))
+        for shard, pool in zip(before.shards, before.pools, strict=True):
+            keepers = {keeper for owner in pool for keeper in before.keepers(owner)}
+            calls = {
+                keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
+                for keeper in keepers & moved.keys()
+                if not lacking[keeper].isdisjoint(range(*shard))
+            }
+            for keeper, has_it in self._crew.gather(calls).items():
+                if has_it:
+                    found.setdefault(keeper, []).append(self._crew.source(keeper, shard))
+                    lacking[keeper].difference_update(range(*shard))
         return {
-            worker: Sources((self._crew.source(worker, (moved[worker].start, moved[worker].stop)),))
-            for worker, has_it in self._crew.gather(calls).items()
-            if has_it
+            worker: Sources(tuple(sources)) if len(sources) == 1 else self._crew.inventory(sources)
+            for worker, sources in found.items()
+            if not lacking[worker]
         }
 
     def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable
 from share_compute.protocol.roster import Worker
@@ -130,7 +130,7 @@ class Party(ABC):
             if not isinstance(cause, Unavailable):
                 cause.machine = cause.machine or self.name(worker)
             raise cause from failure
-        if isinstance(failure, RayActorError):
+        if isinstance(failure, (RayActorError, ObjectLostError)):  # the latter: with what it answered
             self.remove([worker])
             return {worker}
         if cause is not None:

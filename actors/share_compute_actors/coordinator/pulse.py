@@ -30,14 +30,24 @@ class Pulse:
     """Signs of life of a crew, as its coordinator asks for them."""
 
     def __init__(self) -> None:
-        self.is_patient = True
-        """While members load, which may hold Python's lock for long, they may be silent for longer."""
+        self._is_patient = True
         self.signs: dict[Worker, Any] = {}
         """The last sign of life of each member."""
         self._owed: dict[Any, Worker] = {}
         self._asked_s = self._looked_s = time.monotonic()
         self._worried_until_s = 0.0
         self._asks_at_once = False
+
+    @property
+    def is_patient(self) -> bool:
+        """While members load, which may hold Python's lock for long, they may be silent for longer."""
+        return self._is_patient
+
+    @is_patient.setter
+    def is_patient(self, is_patient: bool) -> None:
+        if self._is_patient and not is_patient:
+            self._asked_s = time.monotonic()  # who was silent with leave gets as long as the others
+        self._is_patient = is_patient
 
     def worry(self) -> None:
         """Something went wrong: ask everybody at once, and be less patient for a while, or until `calm`."""

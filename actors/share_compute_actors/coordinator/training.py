@@ -81,6 +81,8 @@ class TrainingLoop:
         self._last_end = time.monotonic()
         self._busy_s: dict[Worker, float] = defaultdict(float)
         self._trained_s = 0.0
+        self._targets = 0
+        """Of one microbatch."""
 
     def run(self, conductor: Conductor, checkpoint: Checkpoint, *, goes_on: bool = False) -> str:
         """Run all steps that are left, then the last checkpoint and the final test; return why it ended.
@@ -172,7 +174,8 @@ class TrainingLoop:
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
         training = self._spec.training
-        each = max(said.targets for said in figures.values())
+        # Nobody knows it where those of the last pool who computed the step died since: it is that of all steps.
+        each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
         targets = each * training.batch_size // training.microbatch_size
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
         event = StepCommitted(

@@ -241,7 +241,7 @@ class Engine:
             return
         label, tensor = taken
         if label.cargo == "logged":
-            self._handle(Logged(self.channel.epoch, label.step))
+            self._handle(Logged(self.channel.epoch, label.step, label.microbatch))
             return
         if label.cargo == "log":
             self._take_log(self.channel, label, tensor)
@@ -253,10 +253,10 @@ class Engine:
 
     def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
         """Take in part of another member's gradient; thank it for the whole."""
-        owner = self.copies.take(label, tensor)
-        if owner is not None:
+        followed = self.copies.take(label, tensor)
+        if followed is not None:
             self._injector.passes(Point.log_heard, label.step)
-            self._post.thank(channel, owner, label)
+            self._post.thank(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
         """Let the machine take in an event; what follows is done turn by turn, so that a halt is heard in between."""
@@ -341,7 +341,7 @@ class Engine:
         self._post.send(self.channel, effect, tensor)
 
     def _give(self, log: Log) -> None:
-        """Give the reduced gradient to the buddy."""
+        """Give the reduced gradient to one that keeps a copy."""
         roster = self._machine.roster
         if roster is None:
             return  # halted meanwhile: the next epoch says to whom

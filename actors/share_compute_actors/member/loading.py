@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
 from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch
@@ -26,7 +26,8 @@ from share_compute_actors.messages import Extent, MemberSetup, Source, Sources
 
 _CALLS_AHEAD = 2
 """Asked at one time: what the next one brings travels while this one is copied, and no more is in memory."""
-_CALL_BYTES = 4 * CHUNK_BYTES
+_CALL_BYTES = 3 * CHUNK_BYTES
+"""With what is around them less than `INLINE_LIMIT_BYTES`: the answer comes with the call, and in one go."""
 
 
 def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
@@ -133,7 +134,7 @@ def _again(sources: Sources, source: Source, method: str, extent: Extent) -> Pie
     """
     damaged = ContributorLost(
         f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
-        machine=None if source.is_library else source.name,
+        machine=source.name,
         mend="look into memory and network of that machine, then resume the job",
     )
 
@@ -176,7 +177,7 @@ def _given(asked: Any, source: Source) -> Any:
     """
     try:
         return ray.get(asked)
-    except RayActorError as failure:
+    except (RayActorError, ObjectLostError) as failure:
         if source.is_library:
             raise library_lost() from failure
         raise StaleEpoch(

@@ -63,6 +63,7 @@ class Member(GivesState, KeepsCopies):
         self._tree = SummationTree(setup.runs)
         injector = Injector(setup.failures, setup.worker)
         copies = Copies(
+            setup.worker,
             setup.training,
             torch.device(setup.device),
             lambda failure: self._tell(failure, None),

@@ -16,14 +16,14 @@ from share_compute_actors.member.channel import Channel, Letter
 from share_compute_actors.member.copies.logs import HEAD, letters
 from share_compute_actors.member.mishaps import Mishaps
 from share_compute_actors.member.runner import Runner
-from share_compute_actors.messages import Label
+from share_compute_actors.messages import Followed, Label
 
 GLANCE_S = 0.5
 """Longest wait for a tensor before the thread looks up; messages and orders wake it at once. Who waits says how much it
 sent, and whether it misses something, as often as that."""
 _AGAIN_S = 30.0
-"""Time after which a gradient is given to a buddy once more. A member misses sooner what was lost, and begins another
-epoch; a machine that is in no pool yet cannot."""
+"""Time after which a gradient is given once more to who keeps a copy. A member misses sooner what was lost, and begins
+another epoch; a machine that is in no pool yet cannot."""
 
 
 class Post:
@@ -38,9 +38,8 @@ class Post:
         self._mishaps = mishaps
         self._passes = passes
         self._greeted_s = self._missed_s = time.monotonic()
-        self._given: tuple[int, int] = 0, 0
-        """Epoch and step of the last gradient that was given to a buddy."""
-        self._given_s = 0.0
+        self._given: dict[Worker, tuple[int, int, float]] = {}
+        """Epoch and step of the last gradient that was given to each who keeps a copy, and when that was."""
 
     def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         """Send what a cell made."""
@@ -49,7 +48,7 @@ class Post:
         self._post(channel, send.target, letter, failures)
 
     def give(self, channel: Channel, log: Log, pool: int, runner: Runner) -> None:
-        """Give a step's gradient to the buddy; once more only after a long time.
+        """Give a step's gradient to who keeps a copy; once more only after a long time.
 
         Args:
             channel: of the epoch.
@@ -58,18 +57,20 @@ class Post:
             runner: has the whole gradient.
         """
         now_s = time.monotonic()
-        if self._given == (channel.epoch, log.step) and now_s - self._given_s < _AGAIN_S:
+        *last, given_s = self._given.get(log.keeper, (0, 0, 0.0))
+        if last == [channel.epoch, log.step] and now_s - given_s < _AGAIN_S:
             return
-        self._given, self._given_s = (channel.epoch, log.step), now_s
+        self._given[log.keeper] = channel.epoch, log.step, now_s
         failures = self._passes(Point.log_sending)
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)):
-            letter = channel.write(log.buddy, Label("train", log.step, "log", place, pool), tensor)
+            letter = channel.write(log.keeper, Label("train", log.step, "log", place, pool), tensor)
             # The head alone meets failures: it does not change when the step is applied while it is late.
-            self._post(channel, log.buddy, letter, failures if place == HEAD else [])
+            self._post(channel, log.keeper, letter, failures if place == HEAD else [])
 
-    def thank(self, channel: Channel, owner: Worker, log: Label) -> None:
+    def thank(self, channel: Channel, followed: Followed, log: Label) -> None:
         """Tell whose copy is kept here that a step's gradient came."""
-        channel.send(owner, Label("train", log.step, "logged", 0, log.pool), torch.zeros(1))
+        label = Label("train", log.step, "logged", followed.place, log.pool)
+        channel.send(followed.owner, label, torch.zeros(1))
         channel.forget(log.step - 1)  # a machine that is in no pool yet has no other time to do so
 
     def misses(self, channel: Channel) -> bool:

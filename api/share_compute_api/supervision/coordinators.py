@@ -13,7 +13,7 @@ from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_e
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.ray_errors import first_line, translated
 
-_RETRY_S = 1.0
+_RETRY_S = 0.2
 _log = logging.getLogger(__name__)
 
 

@@ -85,6 +85,8 @@ class MemberMachine:
         self._early: list[Label] = []
         """Tensors from members that began the epoch, or applied, sooner than this one."""
         self._waiting: list[Action] = []
+        self._logged: set[int] = set()
+        """Places of those that keep a copy and have the gradient of the open step."""
         self._phase: Phase = "computing"
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None
@@ -133,8 +135,7 @@ class MemberMachine:
             case Missed():
                 return [Tell(Broken(self.epoch, self.worker))]
             case Logged():
-                is_awaited = self._phase == "logging" and event.step == self._step.number
-                return self._prepare() if is_awaited else []
+                return self._on_logged(event)
             case Tick():
                 return self._log() if self._phase == "logging" else []
 
@@ -231,6 +232,12 @@ class MemberMachine:
             return []
         self._step.arrived.add(label)
         return self._tie() if self._phase == "tying" else self._next()
+
+    def _on_logged(self, logged: Logged) -> list[Effect]:
+        if self._phase != "logging" or logged.step != self._step.number:
+            return []
+        self._logged.add(logged.place)
+        return [] if self._unlogged() else self._prepare()
 
     def _on_computed(self, computed: Computed) -> list[Effect]:
         running = self._running
@@ -347,15 +354,24 @@ class MemberMachine:
 
     def _complete(self) -> list[Effect]:
         self._step.is_complete = True
+        self._logged.clear()
         return self._log()
 
     def _log(self) -> list[Effect]:
-        assert self.roster is not None
-        buddy = self.roster.buddies.get(self.worker)
-        if buddy is None:
+        """Give the gradient to those that keep a copy and do not have it."""
+        unlogged = self._unlogged()
+        if not unlogged:
             return self._prepare()
         self._phase = "logging"
-        return [Log(self._step.number, buddy)]
+        return [*unlogged]
+
+    def _unlogged(self) -> list[Log]:
+        assert self.roster is not None
+        return [
+            Log(self._step.number, keeper, place)
+            for place, keeper in enumerate(self.roster.keepers(self.worker))
+            if place not in self._logged
+        ]
 
     def _prepare(self) -> list[Effect]:
         self._phase = "prepared"

@@ -56,10 +56,12 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The buddy has the reduced gradient."""
+    """One of those that keep a copy has the reduced gradient."""
 
     epoch: int
     step: int
+    place: int
+    """Its place among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The buddy has not answered in the time that a gradient takes: give it once more."""
+    """Who keeps a copy has not answered in the time that a gradient takes: give it once more."""
 
 
 Event = (
@@ -125,10 +127,12 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Give the reduced gradient to the buddy."""
+    """Give the reduced gradient to one that keeps a copy of what this member holds."""
 
     step: int
-    buddy: Worker
+    keeper: Worker
+    place: int
+    """Its place among all that do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Member to coordinator: it holds the reduced gradient of the step, and so does its buddy if it needs one."""
+    """Member to coordinator: it holds the reduced gradient of the step, and so do all that keep a copy of its shard."""
 
     epoch: int
     worker: Worker

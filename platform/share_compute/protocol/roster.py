@@ -52,8 +52,8 @@ class Roster:
         resends: kept tensors that its cells need.
         forgets: members that drop what they have of that step, since others have added the same microbatches.
         reduced: members that hold the reduced gradient of that step, by pool; the others copy it from the first.
-        buddies: who keeps a copy of what a member holds: of one that is alone in its pool, or of one whose pool
-            somebody is about to join.
+        buddies: who keeps a copy of what a member holds that is alone in its pool.
+        followers: who keeps a copy of what a member holds for a while, since it is about to hold some of it itself.
         is_tied: whether the first and the last pool share a parameter.
     """
 
@@ -67,6 +67,7 @@ class Roster:
     forgets: frozenset[Worker] = frozenset()
     reduced: Mapping[int, tuple[Worker, ...]] = field(default_factory=dict)
     buddies: Mapping[Worker, Worker] = field(default_factory=dict)
+    followers: Mapping[Worker, tuple[Worker, ...]] = field(default_factory=dict)
     is_tied: bool = False
 
     @property
@@ -76,9 +77,16 @@ class Roster:
 
     @property
     def everybody(self) -> tuple[Worker, ...]:
-        """All members, then those in no pool that keep a copy of what a member holds."""
+        """All members, then those in no pool that follow a member."""
         members = self.workers
-        return members + tuple(sorted(set(self.buddies.values()) - set(members)))
+        comers = {follower for followers in self.followers.values() for follower in followers}
+        return members + tuple(sorted(comers - set(members)))
+
+    def keepers(self, owner: Worker) -> tuple[Worker, ...]:
+        """Return who keeps a copy of what a member holds: its buddy, if it has one, then those that follow it."""
+        buddy = self.buddies.get(owner)
+        followers = (follower for follower in self.followers.get(owner, ()) if follower != buddy)
+        return (*(() if buddy is None else (buddy,)), *followers)
 
     def pool_of(self, worker: Worker) -> int:
         """Return the pool of a member; ValueError when it is in none."""

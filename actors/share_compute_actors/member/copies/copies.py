@@ -38,11 +38,13 @@ class RemoteOwner:
 
     Args:
         actor: the member.
+        keeper: who makes the copy.
         stopping: ends waits for it.
     """
 
-    def __init__(self, actor: Any, stopping: threading.Event) -> None:
+    def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event) -> None:
         self._actor = actor
+        self._keeper = keeper
         self._stopping = stopping
 
     def outline(self, shard: ShardRange) -> Outline:
@@ -52,7 +54,7 @@ class RemoteOwner:
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
         """See `Copier.copy`."""
-        copied: Copied = self._ask("set_aside", shard, names)
+        copied: Copied = self._ask("set_aside", self._keeper, shard, names)
         return copied
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
@@ -84,6 +86,7 @@ class Copies:
     All methods but `of` and `catch_up` belong to the compute thread.
 
     Args:
+        keeper: whose they are.
         training: how the job trains.
         device: where updates are computed.
         tell: takes what goes wrong, from any thread.
@@ -92,15 +95,18 @@ class Copies:
 
     def __init__(
         self,
+        keeper: Worker,
         training: TrainingSpec,
         device: torch.device,
         tell: Callable[[ShareComputeError], None],
         room: Room,
     ) -> None:
+        self._keeper = keeper
         self._training = training
         self._device = device
         self._tell = tell
         self._room = room
+        self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
         """By pool."""
@@ -109,10 +115,11 @@ class Copies:
         self._wanted: dict[tuple[int, int], int] = {}
         """How many letters there are, as far as it is known."""
 
-    def keep(self, committed: int, followed: Mapping[int, Followed]) -> None:
+    def keep(self, epoch: int, committed: int, followed: Mapping[int, Followed]) -> None:
         """Keep these copies from now on, and no others.
 
         Args:
+            epoch: that is about to begin.
             committed: last committed step; a copy that cannot be brought there is begun anew.
             followed: whose, by pool.
         """
@@ -130,11 +137,11 @@ class Copies:
             self._followers[shard].close()  # first, so that its room is there for those that begin
         for shard in wanted.keys() - kept.keys():
             kept[shard] = Follower(shard, self._training, self._device, self._fail, self._room)
-        self._followers, self._followed = kept, dict(followed)
+        self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._came.clear()
         self._wanted.clear()
         for one in followed.values():
-            kept[one.shard].follow(one, partial(RemoteOwner, one.actor))
+            kept[one.shard].follow((one.owner, one.actor), partial(RemoteOwner, one.actor, self._keeper))
 
     def of(self, shard: ShardRange) -> Follower | None:
         """Return the copy of a shard, if one is kept."""
@@ -145,8 +152,8 @@ class Copies:
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
 
-    def take(self, label: Label, tensor: Tensor) -> Worker | None:
-        """Take in part of a gradient; return who waits for the answer when all of it is there."""
+    def take(self, label: Label, tensor: Tensor) -> Followed | None:
+        """Take in part of a gradient; return whose it is when all of it is there: that one waits for the answer."""
         followed, key = self._followed[label.pool], (label.pool, label.step)
         follower = self._followers[followed.shard]
         try:
@@ -161,7 +168,7 @@ class Copies:
         if len(came) != self._wanted.get(key):
             return None
         del self._came[key], self._wanted[key]
-        return followed.owner
+        return followed
 
     def _fail(self, failure: Exception) -> None:
         lacks_room = is_lack_of_room(failure)
@@ -173,6 +180,6 @@ class Copies:
             NoCopy(
                 f"no copy of what another machine holds is kept here for now: {failure}",
                 mend=room if lacks_room else "nothing: another one is begun soon",
-                details={"lacks_room": lacks_room},
+                details={"lacks_room": lacks_room, "epoch": self._epoch},
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from share_compute.errors import ShareComputeError, StaleEpoch
 from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.protocol.roster import Worker
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, undecayed_parameters
 from share_compute_actors.member.pieces import Piece
@@ -94,15 +95,21 @@ class Copier:
         self._run = run
         self._here = here
         self._ticket = 0
-        self._clones: dict[str, Tensor] = {}
+        """The last one that was given out."""
+        self._aside: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
+        """By who fetches them: a ticket, and tensors by name."""
         self._versions: dict[str, int] = {}
         """How often each buffer had been changed when it was copied."""
 
     def forget(self) -> None:
         """Forget what was set aside: the runner is another one. Who fetches it hears that it is not there any more."""
-        self._ticket += 1
-        self._clones = {}
+        self._aside.clear()
         self._versions.clear()
+
+    def forget_all_but(self, keepers: Collection[Worker]) -> None:
+        """Forget what was set aside for others than these: they do not come for it any more."""
+        for keeper in self._aside.keys() - set(keepers):
+            self._aside.pop(keeper, None)
 
     def outline(self, shard: ShardRange) -> Outline:
         """Say what the shard consists of.
@@ -124,29 +131,37 @@ class Copier:
             ),
         )
 
-    def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Set some parameters or buffers aside, with what the optimizer knows of them; those before are forgotten.
+    def copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker = "") -> Copied:
+        """Set some parameters or buffers aside, with what the optimizer knows of them.
+
+        Args:
+            shard: layers [start, stop).
+            names: of parameters or buffers; none: nothing is kept aside for this one any more.
+            keeper: who fetches them; what was set aside for it before is forgotten.
 
         Raises:
             StaleEpoch: the shard is not here.
         """
-        copied: Copied = self._run(partial(self._copy, shard, names))
+        copied: Copied = self._run(partial(self._copy, shard, names, keeper))
         return copied
 
-    def _copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def _copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker) -> Copied:
         runner, step = self._at(shard)
         here = runner.stage.persistent()
         found = {name: here[name] for name in names}
         for name in found.keys() - runner.parameters.keys():
-            self._versions[name] = here[name]._version  # noqa: SLF001 - torch has no other word for it
+            self._versions.setdefault(name, here[name]._version)  # noqa: SLF001 - torch has no other word for it
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
-        self._ticket += 1  # before what it stands for: `piece` looks in the other order
-        self._clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+        self._ticket += 1
+        clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+        self._aside.pop(keeper, None)
+        if clones:
+            self._aside[keeper] = self._ticket, clones
         parts = tuple(
             Part(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
-            for name, clone in self._clones.items()
+            for name, clone in clones.items()
         )
         return Copied(self._ticket, step, runner.loss_scale, parts)
 
@@ -156,8 +171,8 @@ class Copier:
         Raises:
             StaleEpoch: others were set aside since.
         """
-        clones = self._clones
-        if ticket != self._ticket:
+        clones = dict(list(self._aside.values())).get(ticket)
+        if clones is None:
             raise StaleEpoch(
                 "other parameters were set aside since", mend="nothing: they are asked for again"
             )

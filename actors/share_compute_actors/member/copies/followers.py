@@ -319,7 +319,7 @@ class Follower:
         try:
             self._advance(step, scales)
         except Exception as failure:
-            if not is_lack_of_room(failure):
+            if not (is_lack_of_room(failure) or isinstance(failure, VerificationFailed)):
                 raise
             self.is_spoilt = True
             self._fail(failure)

@@ -75,7 +75,13 @@ class Room:
         )
 
     def _left(self) -> int:
-        disk = psutil.disk_usage(str(self.folder))
+        try:
+            disk = psutil.disk_usage(str(self.folder))
+        except OSError as failure:
+            raise Unavailable(
+                f"{self.folder} is not there: {failure.strerror}",
+                mend="make that folder again, or set parallelism.buddies to false",
+            ) from failure
         left = disk.free - reserve_bytes(disk.total)
         if not self._is_memory:
             return left

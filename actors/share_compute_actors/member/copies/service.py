@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import ray
 
+from share_compute.protocol.roster import Worker
 from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
 from share_compute_actors.member.engine import Engine
 from share_compute_actors.member.pieces import Piece
@@ -26,9 +27,9 @@ class KeepsCopies:
         return self._engine.copier.outline(shard)
 
     @ray.method(concurrency_group="copies")
-    def set_aside(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def set_aside(self, keeper: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
         """Set some parameters aside, so that they can be fetched while training goes on. See `Copier`."""
-        return self._engine.copier.copy(shard, names)
+        return self._engine.copier.copy(shard, names, keeper)
 
     @ray.method(concurrency_group="copies")
     def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
@@ -38,16 +39,21 @@ class KeepsCopies:
     # -- as buddy ----------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="copies")
-    def keep_copies(self, committed: int, followed: Mapping[int, Followed]) -> None:
+    def keep_copies(
+        self, epoch: int, committed: int, followed: Mapping[int, Followed], keepers: Collection[Worker]
+    ) -> None:
         """Keep these copies from now on, and no others; before the epoch begins in which gradients come.
 
         What is there already stays; what is missing is fetched while training goes on.
 
         Args:
+            epoch: that is about to begin.
             committed: last committed step.
             followed: whose, by pool.
+            keepers: who keeps copies of what is here.
         """
-        self._engine.order(partial(self._engine.copies.keep, committed, followed))
+        self._engine.copier.forget_all_but(keepers)
+        self._engine.order(partial(self._engine.copies.keep, epoch, committed, followed))
 
     @ray.method(concurrency_group="copies")
     def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:

@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import threading
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 import xxhash
@@ -39,7 +39,7 @@ class TensorFile:
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self._file = tempfile.TemporaryFile(prefix="share-compute-", dir=room.folder)  # noqa: SIM115 - `close` closes it
+        self._opened: IO[bytes] | None = None
         self._places: dict[str, _Place] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
@@ -70,15 +70,23 @@ class TensorFile:
             self.nbytes = end
         digest = xxhash.xxh3_64_intdigest(content)
         try:
-            done = 0
+            file, done = self._file().fileno(), 0
             while done < len(content):
-                done += os.pwrite(self._file.fileno(), content[done:], begin + done)
+                done += os.pwrite(file, content[done:], begin + done)
         except OSError as failure:
             raise Unavailable(
                 f"a copy of another machine's part of the model cannot be written: {failure.strerror}",
                 mend="free disk space in the folder for temporary files there, or set parallelism.buddies to false",
             ) from failure
         self._places[name] = _Place(begin, ready.dtype, tuple(ready.shape), digest)
+
+    def _file(self) -> IO[bytes]:
+        with self._lock:
+            if self._opened is None:
+                self._opened = tempfile.TemporaryFile(  # noqa: SIM115 - `close` closes it
+                    prefix="share-compute-", dir=self._room.folder
+                )
+            return self._opened
 
     def get(self, name: str) -> Tensor:
         """Return a tensor.
@@ -121,24 +129,32 @@ class TensorFile:
 
     def close(self) -> None:
         """Give the room back."""
-        self._file.close()
         with self._lock:
+            if self._opened is not None:
+                self._opened.close()
             self._room.give_back(self.nbytes)
             self.nbytes = 0
 
     def _read(self, begin: int, size: int) -> bytearray:
         content = bytearray(size)
-        done = 0
+        file, done = self._file().fileno(), 0
         while done < size:
-            piece = os.pread(self._file.fileno(), min(size - done, 2**30), begin + done)
+            try:
+                piece = os.pread(file, min(size - done, 2**30), begin + done)
+            except OSError as failure:
+                raise _lost() from failure
             if not piece:
-                raise VerificationFailed(
-                    "the disk lost part of a copy of another machine's part of the model",
-                    mend="check that machine's disk",
-                )
+                raise _lost()
             content[done : done + len(piece)] = piece
             done += len(piece)
         return content
+
+
+def _lost() -> VerificationFailed:
+    return VerificationFailed(
+        "the disk lost part of a copy of another machine's part of the model",
+        mend="check that machine's disk",
+    )
 
 
 def _tensor(content: bytearray, dtype: torch.dtype) -> Tensor:

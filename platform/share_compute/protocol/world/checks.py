@@ -45,13 +45,14 @@ class Checks:
             gradient = {layer: self._reference.gradients[step][layer] for layer in range(start, stop)}
             is_right = each.digest == self._model.digest(gradient)
             _must(is_right, f"step {step}: {worker} prepared another gradient")
-        for worker, buddy in roster.buddies.items():
-            vault = hosts[buddy].vaults.get(roster.shards[roster.pool_of(worker)])
-            # Else that machine died since; or this coordinator was replaced, and will be refused.
-            if hosts[buddy].machine.epoch == roster.epoch:
-                scales = {**hosts[buddy].scales, step: record.scale}
-                is_kept = vault is not None and vault.reaches(step, scales)
-                _must(is_kept, f"step {step}: {buddy} cannot rebuild what {worker} has")
+        for worker in roster.workers:
+            for keeper in roster.keepers(worker):
+                vault = hosts[keeper].vaults.get(roster.shards[roster.pool_of(worker)])
+                # Else that machine died since; or this coordinator was replaced, and will be refused.
+                if hosts[keeper].machine.epoch == roster.epoch:
+                    scales = {**hosts[keeper].scales, step: record.scale}
+                    is_kept = vault is not None and vault.reaches(step, scales)
+                    _must(is_kept, f"step {step}: {keeper} cannot rebuild what {worker} has")
 
     def before_update(self, host: Host, apply: Apply) -> None:
         """Look at an update that a member is about to make."""

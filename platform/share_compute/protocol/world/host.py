@@ -91,6 +91,16 @@ class Host(Process):
         """Step that it works at."""
         return self.machine.applied + 1
 
+    @property
+    def lasting_layers(self) -> set[int]:
+        """Layers whose weights stay here, also when a word arrives that is on its way."""
+        layers = set(self.weights)
+        if self.machine.roster is None and self.next_layout is not None:
+            epoch, shard, _ = self.next_layout
+            if epoch == self.machine.epoch:
+                layers &= set(range(*shard))
+        return layers
+
     # -- hearing -----------------------------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
@@ -121,13 +131,13 @@ class Host(Process):
         self.push(take)
 
     def hear_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:
-        """Keep a gradient as a buddy, and say so."""
+        """Keep the gradient of a shard that is copied here, and say so."""
 
         def keep() -> None:
             if shard not in self.vaults:
                 return
             self.vaults[shard].gradients[log.step] = gradient
-            logged = Logged(epoch, log.step)
+            logged = Logged(epoch, log.step, log.place)
             self._first(
                 self._sending(Point.log_heard, owner, lambda: self._world.hosts[owner].hear_event(logged))
             )
@@ -279,8 +289,8 @@ class Host(Process):
         epoch, shard, gradient = self.machine.epoch, self.shard, self._complete
         return self._sending(
             Point.log_sending,
-            log.buddy,
-            lambda: self._world.hosts[log.buddy].hear_log(log, epoch, self.worker, shard, gradient),
+            log.keeper,
+            lambda: self._world.hosts[log.keeper].hear_log(log, epoch, self.worker, shard, gradient),
         )
 
     def _apply(self, apply: Apply) -> None:

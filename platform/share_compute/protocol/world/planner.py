@@ -20,6 +20,9 @@ from share_compute.training.schedule import even_shares
 if TYPE_CHECKING:
     from share_compute.protocol.world.world import World
 
+_FOLLOWED = 0.1
+"""Share of pools of which members of others keep a copy, beside buddies."""
+
 
 class Planner:
     """Makes rosters and moves weights.
@@ -131,7 +134,7 @@ class Planner:
     ) -> Form:
         step, world = plan.committed + 1, self._world
         owners = tuple(tuple(self._owners(pool)) for pool in members)
-        buddies = self._buddies(hosts, shards, members, plan.committed, weights)
+        buddies, followers = self._buddies(members), self._followers(members)
         roster = Roster(
             epoch=plan.epoch,
             shards=tuple(shards),
@@ -140,8 +143,10 @@ class Planner:
             step=step,
             tasks=fresh(owners),
             buddies=buddies,
+            followers=followers,
             is_tied=world.model.is_tied,
         )
+        self._give_copies(roster, hosts, plan.committed, weights)
         if moved is None:
             return Form(roster, keeps_step=False)
         reports = {worker: report for worker, report in plan.reports.items() if worker not in moved}
@@ -159,26 +164,38 @@ class Planner:
             return [worker for worker, share in zip(pool, shares, strict=True) for _ in range(share)]
         return [random.choice(pool) for _ in range(count)]
 
-    def _buddies(
-        self,
-        hosts: Mapping[Worker, Host],
-        shards: Sequence[Shard],
-        members: Sequence[Sequence[Worker]],
-        committed: int,
-        weights: Weights,
-    ) -> dict[Worker, Worker]:
-        """Choose who keeps what a pool of one has, and give the weights to them."""
-        everybody = [worker for pool in members for worker in pool]
-        buddies: dict[Worker, Worker] = {}
-        for shard, pool in zip(shards, members, strict=True):
-            others = [worker for worker in everybody if worker not in pool]
-            if len(pool) > 1 or not others:
-                continue
-            buddies[pool[0]] = self._world.random.choice(others)
-            buddy = hosts[buddies[pool[0]]]
-            if shard not in buddy.vaults or not buddy.vaults[shard].reaches(committed, buddy.scales):
-                buddy.vaults[shard] = Vault(committed, {layer: weights[layer] for layer in range(*shard)})
-        return buddies
+    def _buddies(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, Worker]:
+        """Choose who keeps what a pool of one has."""
+        return {
+            pool[0]: self._world.random.choice(others)
+            for pool, others in _with_others(members)
+            if len(pool) == 1 and others
+        }
+
+    def _followers(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, tuple[Worker, ...]]:
+        """Choose members that follow some of another pool, as they do before layers move."""
+        random, found = self._world.random, {}
+        for pool, others in _with_others(members):
+            if others and random.random() < _FOLLOWED:
+                found[random.choice(pool)] = tuple(random.sample(others, random.randint(1, len(others))))
+        return found
+
+    def _give_copies(
+        self, roster: Roster, hosts: Mapping[Worker, Host], committed: int, weights: Weights
+    ) -> None:
+        """Give the weights that they lack to all that keep copies."""
+        for shard, pool in zip(roster.shards, roster.pools, strict=True):
+            for keeper in (hosts[keeper] for owner in pool for keeper in roster.keepers(owner)):
+                if shard not in keeper.vaults or not keeper.vaults[shard].reaches(committed, keeper.scales):
+                    keeper.vaults[shard] = Vault(
+                        committed, {layer: weights[layer] for layer in range(*shard)}
+                    )
+
+
+def _with_others(members: Sequence[Sequence[Worker]]) -> list[tuple[Sequence[Worker], list[Worker]]]:
+    """Return each pool with all members of others."""
+    everybody = [worker for pool in members for worker in pool]
+    return [(pool, [worker for worker in everybody if worker not in pool]) for pool in members]
 
 
 def shards_of(layers: int, pools: int) -> list[Shard]:

@@ -192,7 +192,7 @@ class World:
                 continue
             has_all = host.machine.applied == latest
             if has_all or (host.machine.applied == latest - 1 and host.machine.is_complete):
-                found |= host.weights.keys()
+                found |= host.lasting_layers
             # A scale that nobody was told of yet comes with the plan.
             scales = {committed: 0.0, latest: 0.0, **host.scales}
             for vault in host.vaults.values():
