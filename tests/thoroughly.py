@@ -1,14 +1,21 @@
 """Cases of which `make test` runs some and `make chaos` all."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 
 def thoroughly(values: Iterable[Any], quick: int) -> list[Any]:
-    """Return values to parametrize by; those after the first ``quick`` are left out unless asked for."""
-    marks = pytest.mark.thorough
-    return [
-        value if place < quick else pytest.param(value, marks=marks) for place, value in enumerate(values)
-    ]
+    """Return values to parametrize by, tuples for several names; of them ``quick`` are run unless all are asked for."""
+    found = []
+    for place, value in enumerate(values):
+        each = value if isinstance(value, tuple) else (value,)
+        found.append(pytest.param(*each, marks=() if place < quick else pytest.mark.thorough))
+    return found
+
+
+def a_few(values: Sequence[Any], every: int) -> list[Any]:
+    """Return values to parametrize by, of which one in so many is not left out."""
+    few = values[::every]
+    return thoroughly([*few, *(value for value in values if value not in few)], quick=len(few))

@@ -30,10 +30,10 @@ def looks(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -
     desk, phone = (languages[0], "light", 1200), (languages[-1], "dark", 390)
     chosen = desk if first == "desk" else phone
     others = [look for look in product(languages, ("light", "dark"), (1200, 390)) if look != chosen]
-    names = ("language", "scheme", "width")
-    skipped = 0 if len(languages) > 1 else 1
+    known = 0 if len(languages) > 1 else 1
     return pytest.mark.parametrize(
-        names[skipped:], thoroughly([look[skipped:] for look in (chosen, *others)], quick=1)
+        ("language", "scheme", "width")[known:],
+        thoroughly([look[known:] for look in (chosen, *others)], quick=1),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.thoroughly import a_few
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -90,7 +91,7 @@ def test_common_architectures_compose_bit_for_bit(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", REST)
+@pytest.mark.parametrize("model_type", a_few(REST, 4))
 def test_every_architecture_with_a_plan_composes_bit_for_bit(model_type: str) -> None:
     assert_composes(small_config(model_type))
 
@@ -175,7 +176,7 @@ def test_common_architectures_load_what_transformers_saved(model_type: str, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", REST)
+@pytest.mark.parametrize("model_type", a_few(REST, 4))
 def test_every_architecture_with_a_plan_loads_what_transformers_saved(
     model_type: str, tmp_path: Path
 ) -> None:

@@ -209,7 +209,9 @@ def test_without_failures_a_job_computes_all_the_time() -> None:
     assert report.mean_machines == 8
 
 
-@pytest.mark.parametrize("name", FleetName)
+@pytest.mark.parametrize(
+    "name", thoroughly(sorted(FleetName, key=lambda name: name == "datacentre"), quick=3)
+)
 def test_nothing_committed_is_lost(name: FleetName) -> None:
     fleet = make_fleet(name, 20, seed=1)
     scenario = Scenario(12 * HOUR_S, Churn(HOUR_S, HOUR_S / 2), seed=5)
@@ -273,7 +275,7 @@ def test_a_job_may_need_more_machines_than_a_later_search_is_shown() -> None:
     assert rough.committed_steps > 0
 
 
-@pytest.mark.parametrize("machines", thoroughly([1000, MOST_MACHINES], quick=1))
+@pytest.mark.parametrize("machines", thoroughly([300, 1000, MOST_MACHINES], quick=1))
 def test_many_machines_over_a_day(machines: int) -> None:
     fleet = make_fleet(FleetName.mixed, machines)
     report = simulate(job(), fleet, model(), Scenario(24 * HOUR_S, Churn(4 * HOUR_S, HOUR_S / 2)))
