@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.joining import follows
 from share_compute_actors.member.allocator import as_told, is_out_of_memory
 
 
@@ -89,12 +91,48 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
     assert recopying.is_due
 
 
+def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() -> None:
+    clock = Clock()
+    recopying = Recopying(clock)
+    recopying.lost("b", lacks_room=False, is_begun_anew=True)
+    clock.now_s += 3600.0
+    assert not recopying.is_due
+
+
 def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
     recopying = Recopying(Clock())
     before = recopying.buddies((("a",), ("b", "c")), fleet)["a"]
     recopying.lost(before, lacks_room=True)
     assert recopying.buddies((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
+
+
+def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
+    def roster(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
+        shards, members = zip(*pools, strict=True)
+        owners = tuple((pool[0],) * 4 for pool in members)
+        return Roster(1, shards, members, owners, 3, fresh(owners))
+
+    def plan(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
+        found = [
+            SimpleNamespace(
+                start=start, stop=stop, members=[SimpleNamespace(contributor_id=name) for name in names]
+            )
+            for (start, stop), names in pools
+        ]
+        return SimpleNamespace(plan=SimpleNamespace(pools=found))
+
+    two = roster(((0, 6), ("a",)), ((6, 12), ("b", "c")))
+    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c")))) == {}
+    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("c",)))) == {}
+    more = plan(((0, 6), ("a", "d")), ((6, 12), ("b", "e", "c", "f", "g")))
+    assert follows(two, more) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
+    moved = plan(((0, 4), ("a",)), ((4, 8), ("d",)), ((8, 12), ("b", "c")))
+    assert follows(two, moved) == {"a": ("d",), "b": ("d",)}
+    swapped = plan(((0, 6), ("b",)), ((6, 12), ("a", "c")))
+    assert follows(two, swapped) == {"a": ("b",), "b": ("a",)}
+    one = plan(((0, 12), ("a", "b", "c")))
+    assert follows(two, one) == {"a": ("b", "c"), "b": ("a",)}
 
 
 def test_lack_of_memory_is_told_with_what_there_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -384,6 +385,36 @@ def test_others_may_not_read_what_was_set_aside_before() -> None:
 
 def machine(name: str, kind: Any = "cpu", memory_bytes: int = 2**30) -> Contributor:
     return Contributor(name, name, (Device(kind, name, memory_bytes),))
+
+
+def test_several_may_copy_the_same_shard_at_once() -> None:
+    trainer = Trainer()
+    names = list(trainer.copier.outline(WHOLE).sizes)
+    ann = trainer.copier.copy(WHOLE, names, "ann")
+    bob = trainer.copier.copy(WHOLE, names, "bob")
+    for copied in (ann, bob, ann):
+        assert trainer.copier.piece(copied.ticket, names[0], 0, 4).is_whole
+    trainer.copier.forget_all_but(["bob"])
+    with pytest.raises(StaleEpoch):
+        trainer.copier.piece(ann.ticket, names[0], 0, 4)
+    assert trainer.copier.piece(bob.ticket, names[0], 0, 4).is_whole
+    trainer.copier.copy(WHOLE, (), "bob")
+    assert trainer.copier._aside == {}
+
+
+def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, told = Trainer(), []
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
+    trainer.take_step(follower)
+
+    def fail(*_: Any) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    assert not follower.bring_to(1, trainer.scales)
+    assert isinstance(told[0], VerificationFailed)
+    assert follower.is_spoilt
+    follower.close()
 
 
 def test_only_who_is_alone_needs_a_buddy() -> None:

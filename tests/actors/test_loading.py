@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from ray.exceptions import ObjectLostError
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.models.weights import rows_of
 from share_compute_actors.member import loading
 from share_compute_actors.member.pieces import Piece
@@ -53,6 +54,15 @@ def test_a_damaged_piece_is_asked_for_again_and_no_other() -> None:
     tensors = loaded(Source(actor, "ada"))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
     assert [[extent.name for extent in call] for call in actor.calls] == [list(HELD), ["small"], ["small"]]
+
+
+def test_an_answer_that_died_with_its_machine_begins_another_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(_: Any) -> Any:
+        raise ObjectLostError("00", None, "")
+
+    monkeypatch.setattr(loading.ray, "get", lose)
+    with pytest.raises(StaleEpoch):
+        loaded(Source(giver(lambda _, piece: piece), "ada"))
 
 
 def test_what_never_arrives_whole_names_its_machine() -> None:

@@ -152,6 +152,18 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     assert room._taken == 0
 
 
+def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, folder = Trainer(), tmp_path / "temporary"
+    folder.mkdir()
+    room = Room(folder=folder)
+    folder.rmdir()
+    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    assert not copy.is_whole
+    take_step(copies, trainer)
+    assert {type(said) for said in told} == {NoCopy}
+    copies.keep(1, 1, {})
+
+
 def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

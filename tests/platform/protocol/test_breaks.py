@@ -72,6 +72,11 @@ class DoesNotWaitForTheBuddy(MemberMachine):
         return [effect for effect in super()._log() if not isinstance(effect, Log)] + self._prepare()
 
 
+class WaitsForTheFirstCopyAlone(MemberMachine):
+    def _unlogged(self) -> list[Log]:
+        return [] if self._logged else super()._unlogged()
+
+
 class SendsNothingAgain(MemberMachine):
     def _on_form(self, form: Form) -> list[Effect]:
         return super()._on_form(replace(form, roster=replace(form.roster, resends=())))
@@ -141,6 +146,7 @@ MEMBERS = [
     PreparesWithoutTheOtherHalf,
     AppliesHalfOnHalt,
     DoesNotWaitForTheBuddy,
+    WaitsForTheFirstCopyAlone,
     SendsNothingAgain,
     KeepsEverything,
     ForgetsNothing,
