@@ -213,6 +213,11 @@ class NoCopy(ShareComputeError):
         return bool(self.details.get("lacks_room"))
 
     @property
+    def owner(self) -> str:
+        """Contributor whose shard it was a copy of."""
+        return str(self.details.get("owner", ""))
+
+    @property
     def epoch(self) -> int:
         """In which it was lost."""
         return int(self.details.get("epoch", 0))

@@ -122,17 +122,21 @@ def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
         ]
         return SimpleNamespace(plan=SimpleNamespace(pools=found))
 
+    def alike(_: str) -> str:
+        return "cpu"
+
     two = roster(((0, 6), ("a",)), ((6, 12), ("b", "c")))
-    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c")))) == {}
-    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("c",)))) == {}
+    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c"))), alike) == {}
+    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
     more = plan(((0, 6), ("a", "d")), ((6, 12), ("b", "e", "c", "f", "g")))
-    assert follows(two, more) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
+    assert follows(two, more, alike) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
     moved = plan(((0, 4), ("a",)), ((4, 8), ("d",)), ((8, 12), ("b", "c")))
-    assert follows(two, moved) == {"a": ("d",), "b": ("d",)}
+    assert follows(two, moved, alike) == {"a": ("d",), "b": ("d",)}
     swapped = plan(((0, 6), ("b",)), ((6, 12), ("a", "c")))
-    assert follows(two, swapped) == {"a": ("b",), "b": ("a",)}
+    assert follows(two, swapped, alike) == {"a": ("b",), "b": ("a",)}
     one = plan(((0, 12), ("a", "b", "c")))
-    assert follows(two, one) == {"a": ("b", "c"), "b": ("a",)}
+    assert follows(two, one, alike) == {"a": ("b", "c"), "b": ("a",)}
+    assert follows(two, more, lambda worker: "cuda" if worker in "cd" else "cpu") == {"b": ("e", "f", "g")}
 
 
 def test_lack_of_memory_is_told_with_what_there_was() -> None:
@@ -239,6 +243,24 @@ def test_the_newest_plan_counts(story: Story) -> None:
     assert not story.are_due()
     assert story.told == [first, second]
     assert story.changes.expected == {"a", "c"}
+
+
+def test_a_plan_whose_machines_are_there_outlasts_an_epoch_for_which_they_were_not_asked(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(story.crew, "topology", LAN["ab"])
+    monkeypatch.setattr(story.crew, "ask_following", lambda _: {})
+    story.offer("ab", answers=7)
+    story.propose(7, "ab")
+    story.crew._actors["b"] = NOBODY
+    assert story.are_due()
+    assert story.changes.followers(story.roster()) == {"a": ("b",)}
+    assert story.changes._joining is not None
+    story.changes._joining.is_ready = True
+    assert story.changes.take_solution({"a"}) is None
+    assert story.changes.expected == {"a", "b"}
+    assert story.changes.take_solution({"a", "b"}) is not None
+    assert story.changes.expected == frozenset()
 
 
 def test_who_follows_a_member_is_expected_until_an_epoch_does_without(story: Story) -> None:

@@ -20,7 +20,7 @@ from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import optimizer_tensors
 from share_compute_actors.coordinator.buddies import buddies_of
-from share_compute_actors.member.copies import followers
+from share_compute_actors.member.copies import copying, followers
 from share_compute_actors.member.copies.copying import Copied, Copier, Outline, ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import letters
@@ -400,6 +400,28 @@ def test_several_may_copy_the_same_shard_at_once() -> None:
     assert trainer.copier.piece(bob.ticket, names[0], 0, 4).is_whole
     trainer.copier.copy(WHOLE, (), "bob")
     assert trainer.copier._aside == {}
+
+
+def test_who_asks_for_more_than_may_lie_aside_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer()
+    monkeypatch.setattr(copying, "_MOST_ASIDE_BYTES", 1)
+    names = list(trainer.copier.outline(WHOLE).sizes)
+    trainer.copier.copy(WHOLE, names, "ann")
+    trainer.copier.copy(WHOLE, names, "ann")
+    with pytest.raises(StaleEpoch, match="others fetch"):
+        trainer.copier.copy(WHOLE, names, "bob")
+    trainer.copier.copy(WHOLE, (), "ann")
+    trainer.copier.copy(WHOLE, names, "bob")
+
+
+def test_what_is_not_trained_and_came_first_is_kept_over_epochs() -> None:
+    trainer = Trainer()
+    follower = Follower(WHOLE, trainer.training, CPU, lambda _: None, Room())
+    follower._trained = {"other": followers._Trained(0, 0, 1, (1,))}
+    follower._have = {"frozen": 5}
+    assert follower.reaches(5)
+    assert not follower.reaches(6)
+    follower.close()
 
 
 def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,11 +275,10 @@ class Changes:
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
         """Return the plan that was asked for, once, when all its machines are able to carry it out."""
         joining = self._under_way
-        if joining is None or not joining.is_ready:
+        # Where an epoch begins for another reason, those that are to join are not asked: the next one carries it out.
+        if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
         self._drop(joining)
-        if not joining.machines <= set(able):
-            return None
         self.why = joining.why
         return joining.solution
 

@@ -229,7 +229,7 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # it waited for somebody whose silence is noticed here
         if isinstance(message, NoCopy):
-            if self._roster is not None and worker in self._roster.buddies.values():
+            if self._roster is not None and self._roster.buddies.get(message.owner) == worker:
                 is_current = message.epoch == self._roster.epoch  # else another was begun since
                 self._changes.recopying.lost(
                     worker, lacks_room=message.lacks_room, is_begun_anew=not is_current

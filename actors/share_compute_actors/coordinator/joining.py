@@ -10,7 +10,7 @@ all have caught up, steps pause for the new plan, and there is little left to br
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -96,7 +96,7 @@ class Joining:
             self._crew.invite({worker: shards[worker] for worker in missing}, usable)
             return False
         if not self._is_linked:
-            self.is_ready = not self._can_follow or not follows(roster, self.solution)
+            self.is_ready = not self._follows(roster)
         if not self._is_linked or self.is_ready:
             return True
         if not self._asked:
@@ -110,20 +110,35 @@ class Joining:
         self.is_ready = all(_has_caught_up(ref) for ref in asked)
         return self.is_ready
 
+    def _follows(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        topology = self._crew.topology
+        return (
+            follows(roster, self.solution, lambda one: topology[one].device.kind) if self._can_follow else {}
+        )
+
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return by member who is to follow it in an epoch that is being formed."""
-        if not self.machines <= self._crew.workers:
+        self._is_linked, self._asked = self.machines <= self._crew.workers, {}
+        if not self._is_linked:
+            self._followers, self.is_ready = {}, False
             return {}
-        self._is_linked, self._asked = True, {}
-        self._followers = follows(roster, self.solution) if self._can_follow else {}
+        self._followers = self._follows(roster)
         self.is_ready = not self._followers
         return self._followers
 
 
-def follows(roster: Roster, solution: Solution) -> dict[Worker, tuple[Worker, ...]]:
+def follows(
+    roster: Roster, solution: Solution, kind: Callable[[Worker], str]
+) -> dict[Worker, tuple[Worker, ...]]:
     """Return by member who is to follow it before a plan is carried out: who is to hold layers of another pool.
 
-    They are spread over the members of that pool.
+    They are spread over the members of that pool that compute on a device of the same kind: only there updates have the
+    same bits. Where there is none, they load while steps pause.
+
+    Args:
+        roster: of the epoch.
+        solution: the plan.
+        kind: tells that of a member's device.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}
     wanted = list(zip(shards_of(solution.plan), pools_of(solution.plan), strict=True))
@@ -135,9 +150,11 @@ def follows(roster: Roster, solution: Solution) -> dict[Worker, tuple[Worker, ..
             for worker in workers
             if worker not in pool
         )
-        for number, comer in enumerate(comers):
-            owner = pool[number % len(pool)]
-            found[owner] = (*found.get(owner, ()), comer)
+        for comer in comers:
+            alike = [owner for owner in pool if kind(owner) == kind(comer)]
+            if alike:
+                owner = min(alike, key=lambda one: len(found.get(one, ())))
+                found[owner] = (*found.get(owner, ()), comer)
     return found
 
 

@@ -22,8 +22,9 @@ GLANCE_S = 0.5
 """Longest wait for a tensor before the thread looks up; messages and orders wake it at once. Who waits says how much it
 sent, and whether it misses something, as often as that."""
 _AGAIN_S = 30.0
-"""Time after which a gradient is given once more to who keeps a copy. A member misses sooner what was lost, and begins
-another epoch; a machine that is in no pool yet cannot."""
+_SLOWEST_BYTES_PER_S = 1e6
+"""After this time, and that which a gradient takes at this rate, it is given once more to who keeps a copy. A member
+misses sooner what was lost, and begins another epoch; a machine that is in no pool yet cannot."""
 
 
 class Post:
@@ -58,12 +59,18 @@ class Post:
         """
         now_s = time.monotonic()
         *last, given_s = self._given.get(log.keeper, (0, 0, 0.0))
-        if last == [channel.epoch, log.step] and now_s - given_s < _AGAIN_S:
+        is_repeated = last == [channel.epoch, log.step]
+        if (
+            is_repeated
+            and now_s - given_s < _AGAIN_S + sum(runner.gradients.bucket_bytes) / _SLOWEST_BYTES_PER_S
+        ):
             return
         self._given[log.keeper] = channel.epoch, log.step, now_s
         failures = self._passes(Point.log_sending)
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)):
-            letter = channel.write(log.keeper, Label("train", log.step, "log", place, pool), tensor)
+            # The first may arrive all the same: then the step is applied, and what is still on its way must not change.
+            content = tensor.clone() if is_repeated else tensor
+            letter = channel.write(log.keeper, Label("train", log.step, "log", place, pool), content)
             # The head alone meets failures: it does not change when the step is applied while it is late.
             self._post(channel, log.keeper, letter, failures if place == HEAD else [])
 

@@ -136,7 +136,9 @@ class Copies:
         for shard in self._followers.keys() - kept.keys():
             self._followers[shard].close()  # first, so that its room is there for those that begin
         for shard in wanted.keys() - kept.keys():
-            kept[shard] = Follower(shard, self._training, self._device, self._fail, self._room)
+            kept[shard] = Follower(
+                shard, self._training, self._device, partial(self._fail, shard), self._room
+            )
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._came.clear()
         self._wanted.clear()
@@ -160,7 +162,7 @@ class Copies:
             follower.take(label.step, label.microbatch, tensor)
         except Unavailable as failure:  # training does not wait for a copy that cannot be kept
             follower.spoil()
-            self._fail(failure)
+            self._fail(followed.shard, failure)
         came = self._came.setdefault(key, set())
         came.add(label.microbatch)
         if label.microbatch == HEAD:
@@ -170,16 +172,17 @@ class Copies:
         del self._came[key], self._wanted[key]
         return followed
 
-    def _fail(self, failure: Exception) -> None:
+    def _fail(self, shard: ShardRange, failure: Exception) -> None:
         lacks_room = is_lack_of_room(failure)
         if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
             self._tell(as_ours(failure))
             return
+        owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
         room = "make room in this machine's folder for temporary files, and in its memory"
         self._tell(
             NoCopy(
                 f"no copy of what another machine holds is kept here for now: {failure}",
                 mend=room if lacks_room else "nothing: another one is begun soon",
-                details={"lacks_room": lacks_room, "epoch": self._epoch},
+                details={"lacks_room": lacks_room, "epoch": self._epoch, "owner": owner},
             )
         )

@@ -21,6 +21,8 @@ from share_compute_actors.member.runner import Runner
 
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
+_MOST_ASIDE_BYTES = 256 * 2**20
+"""Set aside for all at one time; a single tensor may be larger, with its state, and is then alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,10 @@ class Copier:
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
+        others = (tensors for one, (_, tensors) in self._aside.items() if one != keeper)
+        aside = sum(tensor.nbytes for tensors in others for tensor in tensors.values())
+        if aside and aside + sum(tensor.nbytes for tensor in found.values()) > _MOST_ASIDE_BYTES:
+            raise StaleEpoch("others fetch from here now", mend="nothing: it is asked for again")
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
         self._aside.pop(keeper, None)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -253,7 +254,8 @@ class Follower:
             except StaleEpoch:  # the owner is about to get its shard, or another copy of it was begun
                 stopping.wait(_AGAIN_S)
             except Unavailable:
-                owner.copy(self.shard, ())  # so that it keeps nothing for us
+                with suppress(StaleEpoch):
+                    owner.copy(self.shard, ())  # so that it keeps nothing for us
                 raise
             else:
                 return
@@ -328,10 +330,11 @@ class Follower:
     @property
     def _floor(self) -> int:
         """Whose update all that is there of the snapshot has; -1 before anything is there."""
-        return min(
-            (have for name, have in list(self._have.items()) if name in self._trained or not self._trained),
-            default=-1,
-        )
+        have = dict(self._have)
+        trained = [step for name, step in have.items() if name in self._trained]
+        if self._trained and not trained:
+            return max(have.values(), default=-1)  # those that are trained will not be older
+        return min(trained or have.values(), default=-1)
 
     def _advance(self, step: int, scales: Mapping[int, float]) -> None:
         """Bring what is there to a step, one parameter after the other, and forget the gradients up to it.
