@@ -156,9 +156,9 @@ class Copier:
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
-        others = (tensors for one, (_, tensors) in self._aside.items() if one != keeper)
-        aside = sum(tensor.nbytes for tensors in others for tensor in tensors.values())
-        if aside and aside + sum(tensor.nbytes for tensor in found.values()) > _MOST_ASIDE_BYTES:
+        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != keeper]
+        aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
+        if found and any(others) and aside > _MOST_ASIDE_BYTES:
             raise StaleEpoch("others fetch from here now", mend="nothing: it is asked for again")
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
