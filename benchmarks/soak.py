@@ -71,12 +71,16 @@ class Killer(threading.Thread):
         self._over = threading.Event()
         self.killed_s: dict[str, float] = {}
         """When each machine's member was killed last."""
+        self.missed: set[str] = set()
+        """Killed, and not told of as lost yet."""
         self.deaths = 0
 
     def run(self) -> None:
         """Kill; never the last one that holds something when it has no buddy."""
         while not self._over.wait(self._chance.expovariate(1 / MEAN_S)):
-            members = sorted(worker for pool in list(self._pools) for worker in pool)
+            members = sorted(
+                worker for pool in list(self._pools) for worker in pool if worker not in self.missed
+            )
             if len(members) < 2:
                 continue
             victim = self._chance.choice(members)
@@ -84,6 +88,7 @@ class Killer(threading.Thread):
                 kill = self._machines.killing(victim, "member")
             except RuntimeError:  # it is dead already
                 continue
+            self.missed.add(victim)
             self.killed_s[victim] = time.monotonic()
             self.deaths += 1
             kill()
@@ -141,6 +146,8 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
             killer.start()
         elif isinstance(event, Reformed):
             joined |= set(event.joined)
+            if killer is not None:
+                killer.missed -= set(event.lost)
             (found.stalls_s if event.joined else found.recoveries_s).append(event.seconds)
         elif isinstance(event, StepCommitted):
             found.steps.append(event.step)
