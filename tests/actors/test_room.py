@@ -107,6 +107,7 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(trainer.step))
     ]
     assert thanked[-1] is not None
+    assert thanked[-1].owner == "ann"
     trainer.step = number
     runner.apply(number, 1.0)
 

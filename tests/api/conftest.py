@@ -22,7 +22,9 @@ from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app, end_streams
 from share_compute_api.client import Client
 
-DEADLINE_S = 240.0  # plans are made by processes that let all others go first
+DEADLINE_S = 60.0
+PLAN_S = 240.0
+"""Plans are made by processes that let all others go first."""
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
@@ -117,7 +119,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 def http(plane: Plane) -> Iterator[httpx.Client]:
     """Raw HTTP with the API key."""
     headers = {"Authorization": f"Bearer {plane.api_key}"}
-    with httpx.Client(base_url=f"{plane.url}/api/v1", headers=headers, timeout=DEADLINE_S) as client:
+    with httpx.Client(base_url=f"{plane.url}/api/v1", headers=headers, timeout=PLAN_S) as client:
         yield client
 
 

@@ -120,10 +120,8 @@ def fill(
             later, wanted = calls[number]
             asked.append(sources.ask(later, method, wanted))
         for extent, piece in zip(extents, pieces, strict=True):
-            name, start, stop = extent
-            if not piece.is_whole:
-                piece = _again(sources, source, method, extent)  # noqa: PLW2901 - the same, whole
-            copy_into(tensors[name], start, stop, piece.content, dtype)
+            arrived = piece if piece.is_whole else _again(sources, source, method, extent)
+            copy_into(tensors[extent.name], extent.start, extent.stop, arrived.content, dtype)
 
 
 def _again(sources: Sources, source: Source, method: str, extent: Extent) -> Piece:
