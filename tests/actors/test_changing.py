@@ -42,7 +42,7 @@ class Clock:
 def test_a_machine_whose_members_die_soon_is_left_alone_longer_each_time() -> None:
     clock = Clock()
     rests = Rests(clock)
-    for rest_s in (5.0, 10.0, 20.0):
+    for rest_s in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0):
         rests.joined(["a"])
         clock.now_s += 1.0
         assert "a" not in rests

@@ -37,12 +37,14 @@ class Run:
         assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=TOPOLOGY, folder=folder)
         self.usable = TOPOLOGY
         self.proposed: queue.Queue[Solution] = queue.Queue()
+        self.under_way: Solution | None = None
         self.reality = Reality(
             assignment,
             self.solution,
             self.told.put,
             self.propose,
             lambda: self.usable,
+            lambda: self.under_way,
             clock=lambda: self.now_s,
         )
 
@@ -170,6 +172,17 @@ def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
         run.steps(5, run.predicted_s)
         run.reality._planner.join(WAIT_S)
         assert run.proposed.empty()
+
+
+def test_a_plan_that_is_under_way_is_not_given_up_for_one_that_is_hardly_better(run: Run) -> None:
+    run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
+    run.under_way = run.proposed.get(timeout=WAIT_S)
+    for factor in (3.01, 40.0):
+        run.reality.give_up()
+        run.reality._planner.join(WAIT_S)
+        assert run.proposed.empty()
+        run.steps(1, 2.5 * run.predicted_s, run.slow_layers(factor))
+    assert run.proposed.get(timeout=WAIT_S).plan.pools != run.under_way.plan.pools
 
 
 def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:

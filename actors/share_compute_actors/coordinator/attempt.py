@@ -154,7 +154,9 @@ class TrainingAttempt:
             can_follow=spec.parallelism.buddies,
         )
         balancer = Balancer()
-        reality = Reality(assignment, solution, self._tell, changes.propose, lambda: changes.usable)
+        reality = Reality(
+            assignment, solution, self._tell, changes.propose, lambda: changes.usable, changes.under_way
+        )
 
         def observe(step: int, seconds: float, figures: Mapping[Worker, StepFigures]) -> None:
             reality.observe(step, seconds, figures)

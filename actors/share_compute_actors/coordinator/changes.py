@@ -27,6 +27,11 @@ _LASTING = 4
 """A copy that was kept for so many rests is not one that never lasts."""
 
 
+def _next_rest_s(last_s: float, *, has_lasted: bool) -> float:
+    """Return for how long to wait now: ever longer when what was begun after the last rest did not last."""
+    return _REST_S if has_lasted else min(2 * last_s, _LONGEST_REST_S)
+
+
 class Rests:
     """Says which machines are left alone for a while, since members on them were lost.
 
@@ -48,11 +53,11 @@ class Rests:
             self._since.setdefault(worker, now)
 
     def lost(self, worker: Worker) -> None:
-        """Leave a machine alone for a while; for longer each time, when its members die soon."""
+        """Leave a machine alone for a while; for longer each time, up to ten minutes, when its members die soon."""
         now = self._clock()
         is_soon = now - self._since.pop(worker, now) < _SOON_S
         last, _ = self._rests.get(worker, (_REST_S / 2, 0.0))
-        rest = 2 * last if is_soon else _REST_S
+        rest = _next_rest_s(last, has_lasted=not is_soon)
         self._rests[worker] = rest, now + rest
 
     def __contains__(self, worker: Worker) -> bool:
@@ -87,8 +92,8 @@ class Recopying:
         if self._due_s is not None or is_begun_anew:
             return
         now = self._clock()
-        lasted = now - self._begun_s >= _LASTING * self._rest_s
-        self._rest_s = _REST_S if lasted else min(2 * self._rest_s, _LONGEST_REST_S)
+        has_lasted = now - self._begun_s >= _LASTING * self._rest_s
+        self._rest_s = _next_rest_s(self._rest_s, has_lasted=has_lasted)
         self._due_s = now + self._rest_s
 
     @property
@@ -153,8 +158,13 @@ class Changes:
             if self._joining is None or not self._joining.takes(solution, proposed):
                 self._joining = Joining(self._crew, solution, proposed, can_follow=self._can_follow)
 
+    def under_way(self) -> Solution | None:
+        """Return the plan that waits for its machines, if one does; from any thread."""
+        joining = self._live_joining
+        return None if joining is None else joining.solution
+
     @property
-    def _under_way(self) -> Joining | None:
+    def _live_joining(self) -> Joining | None:
         """The plan that was asked for, unless one of its machines is to leave."""
         with self._lock:
             joining, leaving = self._joining, self._wishes.leaving
@@ -214,7 +224,7 @@ class Changes:
         Args:
             roster: of the epoch.
         """
-        joining = self._under_way
+        joining = self._live_joining
         if self.leaving or self._shares is not None or self.recopying.is_due:
             return True
         if joining is None:
@@ -269,12 +279,12 @@ class Changes:
     @property
     def expected(self) -> frozenset[Worker]:
         """Machines of a plan that is on its way."""
-        joining = self._under_way
+        joining = self._live_joining
         return frozenset() if joining is None else joining.machines
 
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
         """Return the plan that was asked for, once, when all its machines are able to carry it out."""
-        joining = self._under_way
+        joining = self._live_joining
         # Where an epoch begins for another reason, those that are to join are not asked: the next one carries it out.
         if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
@@ -291,7 +301,7 @@ class Changes:
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return by member who is to hold some of its layers, and follows it in an epoch that is being formed."""
         self.rests.joined(roster.workers)
-        joining = self._under_way
+        joining = self._live_joining
         followers = {} if joining is None else joining.followers(roster)
         if self._given_up and not self.why:
             self.why = f"the better plan is given up: {self._given_up}"

@@ -42,6 +42,7 @@ class Reality:
         tell: takes what happens.
         propose: takes a better plan, and tells of it.
         usable: tells which machines the job may use now.
+        under_way: tells which plan waits for its machines, if one does.
         clock: tells seconds.
     """
 
@@ -52,6 +53,7 @@ class Reality:
         tell: Callable[[AttemptEvent], None],
         propose: Callable[[Solution, ReplanProposed], None],
         usable: Callable[[], Topology],
+        under_way: Callable[[], Solution | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._assignment = assignment
@@ -59,6 +61,7 @@ class Reality:
         self._tell = tell
         self._propose_plan = propose
         self._usable = usable
+        self._under_way = under_way
         self._known = usable()
         """Machines that the last plan was chosen from."""
         self._clock = clock
@@ -208,7 +211,8 @@ class Reality:
 
     def _look(self, step: int, left: int, machines: Topology, timings: Timings) -> None:
         solution = self._solution
-        replan = propose(self._assignment.spec, machines, solution, timings, left, self._limits)
+        under_way = self._under_way()
+        replan = propose(self._assignment.spec, machines, solution, timings, left, self._limits, under_way)
         with self._lock:
             if self._over or replan is None or self._solution is not solution:
                 return

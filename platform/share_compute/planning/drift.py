@@ -82,10 +82,12 @@ def propose(
     timings: Timings,
     steps_left: int,
     limits: DriftLimits,
+    under_way: Solution | None = None,
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
 
-    None, too, when a machine of the plan in use is gone: then its job is not moved, but starts again.
+    None, too, when a machine of the plan in use is gone: then its job is not moved, but starts again. What machines
+    have fetched for a plan that is under way they fetch anew for another: that must pay beside it as well.
 
     Args:
         spec: the job.
@@ -94,6 +96,7 @@ def propose(
         timings: what was measured of the layers on its machines.
         steps_left: steps that would run on the new plan.
         limits: what a restart costs.
+        under_way: the plan that the job is about to move to, if there is one.
     """
     fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
     try:
@@ -103,15 +106,20 @@ def propose(
     present = _numbered_as_in(current, better)
     if present is None or better.plan.prediction is None or seats(better.plan) == seats(current.plan):
         return None
-    now_s = simulate_step(better.cost, present).step_s
-    gain_s = (now_s - better.plan.prediction.step_s) * steps_left
+    better_s, now_s = better.plan.prediction.step_s, simulate_step(better.cost, present).step_s
     carried_s, moved_bytes = moving(better.cost, present, better.layout)
     move_cost_s = carried_s + limits.restart_s
-    if not gain_s > max(move_cost_s, limits.least_gain * now_s * steps_left):
+    expected = None if under_way is None else _numbered_as_in(under_way, better)
+    others_s = [now_s] if expected is None else [now_s, simulate_step(better.cost, expected).step_s]
+    if any(
+        (step_s - better_s) * steps_left <= max(move_cost_s, limits.least_gain * step_s * steps_left)
+        for step_s in others_s
+    ):
         return None
+    gain_s = (now_s - better_s) * steps_left
     sentence = (
-        f"with layers moved, a step would take {seconds_text(better.plan.prediction.step_s)} instead of "
-        f"{seconds_text(now_s)} ({percent_text(1 - better.plan.prediction.step_s / now_s)} less); over {steps_left} "
+        f"with layers moved, a step would take {seconds_text(better_s)} instead of "
+        f"{seconds_text(now_s)} ({percent_text(1 - better_s / now_s)} less); over {steps_left} "
         f"steps that saves {seconds_text(gain_s)}, moving {bytes_text(moved_bytes)} costs {seconds_text(move_cost_s)}"
     )
     used = {topology[machine].name for _, _, members in seats(current.plan) for machine, _ in members}
@@ -124,7 +132,7 @@ def propose(
 
 
 def _numbered_as_in(current: Solution, better: Solution) -> Layout | None:
-    """Return the present layout in the other topology's numbers; None when a member of it is not there."""
+    """Return the layout of a plan in the other topology's numbers; None when a member of it is not there."""
     place = {machine.id: index for index, machine in enumerate(better.cost.topology.contributors)}
     ids = [machine.id for machine in current.cost.topology.contributors]
     if any(ids[machine] not in place for machine in current.layout.machines):

@@ -107,6 +107,18 @@ class TestProposal:
         assert replan.current_step_s == pytest.approx(known.current_step_s)
         assert (replan.moved_bytes, replan.gain_s) == (known.moved_bytes, pytest.approx(known.gain_s))
 
+    def test_another_must_be_clearly_better_than_the_plan_that_is_under_way(self) -> None:
+        current, trio = solution(), job(pools=None, members_per_pool=1)
+        three = lan(*(machine(name, 50) for name in "abc"), bytes_per_s=1e9)
+        begun = propose(SPEC, TOPOLOGY, current, slowed(current, "a", 3.0), 10_000, LIMITS)
+        assert begun is not None
+        for factor in (3.0, 3.05):
+            timings = slowed(current, "a", factor)
+            assert propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS, begun.solution) is None
+        better = propose(trio, three, current, slowed(current, "a", 3.0), 10_000, LIMITS, begun.solution)
+        assert better is not None
+        assert {member.name for pool in better.solution.plan.pools for member in pool.members} == set("abc")
+
     def test_nothing_is_proposed_when_a_member_is_gone(self) -> None:
         current = solution()
         others = lan(machine("a", 50), machine("c", 50), bytes_per_s=1e9)
