@@ -143,14 +143,23 @@ class Source(NamedTuple):
     """The library, or a member."""
     name: str
     """Of its machine, for people."""
+    worker: Worker | None
+    """The member; None: it is the library."""
     shard: tuple[int, int] | None = None
     """Of the copy that a member keeps of another's shard; None: what the actor itself holds."""
-    is_library: bool = False
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of it, and return the reference to what it answers."""
+        return getattr(self.actor, method).remote(*self.asked(*arguments))
+
+    def asked(self, *arguments: Any) -> tuple[Any, ...]:
+        """Return what a method takes for these arguments: of a copy, its layers come last."""
+        return arguments if self.shard is None else (*arguments, self.shard)
 
 
 def library_source(actor: Any) -> Source:
     """Return the actor that reads the files of a model as somebody to load from."""
-    return Source(actor, "the server", is_library=True)
+    return Source(actor, "the server", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +173,6 @@ class Sources:
     def place(self, name: str) -> int:
         """Return which of them has this parameter or buffer."""
         return self.places.get(name, 0)
-
-    def ask(self, source: Source, method: str, *arguments: Any) -> Any:
-        """Call a method of a source, and return the reference to what it answers."""
-        copied = () if source.shard is None else (source.shard,)
-        return getattr(source.actor, method).remote(*arguments, *copied)
 
 
 class Extent(NamedTuple):

@@ -45,13 +45,13 @@ def damaged(piece: Piece) -> Piece:
 
 def loaded(source: Source) -> dict[str, torch.Tensor]:
     tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
-    loading.fill(tensors, Sources((source,)), "weights")
+    loading.fill(tensors, loading.Givers(Sources((source,)), "bob"), "weights")
     return tensors
 
 
 def test_a_damaged_piece_is_asked_for_again_and_no_other() -> None:
     actor = giver(lambda call, piece: damaged(piece) if piece.name == "small" and call < 3 else piece)
-    tensors = loaded(Source(actor, "ada"))
+    tensors = loaded(Source(actor, "ada", "ada"))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
     assert [[extent.name for extent in call] for call in actor.calls] == [list(HELD), ["small"], ["small"]]
 
@@ -62,14 +62,24 @@ def test_an_answer_that_died_with_its_machine_begins_another_epoch(monkeypatch: 
 
     monkeypatch.setattr(loading.ray, "get", lose)
     with pytest.raises(StaleEpoch):
-        loaded(Source(giver(lambda _, piece: piece), "ada"))
+        loaded(Source(giver(lambda _, piece: piece), "ada", "ada"))
 
 
 def test_what_never_arrives_whole_names_its_machine() -> None:
     actor = giver(lambda _, piece: damaged(piece) if piece.name == "large" else piece)
     with pytest.raises(ContributorLost, match="large arrived damaged from ada") as lost:
-        loaded(Source(actor, "ada"))
+        loaded(Source(actor, "ada", "ada"))
     assert lost.value.machine == "ada"
     with pytest.raises(ContributorLost, match="from the server") as lost:
         loaded(library_source(actor))
     assert lost.value.machine == "the server"
+
+
+def test_a_member_that_loads_from_its_own_copy_makes_no_call() -> None:
+    copied = giver(lambda call, piece: damaged(piece) if call == 1 else piece)
+    own: Any = SimpleNamespace(weights=lambda extents, _shard: copied.weights.remote(extents))
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
+    givers = loading.Givers(Sources((Source(None, "ada", "ada", (0, 4)),)), "ada", own)
+    loading.fill(tensors, givers, "weights")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
+    assert len(copied.calls) == 1 + len(HELD)

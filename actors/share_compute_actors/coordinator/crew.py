@@ -184,7 +184,7 @@ class Crew(Party):
             worker: the member.
             copy: the layers of another's shard that it keeps; None: what it computes with.
         """
-        return Source(self._actors[worker], self.name(worker), copy)
+        return Source(self._actors[worker], self.name(worker), worker, copy)
 
     def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
         """Start members that are not there yet, and take in those that are ready; waits for nobody.
@@ -232,8 +232,7 @@ class Crew(Party):
             MembersLost: members died meanwhile.
             StaleEpoch: so did one of the holders.
         """
-        asked = Sources(tuple(holders))
-        refs = [asked.ask(holder, "inventory") for holder in holders]
+        refs = [holder.ask("inventory") for holder in holders]
         self.wait(refs)
         try:
             names = ray.get(refs)

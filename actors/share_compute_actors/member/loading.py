@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import ray
@@ -16,10 +17,12 @@ from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch
 from share_compute.models.blueprint import Stage, build_stage
 from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
+from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through
 from share_compute_actors.member.pieces import Piece, whole
+from share_compute_actors.member.reading import GivesState
 from share_compute_actors.member.rows import library_lost
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Extent, MemberSetup, Source, Sources
@@ -47,13 +50,44 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
         return Runner(stage, setup.training, tree, setup.tied)
 
 
-def fill_runner(runner: Runner, setup: MemberSetup, sources: Sources | None) -> None:
+class Givers:
+    """Asks those who have what a member loads; the member itself without a call, where it is one of them.
+
+    Args:
+        sources: who they are.
+        me: the member.
+        own: what it answers itself.
+    """
+
+    def __init__(self, sources: Sources, me: Worker | None = None, own: GivesState | None = None) -> None:
+        self.sources = sources
+        self._me = me
+        self._own = own
+
+    def begin(self, source: Source, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Call a method of a source, and return what waits for its answer."""
+        if self._own is None or source.worker != self._me:
+            return partial(_given, source.ask(method, *arguments), source)
+        answer = getattr(self._own, method)(*source.asked(*arguments))
+        return lambda: answer
+
+    def ask(self, source: Source, method: str, *arguments: Any) -> Any:
+        """Return what a source answers.
+
+        Raises:
+            LibraryLost: it was the library, and died.
+            StaleEpoch: it was a member, and died.
+        """
+        return self.begin(source, method, *arguments)()
+
+
+def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> None:
     """Give a runner the weights and the optimizer's state that others have.
 
     Args:
         runner: newly built.
         setup: of the member.
-        sources: who has each parameter and buffer, by stored name. None starts from the seed.
+        givers: those who have each parameter and buffer. None starts from the seed.
 
     Raises:
         ContributorLost: what a machine gives arrives damaged.
@@ -63,47 +97,47 @@ def fill_runner(runner: Runner, setup: MemberSetup, sources: Sources | None) -> 
     """
     stage = runner.stage
     with fits(stage.shard, setup.name), passing_through():
-        if sources is None:
+        if givers is None:
             stage.initialize(setup.training.seed)
             return
-        fill(_stored(stage, sources, setup.training.seed), sources, "weights")
-        runner.loss_scale = _ask(sources, sources.all[0], "loss_scale")
+        fill(_stored(stage, givers, setup.training.seed), givers, "weights")
+        runner.loss_scale = givers.ask(givers.sources.all[0], "loss_scale")
         if runner.optimizer is not None:
-            _restore(runner, sources)
+            _restore(runner, givers)
 
 
-def _stored(stage: Stage, sources: Sources, seed: int) -> dict[str, Tensor]:
+def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
     """Return what is filled from others; what a folder of the plain model lacks starts from the seed."""
     tensors = stage.persistent()
     if not stage.added:
         return tensors
     stage.initialize_added(seed)
-    known = {name for source in sources.all for name in _ask(sources, source, "inventory")}
+    known = {name for source in givers.sources.all for name in givers.ask(source, "inventory")}
     return {name: tensor for name, tensor in tensors.items() if name in known or name not in stage.added}
 
 
-def _restore(runner: Runner, sources: Sources) -> None:
+def _restore(runner: Runner, givers: Givers) -> None:
     """Fill the optimizer from those who have its state."""
     assert runner.optimizer is not None
     shapes: dict[str, tuple[int, ...]] = {}
-    for place, source in enumerate(sources.all):
-        for name, shape in _ask(sources, source, "optimizer_shapes").items():
+    for place, source in enumerate(givers.sources.all):
+        for name, shape in givers.ask(source, "optimizer_shapes").items():
             parameter = parameter_of(name)
-            if parameter in runner.parameters and sources.place(parameter) == place:
+            if parameter in runner.parameters and givers.sources.place(parameter) == place:
                 shapes[name] = shape
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
-    fill(state, sources, "optimizer_state")
+    fill(state, givers, "optimizer_state")
     restore_optimizer(runner.optimizer, runner.parameters, state)
 
 
 def fill(
-    tensors: Mapping[str, Tensor], sources: Sources, method: str, dtype: torch.dtype = torch.float32
+    tensors: Mapping[str, Tensor], givers: Givers, method: str, dtype: torch.dtype = torch.float32
 ) -> None:
     """Fill tensors from others, some rows or some small tensors at a time; the next ones travel while these are copied.
 
     Args:
         tensors: by stored name.
-        sources: who has each of them.
+        givers: those who have each of them.
         method: by which they give rows of them.
         dtype: what they give.
 
@@ -112,19 +146,19 @@ def fill(
         StaleEpoch: who had some of it died.
         UserError: the weights do not belong to the configuration.
     """
-    calls = list(_calls(tensors, sources, dtype.itemsize))
-    asked = deque(sources.ask(source, method, extents) for source, extents in calls[:_CALLS_AHEAD])
+    calls = list(_calls(tensors, givers.sources, dtype.itemsize))
+    asked = deque(givers.begin(source, method, extents) for source, extents in calls[:_CALLS_AHEAD])
     for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
-        pieces: list[Piece] = _given(asked.popleft(), source)
+        pieces: list[Piece] = asked.popleft()()
         if number < len(calls):
             later, wanted = calls[number]
-            asked.append(sources.ask(later, method, wanted))
+            asked.append(givers.begin(later, method, wanted))
         for extent, piece in zip(extents, pieces, strict=True):
-            arrived = piece if piece.is_whole else _again(sources, source, method, extent)
+            arrived = piece if piece.is_whole else _again(givers, source, method, extent)
             copy_into(tensors[extent.name], extent.start, extent.stop, arrived.content, dtype)
 
 
-def _again(sources: Sources, source: Source, method: str, extent: Extent) -> Piece:
+def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece:
     """Ask for one piece until it arrives whole.
 
     Raises:
@@ -137,7 +171,7 @@ def _again(sources: Sources, source: Source, method: str, extent: Extent) -> Pie
     )
 
     def ask() -> Piece:
-        pieces: list[Piece] = _ask(sources, source, method, [extent])
+        pieces: list[Piece] = givers.ask(source, method, [extent])
         return pieces[0]
 
     return whole(ask, damaged)
@@ -162,10 +196,6 @@ def _calls(
         yield sources.all[place], call
 
 
-def _ask(sources: Sources, source: Source, method: str, *arguments: Any) -> Any:
-    return _given(sources.ask(source, method, *arguments), source)
-
-
 def _given(asked: Any, source: Source) -> Any:
     """Return what a source answers.
 
@@ -176,7 +206,7 @@ def _given(asked: Any, source: Source) -> Any:
     try:
         return ray.get(asked)
     except (RayActorError, ObjectLostError) as failure:
-        if source.is_library:
+        if source.worker is None:
             raise library_lost() from failure
         raise StaleEpoch(
             "who had a part of the shard died while it was loaded", mend="nothing: the next epoch begins"

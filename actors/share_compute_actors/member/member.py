@@ -29,7 +29,7 @@ from share_compute_actors.member.copies.service import KeepsCopies
 from share_compute_actors.member.engine import Engine, Forming
 from share_compute_actors.member.greeting import greet_all
 from share_compute_actors.member.lifeline import Lifeline
-from share_compute_actors.member.loading import build_runner, fill_runner
+from share_compute_actors.member.loading import Givers, build_runner, fill_runner
 from share_compute_actors.member.passing import Passing
 from share_compute_actors.member.pieces import Piece, Pieces
 from share_compute_actors.member.reading import GivesState
@@ -111,7 +111,8 @@ class Member(GivesState, KeepsCopies):
         if runner is None or runner.stage.shard != shard:
             self._next = None  # what was loaded for an epoch that never began makes room
             runner = build_runner(self._setup, self._tree, shard)
-        fill_runner(runner, self._setup, sources)
+        givers = None if sources is None else Givers(sources, self._setup.worker, self)
+        fill_runner(runner, self._setup, givers)
         self._next, self._next_applied = runner, applied
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
 

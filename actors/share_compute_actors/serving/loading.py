@@ -17,7 +17,7 @@ from share_compute.serving.quantization import SCALE, is_quantized
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
 from share_compute_actors.member.allocator import passing_through
-from share_compute_actors.member.loading import fill, fits
+from share_compute_actors.member.loading import Givers, fill, fits
 from share_compute_actors.messages import Sources, library_source
 from share_compute_actors.serving.messages import ServingSetup
 
@@ -77,14 +77,14 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.
     """
-    sources = Sources((library_source(weights),))
+    givers = Givers(Sources((library_source(weights),)))
     groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in missing.items():
         groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor
     missing.clear()
     with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
         for (method, dtype), tensors in groups.items():
-            fill(tensors, sources, method, dtype)
+            fill(tensors, givers, method, dtype)
 
 
 def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
