@@ -48,7 +48,7 @@ class Soaked:
     recoveries_s: list[float] = field(default_factory=list)
     """How long nothing was computed after a death."""
     rejoins_s: list[float] = field(default_factory=list)
-    """From a death until its machine had its first step as a member again."""
+    """From a death until a step was committed by as many members as there had been."""
     stalls_s: list[float] = field(default_factory=list)
     """How long nothing was computed while a machine was taken in."""
     digest: str = ""
@@ -69,8 +69,6 @@ class Killer(threading.Thread):
         self._pools = pools
         self._chance = random.Random(seed)
         self._over = threading.Event()
-        self.killed_s: dict[str, float] = {}
-        """When each machine's member was killed last."""
         self.missed: set[str] = set()
         """Killed, and not told of as lost yet."""
         self.deaths = 0
@@ -89,7 +87,6 @@ class Killer(threading.Thread):
             except RuntimeError:  # it is dead already
                 continue
             self.missed.add(victim)
-            self.killed_s[victim] = time.monotonic()
             self.deaths += 1
             kill()
 
@@ -136,26 +133,31 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
     found = Soaked()
     pools: list[set[str]] = []
     killer = Killer(machines, pools, seed=0) if machines is not None else None
-    joined: set[str] = set()
+    wanted, short_since_s = 0, None
     is_stopped = False
     for event, now_s in Attempt(assignment).events():
+        count = sum(map(len, pools))
         plan = getattr(event, "plan", None)
         if plan is not None and event.type in ("planned", "reformed"):
             pools[:] = [{member.contributor_id for member in pool.members} for pool in plan.pools]
         if event.type == "started" and killer is not None:
             killer.start()
         elif isinstance(event, Reformed):
-            joined |= set(event.joined)
             if killer is not None:
                 killer.missed -= set(event.lost)
-            (found.stalls_s if event.joined else found.recoveries_s).append(event.seconds)
+            if event.lost and short_since_s is None:
+                wanted, short_since_s = count, now_s - event.seconds
+            if event.joined:
+                found.stalls_s.append(event.seconds)
+            elif event.lost:
+                found.recoveries_s.append(event.seconds)
         elif isinstance(event, StepCommitted):
             found.steps.append(event.step)
             found.losses[event.step] = event.loss
             found.step_s.append(event.seconds)
-            killed_s = killer.killed_s if killer is not None else {}
-            found.rejoins_s.extend(now_s - killed_s[worker] for worker in joined & killed_s.keys())
-            joined.clear()
+            if short_since_s is not None and count >= wanted:
+                found.rejoins_s.append(now_s - short_since_s)
+                short_since_s = None
             if killer is not None and not is_stopped and now_s > until_s:
                 killer.stop()
                 is_stopped = True
@@ -223,7 +225,7 @@ def report(calm: Soaked, soaked: Soaked, scale: Scale, steps: int) -> None:
         ratio=float(lost == 0),
         unit="steps",
         deaths=soaked.deaths,
-        rejoins=len(soaked.rejoins_s),
+        rejoins=len(soaked.stalls_s),
         steps=steps,
         recovery_median_s=round(statistics.median(soaked.recoveries_s or [0.0]), 3),
         recovery_worst_s=round(max(soaked.recoveries_s or [0.0]), 3),
@@ -261,7 +263,7 @@ def report(calm: Soaked, soaked: Soaked, scale: Scale, steps: int) -> None:
             peer_name="one undisturbed step",
             ratio=step_s / statistics.median(soaked.rejoins_s),
             unit="s",
-            statistic="median, from the death",
+            statistic="median, from a death until as many members as before",
         )
         print_figure(
             "rejoin_stall",
