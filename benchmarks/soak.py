@@ -55,18 +55,20 @@ class Soaked:
 
 
 class Killer(threading.Thread):
-    """Kills a member now and then, until it is told to stop.
+    """Kills a member now and then, until it is time, or it is told to stop.
 
     Args:
         machines: whose.
         pools: tells who is a member.
+        until_s: when nobody is killed any more.
         seed: draws moments and victims.
     """
 
-    def __init__(self, machines: Machines, pools: list[set[str]], seed: int) -> None:
+    def __init__(self, machines: Machines, pools: list[set[str]], until_s: float, seed: int) -> None:
         super().__init__(daemon=True)
         self._machines = machines
         self._pools = pools
+        self._until_s = until_s
         self._chance = random.Random(seed)
         self._over = threading.Event()
         self.missed: set[str] = set()
@@ -79,6 +81,8 @@ class Killer(threading.Thread):
             members = sorted(
                 worker for pool in list(self._pools) for worker in pool if worker not in self.missed
             )
+            if time.monotonic() > self._until_s:
+                return
             if len(members) < 2:
                 continue
             victim = self._chance.choice(members)
@@ -93,7 +97,8 @@ class Killer(threading.Thread):
     def stop(self) -> None:
         """Kill nobody any more."""
         self._over.set()
-        self.join()
+        if self.ident is not None:
+            self.join()
 
 
 class Scale(threading.Thread):
@@ -132,9 +137,8 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
     """Train; with ``machines``, kill members until then."""
     found = Soaked()
     pools: list[set[str]] = []
-    killer = Killer(machines, pools, seed=0) if machines is not None else None
+    killer = Killer(machines, pools, until_s, seed=0) if machines is not None else None
     wanted, short_since_s = 0, None
-    is_stopped = False
     for event, now_s in Attempt(assignment).events():
         count = sum(map(len, pools))
         plan = getattr(event, "plan", None)
@@ -158,12 +162,9 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
             if short_since_s is not None and count >= wanted:
                 found.rejoins_s.append(now_s - short_since_s)
                 short_since_s = None
-            if killer is not None and not is_stopped and now_s > until_s:
-                killer.stop()
-                is_stopped = True
-    if killer is not None and not is_stopped:
+    if killer is not None:
         killer.stop()
-    found.deaths = killer.deaths if killer is not None else 0
+        found.deaths = killer.deaths
     found.digest = digest(assignment.folder)
     shutil.rmtree(assignment.folder)
     return found
