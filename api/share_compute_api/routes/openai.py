@@ -28,7 +28,7 @@ from share_compute_api.serving.answers import (
     vector,
 )
 from share_compute_api.serving.completing import Completing
-from share_compute_api.serving.engine import Engine, ModelFacts, TextEngine, VectorEngine
+from share_compute_api.serving.engine import RETRY_AFTER_S, Engine, ModelFacts, TextEngine, VectorEngine
 from share_compute_api.serving.inputs import Prompt
 from share_compute_api.serving.problems import PREFIX, documented
 from share_compute_api.serving.requests import (
@@ -42,7 +42,6 @@ from share_compute_api.serving.tokenizer import ServedTokenizer
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401))
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
-_RETRY_AFTER_S = 10
 _STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
 
 
@@ -155,8 +154,8 @@ async def _engine(context: Context, name: str) -> Engine:
         )
     raise Unavailable(
         f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
-        mend=f"try again in {_RETRY_AFTER_S} s",
-        details={"param": "model", "code": "model_not_ready", "retry_after_s": _RETRY_AFTER_S},
+        mend=f"try again in {RETRY_AFTER_S} s",
+        details={"param": "model", "code": "model_not_ready", "retry_after_s": RETRY_AFTER_S},
     )
 
 

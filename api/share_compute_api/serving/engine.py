@@ -14,6 +14,9 @@ from share_compute.serving.options import Generation
 if TYPE_CHECKING:
     from share_compute_api.serving.tokenizer import ServedTokenizer
 
+RETRY_AFTER_S = 10
+"""When clients are told to ask again for what is not to be had now."""
+
 
 class Stream(AsyncIterable[Emitted | Finished], Protocol):
     """Tokens of one sequence in order, then how it ended, which is the last thing it gives."""

@@ -20,7 +20,7 @@ from share_compute.serving.events import Emitted, Failed, SequenceEvent
 from share_compute.serving.options import Generation
 from share_compute.serving.sharing import Backlog, in_turn
 from share_compute_api.serving.embedding import embedded
-from share_compute_api.serving.engine import ModelFacts, Stream
+from share_compute_api.serving.engine import RETRY_AFTER_S, ModelFacts, Stream
 from share_compute_api.serving.mailboxes import Mailbox, Mailboxes
 from share_compute_api.serving.metering import Meter
 from share_compute_api.serving.replica import Replica
@@ -33,7 +33,6 @@ _PATIENCE_S = 120.0
 """So long sequences wait for a replica, unless it is said otherwise."""
 _MOST_WAITING = 512
 """Sequences that may wait for a replica."""
-_RETRY_AFTER_S = 10
 _MOVES_AFTER_S = 10.0
 """Others go on with the sequences of a replica that has not answered for so long: most are back sooner."""
 _log = logging.getLogger(__name__)
@@ -149,8 +148,8 @@ class RayEngine:
         if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
-                mend=f"try again in {_RETRY_AFTER_S} s",
-                details={"retry_after_s": _RETRY_AFTER_S},
+                mend=f"try again in {RETRY_AFTER_S} s",
+                details={"retry_after_s": RETRY_AFTER_S},
             )
 
     def _cancel(self, sequence: int, is_complete: bool) -> None:
@@ -287,12 +286,12 @@ class RayEngine:
             self._mail.fail(error, [sequence])
 
     def _not_ready(self, live: _Live) -> Unavailable:
-        details: dict[str, Any] = {"retry_after_s": _RETRY_AFTER_S, "waited_s": self.patience_s}
+        details: dict[str, Any] = {"retry_after_s": RETRY_AFTER_S, "waited_s": self.patience_s}
         if not live.emitted:
             details |= {"param": "model", "code": "model_not_ready"}
         return Unavailable(
             f"{self.facts.name} did not answer for {self.patience_s:g} s: {self.reason}",
-            mend=f"try again in {_RETRY_AFTER_S} s",
+            mend=f"try again in {RETRY_AFTER_S} s",
             details=details,
         )
 
