@@ -22,6 +22,7 @@ READY_MS = 120_000
 DONE_MS = 240_000
 LENT = ("--memory", "700MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
 STEPS = 400
+NAMES = iter(("ann", "bob", "eve", "gus", "ida", "kim", "leo", "mia", "ned", "ora"))
 
 
 def kill(command: Any) -> None:
@@ -50,10 +51,33 @@ def page(server: Any, context: BrowserContext, complaints: Complaints) -> Page:
     return page
 
 
-@pytest.fixture
-def commands() -> Iterator[ExitStack]:
+class Machines:
+    """Machines that joined; those that a test leaves are there for the next one."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._running: dict[str, Any] = {}
+
+    def join(self, page: Page, server: Any, run_command: Any, count: int) -> None:
+        """Let machines join by the lines that the page gives, until so many are ready."""
+        new = [next(NAMES) for _ in range(count - len(self._running))]
+        for name in new:
+            joining = (*invite(page, name), "--name", name, *LENT)
+            self._running[name] = self._stack.enter_context(run_command(server.data_folder, *joining))
+            page.reload()
+        page.goto(f"{server.url}/?view=table")
+        for name in self._running:
+            expect(page.get_by_role("row", name=re.compile(rf"\b{name}\b"))).to_contain_text("ready", timeout=READY_MS)
+
+    def kill(self, name: str) -> None:
+        """Kill one of them."""
+        kill(self._running.pop(name))
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
     with ExitStack() as stack:
-        yield stack
+        yield Machines(stack)
 
 
 def invite(page: Page, label: str) -> list[str]:
@@ -66,25 +90,10 @@ def invite(page: Page, label: str) -> list[str]:
     return shlex.split(line.inner_text())[1:]
 
 
-def machines_join(
-    page: Page, server: Any, run_command: Any, commands: ExitStack, *names: str
-) -> dict[str, Any]:
-    """Let machines join by the lines that the page gives; return their commands when all are ready."""
-    running = {}
-    for name in names:
-        joining = (*invite(page, name), "--name", name, *LENT)
-        running[name] = commands.enter_context(run_command(server.data_folder, *joining))
-        page.reload()
-    page.goto(f"{server.url}/?view=table")
-    for name in names:
-        expect(page.get_by_role("row", name=re.compile(name))).to_contain_text("ready", timeout=READY_MS)
-    return running
-
-
 def test_a_job_asked_for_by_the_form_survives_a_contributor(
-    page: Page, server: Any, run_command: Any, commands: ExitStack
+    page: Page, server: Any, run_command: Any, machines: Machines
 ) -> None:
-    running = machines_join(page, server, run_command, commands, "ann", "bob", "eve")
+    machines.join(page, server, run_command, 3)
     page.get_by_role("link", name="Submit").click()
     page.get_by_label("Name", exact=True).fill("survivor")
     page.get_by_label("Steps", exact=True).fill(str(STEPS))
@@ -102,7 +111,7 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
         job = client.jobs(name="survivor").jobs[0]
         assert job.plan is not None
         doomed = job.plan.pools[1].members[0].name
-        kill(running.pop(doomed))
+        machines.kill(doomed)
         expect(page.get_by_role("log")).to_contain_text(f"{doomed} lost; no step for", timeout=READY_MS)
         expect(placement).not_to_contain_text(re.compile(rf"^{doomed}"), timeout=READY_MS)
         expect(page.get_by_text(f"{STEPS} steps done.", exact=True)).to_be_visible(timeout=DONE_MS)
@@ -112,9 +121,9 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
 
 
 def test_an_answer_goes_on_while_a_machine_dies(
-    page: Page, server: Any, run_command: Any, commands: ExitStack, folder: Path
+    page: Page, server: Any, run_command: Any, machines: Machines, folder: Path
 ) -> None:
-    running = machines_join(page, server, run_command, commands, "gus", "ida")
+    machines.join(page, server, run_command, 2)
     with server.client() as client:
         client.deploy({"name": "poet", "model": {"path": str(folder)}, "parallelism": {"pools": 2}})
         page.goto(f"{server.url}/deployments/poet")
@@ -131,7 +140,7 @@ def test_an_answer_goes_on_while_a_machine_dies(
         doomed = client.deployment("poet").plans[0].pools[1].members[0].name
         answer.get_by_role("button", name="Regenerate").click()
         expect(answer.get_by_test_id("answer")).not_to_be_empty(timeout=READY_MS)
-        kill(running.pop(doomed))
+        machines.kill(doomed)
         mark = answer.get_by_role("note")
         expect(mark).to_contain_text(f"{doomed} was lost here; the answer goes on", timeout=READY_MS)
         expect(answer).to_contain_text("400 tokens", timeout=READY_MS)
