@@ -149,7 +149,7 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
         elif isinstance(event, Reformed):
             if killer is not None:
                 killer.missed -= set(event.lost)
-            if event.lost and short_since_s is None:
+            if sum(map(len, pools)) < count and short_since_s is None:
                 wanted, short_since_s = count, now_s - event.seconds
             if event.joined:
                 found.stalls_s.append(event.seconds)
@@ -256,7 +256,7 @@ def report(calm: Soaked, soaked: Soaked, scale: Scale, steps: int) -> None:
             what=what,
             samples=len(sizes),
         )
-    if soaked.rejoins_s:
+    if soaked.rejoins_s and soaked.stalls_s:
         print_figure(
             "rejoin_to_first_commit",
             ours=statistics.median(soaked.rejoins_s),

@@ -151,7 +151,7 @@ def test_lack_of_memory_is_told_with_what_there_was() -> None:
 
 
 NOBODY: Any = None
-LAN = {names: lan(*map(machine, names)) for names in ("a", "ab", "ac")}
+LAN = {names: lan(*map(machine, names)) for names in ("a", "ab", "ac", "abc")}
 
 
 def solution(names: str) -> Solution:
@@ -231,6 +231,18 @@ def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
     story.wishes.leave("b")
     assert not story.are_due()
     assert story.told == [proposed, ReplanAbandoned(reason="the job must do without b")]
+
+
+def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(story: Story) -> None:
+    story.offer("abc")
+    story.propose(7, "ab")
+    story.changes.lost("c")
+    assert story.changes.under_way() is not None
+    story.changes.lost("b")
+    assert story.changes.under_way() is None
+    story.changes.rests = Rests()
+    assert not story.are_due()
+    assert story.told[-1] == ReplanAbandoned(reason="b was lost")
 
 
 def test_the_newest_plan_counts(story: Story) -> None:

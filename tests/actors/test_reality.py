@@ -177,9 +177,9 @@ def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
 def test_a_plan_that_is_under_way_is_not_given_up_for_one_that_is_hardly_better(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
     run.under_way = run.proposed.get(timeout=WAIT_S)
-    for factor in (3.01, 40.0):
-        run.reality.give_up()
+    for factor in (2.7, 40.0):
         run.reality._planner.join(WAIT_S)
+        run.reality.give_up()
         assert run.proposed.empty()
         run.steps(1, 2.5 * run.predicted_s, run.slow_layers(factor))
     assert run.proposed.get(timeout=WAIT_S).plan.pools != run.under_way.plan.pools

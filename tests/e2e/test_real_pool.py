@@ -67,7 +67,9 @@ class Machines:
             page.reload()
         page.goto(f"{server.url}/?view=table")
         for name in self._running:
-            expect(page.get_by_role("row", name=re.compile(rf"\b{name}\b"))).to_contain_text("ready", timeout=READY_MS)
+            expect(page.get_by_role("row", name=re.compile(rf"\b{name}\b"))).to_contain_text(
+                "ready", timeout=READY_MS
+            )
 
     def kill(self, name: str) -> None:
         """Kill one of them."""

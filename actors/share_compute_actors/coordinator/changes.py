@@ -172,6 +172,13 @@ class Changes:
                 self._joining, self._given_up = None, f"the job must do without {joining.names(leaving)}"
             return self._joining
 
+    def lost(self, worker: Worker) -> None:
+        """Leave a machine alone for a while, and give up a plan that needs it."""
+        self.rests.lost(worker)
+        joining = self._live_joining
+        if joining is not None and worker in joining.machines:
+            self._drop(joining, f"{joining.names([worker])} was lost")
+
     def share(self, shares: Shares) -> None:
         """Ask for other shares of microbatches in some pools at the next pause."""
         self._shares = shares

@@ -280,7 +280,7 @@ class Conductor:
             self._listener.note(f"lost machine {self._crew.name(worker)}")
             self._figures.pop(worker, None)
             self._lost.add(worker)
-            self._changes.rests.lost(worker)
+            self._changes.lost(worker)
         if workers:
             self._epochs_in_vain = 0
             self._stop()

@@ -87,7 +87,7 @@ def propose(
     """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
 
     None, too, when a machine of the plan in use is gone: then its job is not moved, but starts again. What machines
-    have fetched for a plan that is under way they fetch anew for another: that must pay beside it as well.
+    have fetched for a plan that is under way they fetch anew for one with other shards: that must pay beside it, too.
 
     Args:
         spec: the job.
@@ -109,13 +109,17 @@ def propose(
     better_s, now_s = better.plan.prediction.step_s, simulate_step(better.cost, present).step_s
     carried_s, moved_bytes = moving(better.cost, present, better.layout)
     move_cost_s = carried_s + limits.restart_s
-    expected = None if under_way is None else _numbered_as_in(under_way, better)
-    others_s = [now_s] if expected is None else [now_s, simulate_step(better.cost, expected).step_s]
-    if any(
-        (step_s - better_s) * steps_left <= max(move_cost_s, limits.least_gain * step_s * steps_left)
-        for step_s in others_s
-    ):
+
+    def pays(step_s: float) -> bool:
+        return (step_s - better_s) * steps_left > max(move_cost_s, limits.least_gain * step_s * steps_left)
+
+    if not pays(now_s):
         return None
+    if under_way is not None and holders(under_way.plan) != holders(better.plan):
+        expected = _numbered_as_in(under_way, better)
+        expected_s = math.inf if expected is None else simulate_step(better.cost, expected).step_s
+        if math.isfinite(expected_s) and not pays(expected_s):
+            return None
     gain_s = (now_s - better_s) * steps_left
     sentence = (
         f"with layers moved, a step would take {seconds_text(better_s)} instead of "
@@ -170,6 +174,14 @@ def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, in
 def _state_bytes(cost: TrainingCost, layer: int) -> int:
     held, trained = (float(table[layer + 1] - table[layer]) for table in (cost.parameters, cost.trained))
     return math.ceil(FLOAT_BYTES * (held + trained * cost.workload.optimizer_tensors))
+
+
+def holders(plan: Plan) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Return who holds what."""
+    return [
+        (pool.start, pool.stop, tuple(member.contributor_id for member in pool.members))
+        for pool in plan.pools
+    ]
 
 
 def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:

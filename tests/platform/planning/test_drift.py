@@ -108,16 +108,27 @@ class TestProposal:
         assert (replan.moved_bytes, replan.gain_s) == (known.moved_bytes, pytest.approx(known.gain_s))
 
     def test_another_must_be_clearly_better_than_the_plan_that_is_under_way(self) -> None:
-        current, trio = solution(), job(pools=None, members_per_pool=1)
-        three = lan(*(machine(name, 50) for name in "abc"), bytes_per_s=1e9)
+        current, free = solution(), job(pools=None, members_per_pool=1)
         begun = propose(SPEC, TOPOLOGY, current, slowed(current, "a", 3.0), 10_000, LIMITS)
         assert begun is not None
-        for factor in (3.0, 3.05):
-            timings = slowed(current, "a", factor)
-            assert propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS, begun.solution) is None
-        better = propose(trio, three, current, slowed(current, "a", 3.0), 10_000, LIMITS, begun.solution)
+        timings = slowed(current, "a", 2.7)
+        other = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS)
+        assert other is not None
+        assert other.solution.plan.pools != begun.solution.plan.pools
+        assert propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS, begun.solution) is None
+        three = lan(*(machine(name, 50) for name in "abc"), bytes_per_s=1e9)
+        better = propose(free, three, current, timings, 10_000, LIMITS, begun.solution)
         assert better is not None
         assert {member.name for pool in better.solution.plan.pools for member in pool.members} == set("abc")
+
+    def test_a_plan_that_is_under_way_may_be_proposed_again(self) -> None:
+        current = solution()
+        timings = slowed(current, "a", 3.0)
+        begun = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS)
+        assert begun is not None
+        again = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS, begun.solution)
+        assert again is not None
+        assert again.solution.plan.pools == begun.solution.plan.pools
 
     def test_nothing_is_proposed_when_a_member_is_gone(self) -> None:
         current = solution()
