@@ -339,18 +339,18 @@ class Follower:
     def _advance(self, step: int, scales: Mapping[int, float]) -> None:
         """Bring what is there to a step, one parameter after the other, and forget the gradients up to it.
 
-        Where the disk lost some of it, the copy is of no use any more: the next epoch begins another one.
+        Raises:
+            Unavailable: there is no room for it.
+            VerificationFailed: the disk lost some of it: the copy is of no use any more.
         """
-        try:
-            self._snapshot.verify()
-            for each in range(self._floor + 1, step + 1):
-                self._logs[each].verify()
-        except VerificationFailed as failure:
-            self.is_spoilt = True
-            self._fail(failure)
-            return
+        replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
+        for name in self._snapshot.names:
+            if parameter_of(name) not in replayed:  # those are looked at when they are read
+                self._snapshot.get(name)
+        for each in range(self._floor + 1, step + 1):
+            self._logs[each].verify()
         for name, have in list(self._have.items()):
-            if name in self._trained and have < step:
+            if name in replayed:
                 self._replay(name, range(have + 1, step + 1), scales)
             self._have[name] = max(have, step)
         if step in self._logs:
