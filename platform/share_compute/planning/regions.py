@@ -202,15 +202,23 @@ def _median(links: Iterable[_Measured]) -> tuple[float, float]:
 
 def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[np.bool_]) -> None:
     """Give each pair that was not measured its best path over others (Floyd and Warshall's order)."""
-    with np.errstate(divide="ignore", over="ignore"):
-        cost_s = np.where(bytes_per_s > 0, latency_s + _MESSAGE_BYTES / bytes_per_s, np.inf)
-        for via in range(len(cost_s)):
-            latency = latency_s[:, via, None] + latency_s[None, via, :]
-            rate = np.minimum(bytes_per_s[:, via, None], bytes_per_s[None, via, :])
-            cost = np.where(rate > 0, latency + _MESSAGE_BYTES / rate, np.inf)
-            better = (cost < cost_s) & ~is_measured
-            latency_s[better], bytes_per_s[better], cost_s[better] = (
-                latency[better],
-                rate[better],
-                cost[better],
-            )
+    cost_s = _message_s(latency_s, bytes_per_s)
+    for via in range(len(cost_s)):
+        latency = latency_s[:, via, None] + latency_s[None, via, :]
+        rate = np.minimum(bytes_per_s[:, via, None], bytes_per_s[None, via, :])
+        cost = _message_s(latency, rate)
+        better = (cost < cost_s) & ~is_measured
+        latency_s[better], bytes_per_s[better], cost_s[better] = (
+            latency[better],
+            rate[better],
+            cost[better],
+        )
+
+
+def _message_s(latency_s: Floats, bytes_per_s: Floats) -> Floats:
+    """Return how long a message takes; for ever where nothing is carried, also when that was measured as -0.0."""
+    with np.errstate(over="ignore"):
+        carried_s = np.divide(
+            _MESSAGE_BYTES, bytes_per_s, out=np.full_like(bytes_per_s, np.inf), where=bytes_per_s > 0
+        )
+    return latency_s + carried_s

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from share_compute.planning.network import Network
@@ -137,6 +137,8 @@ def test_the_order_of_links_does_not_matter(seed: int, regions: int, machines: i
         max_size=12,
     )
 )
+@example([("head", "m0", 0.0, -0.0), ("m1", "m2", math.inf, 1.0)])
+@example([("m0", "m1", 0.0, -0.0)])
 def test_whatever_was_measured_the_network_is_sound(links: list[tuple[str, str, float, float]]) -> None:
     network = complete(pool(4, *links))
     count = int(network.region.max()) + 1
