@@ -122,6 +122,7 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
         assert doomed not in {member.name for pool in done.plan.pools for member in pool.members}
 
 
+@pytest.mark.thorough  # tests of serving have it without a browser, tests of the page without machines
 def test_an_answer_goes_on_while_a_machine_dies(
     page: Page, server: Any, run_command: Any, machines: Machines, folder: Path
 ) -> None:

@@ -91,7 +91,7 @@ def test_common_architectures_compose_bit_for_bit(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", a_few(REST, 4))
+@pytest.mark.parametrize("model_type", a_few(REST, 8))
 def test_every_architecture_with_a_plan_composes_bit_for_bit(model_type: str) -> None:
     assert_composes(small_config(model_type))
 
@@ -176,7 +176,7 @@ def test_common_architectures_load_what_transformers_saved(model_type: str, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", a_few(REST, 4))
+@pytest.mark.parametrize("model_type", a_few(REST, 8))
 def test_every_architecture_with_a_plan_loads_what_transformers_saved(
     model_type: str, tmp_path: Path
 ) -> None:

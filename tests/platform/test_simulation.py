@@ -275,7 +275,7 @@ def test_a_job_may_need_more_machines_than_a_later_search_is_shown() -> None:
     assert rough.committed_steps > 0
 
 
-@pytest.mark.parametrize("machines", thoroughly([300, 1000, MOST_MACHINES], quick=1))
+@pytest.mark.parametrize("machines", thoroughly([100, 300, 1000, MOST_MACHINES], quick=1))
 def test_many_machines_over_a_day(machines: int) -> None:
     fleet = make_fleet(FleetName.mixed, machines)
     report = simulate(job(), fleet, model(), Scenario(24 * HOUR_S, Churn(4 * HOUR_S, HOUR_S / 2)))

@@ -237,6 +237,7 @@ class TestHosts:
         assert network.link(0, 1) == (1e-3, 1e8), "the worse one, for all"
 
 
+@pytest.mark.thorough
 def test_ten_thousand_machines_take_seconds() -> None:
     world = World(1, regions=12, machines=10_000, peers=4)
     begin = time.process_time()

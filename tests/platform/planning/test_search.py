@@ -98,7 +98,7 @@ def test_equal_to_brute_force_where_more_takes_its_time(
         assert (found[0].step_s if found else math.inf) == pytest.approx(smallest, rel=1e-12), seed
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", thoroughly(range(40), quick=12))
 def test_as_many_pools_and_members_as_asked_for(seed: int) -> None:
     cost = small(seed)
     for pools, members in ((2, None), (None, 1), (2, 1), (None, 2), (3, None), (1, 2)):
@@ -119,7 +119,7 @@ def test_deterministic(seed: int, method: Literal["auto", "dynamic_programming",
     assert search(instance(seed, machines=13, layers=6), method=method) == first
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thoroughly(range(12), quick=4))
 def test_another_machine_never_makes_the_plan_slower(seed: int) -> None:
     cost = instance(seed, machines=7, layers=10)
     times = []
@@ -135,7 +135,7 @@ def test_another_machine_never_makes_the_plan_slower(seed: int) -> None:
     assert times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thoroughly(range(12), quick=4))
 def test_twice_the_speed_of_everything_is_half_the_time(seed: int) -> None:
     cost = with_overhead(dataclasses.replace(instance(seed, machines=6, layers=8), timings={}))
 
@@ -260,6 +260,7 @@ def test_more_pools_than_layers_or_members_than_microbatches_are_not_found() -> 
     assert search(cost, pools=4, members_per_pool=2) == []
 
 
+@pytest.mark.thorough
 def test_ten_thousand_machines_do_not_explode() -> None:
     draw = random.Random(0)
     cost = fleet(*[draw.uniform(1, 8) for _ in range(10_000)], region=tuple(range(20)) * 500)
