@@ -45,7 +45,7 @@ def damaged(piece: Piece) -> Piece:
 
 def loaded(source: Source) -> dict[str, torch.Tensor]:
     tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
-    loading.fill(tensors, loading.Givers(Sources((source,)), "bob"), "weights")
+    loading.fill(tensors, loading.Givers(Sources((source,))), "weights")
     return tensors
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from share_compute.jobs.events import ReplanProposed
+from share_compute.planning.drift import have_same_shards
 from share_compute.planning.planner import Solution
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
@@ -66,8 +67,7 @@ class Joining:
 
     def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
         """Carry out other shares of microbatches with the same machines; return whether that is all that differs."""
-        plan, other = self.solution.plan, solution.plan
-        is_like = shards_of(plan) == shards_of(other) and pools_of(plan) == pools_of(other)
+        is_like = have_same_shards(self.solution.plan, solution.plan)
         if is_like:
             self.solution, self._proposed = solution, proposed
         return is_like

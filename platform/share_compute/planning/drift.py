@@ -115,7 +115,7 @@ def propose(
 
     if not pays(now_s):
         return None
-    if under_way is not None and holders(under_way.plan) != holders(better.plan):
+    if under_way is not None and not have_same_shards(under_way.plan, better.plan):
         expected = _numbered_as_in(under_way, better)
         expected_s = math.inf if expected is None else simulate_step(better.cost, expected).step_s
         if math.isfinite(expected_s) and not pays(expected_s):
@@ -135,13 +135,13 @@ def propose(
     return Replan(better, now_s, gain_s, move_cost_s, moved_bytes, sentence)
 
 
-def _numbered_as_in(current: Solution, better: Solution) -> Layout | None:
+def _numbered_as_in(solution: Solution, better: Solution) -> Layout | None:
     """Return the layout of a plan in the other topology's numbers; None when a member of it is not there."""
     place = {machine.id: index for index, machine in enumerate(better.cost.topology.contributors)}
-    ids = [machine.id for machine in current.cost.topology.contributors]
-    if any(ids[machine] not in place for machine in current.layout.machines):
+    ids = [machine.id for machine in solution.cost.topology.contributors]
+    if any(ids[machine] not in place for machine in solution.layout.machines):
         return None
-    return current.layout.renumbered({machine: place[ids[machine]] for machine in current.layout.machines})
+    return solution.layout.renumbered({machine: place[ids[machine]] for machine in solution.layout.machines})
 
 
 def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, int]:
@@ -176,14 +176,6 @@ def _state_bytes(cost: TrainingCost, layer: int) -> int:
     return math.ceil(FLOAT_BYTES * (held + trained * cost.workload.optimizer_tensors))
 
 
-def holders(plan: Plan) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Return who holds what."""
-    return [
-        (pool.start, pool.stop, tuple(member.contributor_id for member in pool.members))
-        for pool in plan.pools
-    ]
-
-
 def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
     """Return who holds and computes what: plans that agree in this do the same."""
     return [
@@ -194,3 +186,12 @@ def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]],
         )
         for pool in plan.pools
     ]
+
+
+def have_same_shards(one: Plan, other: Plan) -> bool:
+    """Return whether the same machines hold the same layers: then at most shares of microbatches differ."""
+
+    def held(plan: Plan) -> list[tuple[int, int, list[str]]]:
+        return [(start, stop, [machine for machine, _ in members]) for start, stop, members in seats(plan)]
+
+    return held(one) == held(other)
