@@ -14,6 +14,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api import dashboard, openapi, problems
 from share_compute_api.alerts import AlertWatch
+from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.context import Context
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
@@ -22,7 +23,6 @@ from share_compute_api.routes.openai import router as openai_router
 from share_compute_api.serving import problems as openai_problems
 from share_compute_api.serving.replica import replica_launcher
 from share_compute_api.sessions import Sessions
-from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.batches import BatchSupervisor
 from share_compute_api.supervision.contributors import ContributorSupervisor
 from share_compute_api.supervision.coordinators import launcher
@@ -30,6 +30,7 @@ from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.keeping import keep_running
 from share_compute_api.supervision.leftovers import Leftovers
+from share_compute_api.supervision.machines import starter
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.supervision.patience import Patience
 
@@ -38,13 +39,13 @@ _MOST_PROMPT_BYTES = 4 << 20
 """A window of a million tokens of text fits."""
 
 
-def create_app(settings: Settings, store: Store, *, cluster: ClusterInfo | None = None) -> FastAPI:
+def create_app(settings: Settings, store: Store, *, cluster: Cluster | None = None) -> FastAPI:
     """Return the control plane: REST under ``/api/v1``, the OpenAI API under ``/v1``, the dashboard at ``/``.
 
     Args:
         settings: where things are.
         store: open store whose schema is up to date; stays the caller's to close.
-        cluster: the Ray cluster that this process is connected to; without one nobody can join and jobs wait.
+        cluster: head and gateway; without them no machine can join, and jobs wait.
     """
     app = FastAPI(
         title="share-compute",
@@ -105,24 +106,33 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await context.measurements.close()
 
 
-def _supervise(context: Context, cluster: ClusterInfo) -> None:
+def _supervise(context: Context, cluster: Cluster) -> None:
     settings = context.settings
-    context.measurements = Measurements(context.store, cluster.head_node_id)
+    context.measurements = Measurements(context.store, starter(cluster))
     jobs = JobSupervisor(
         context.store,
         launcher(cluster),
         settings.data_folder / "jobs",
         context.bell,
         Patience(retry_s=settings.health_period_s * settings.health_failures + 1),
+        members=cluster.members,
         drift=settings.replan_drift,
     )
-    contributors = ContributorSupervisor(context.store, context.measurements)
+    contributors = ContributorSupervisor(context.store, context.measurements, cluster.alive_nodes)
     context.deployments = DeploymentSupervisor(
-        context.store, context.engines, replica_launcher(cluster), context.bell, context.metrics.serving
+        context.store,
+        context.engines,
+        replica_launcher(cluster),
+        context.bell,
+        context.metrics.serving,
+        cluster.members,
     )
     batches = BatchSupervisor(context.store, context.engines, settings.data_folder / "jobs", context.bell)
+    context.spawn(cluster.run())
     context.spawn(keep_running("jobs", jobs.run))
     context.spawn(keep_running("batches", batches.run))
     context.spawn(keep_running("deployments", context.deployments.run))
     context.spawn(keep_running("contributors", contributors.run))
-    context.spawn(keep_running("leftovers", Leftovers(context.store).run))
+    context.spawn(
+        keep_running("leftovers", Leftovers(context.store, cluster.members, cluster.end_members).run)
+    )

@@ -14,13 +14,13 @@ from fastapi import Depends, Request
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
+from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.export_process import ExportProcesses
 from share_compute_api.islands import IslandMap
 from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.serving.engine import Engines
 from share_compute_api.sessions import Sessions
-from share_compute_api.supervision import ClusterInfo
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.uploads.shelf import Uploads
@@ -34,7 +34,7 @@ class Context:
 
     settings: Settings
     store: Store
-    cluster: ClusterInfo | None
+    cluster: Cluster | None
     sessions: Sessions
     """Of browsers that signed in."""
     started_at: datetime
@@ -87,7 +87,7 @@ class Context:
         if self.cluster is None:
             return base
         port = f":{request.url.port}" if request.url.port else ""
-        return f"{request.url.scheme}://{self.cluster.advertise_address}{port}"
+        return f"{request.url.scheme}://{self.cluster.info.advertise_address}{port}"
 
 
 def _context(request: Request) -> Context:

@@ -6,10 +6,9 @@ import asyncio
 import json
 import logging
 
-from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.errors import ShareComputeError, Unavailable, error_of
 from share_compute_api.exporting import ExportRequest
 from share_compute_api.module_process import run_module
-from share_compute_api.transport import error_of
 
 _SHOWN_CHARACTERS = 4000
 _log = logging.getLogger(__name__)

@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.errors import ShareComputeError, Unavailable, error_of
 from share_compute.planning.report import PlanReport, PlanTimeline
 from share_compute_api.module_process import run_module
 from share_compute_api.planning import TimelineRequest
 from share_compute_api.schemas import PlanRequest
-from share_compute_api.transport import error_of
 
 _AT_ONCE = 2
 _MOST_UNDER_WAY = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from share_compute.errors import ShareComputeError, Unavailable, UserError
+from share_compute.errors import ShareComputeError, Unavailable, UserError, error_of
 from share_compute_api.discovery import Target
 
 PREFIX = "/api/v1"
@@ -95,35 +95,6 @@ def raise_for_problem(response: httpx.Response) -> None:
     raise error_of(
         code, detail, problem, unknown=ShareComputeError if response.is_server_error else UserError
     )
-
-
-def error_of(
-    code: str,
-    detail: str,
-    facts: Mapping[str, Any],
-    *,
-    unknown: type[ShareComputeError] = ShareComputeError,
-) -> ShareComputeError:
-    """Return the error that somebody else raised.
-
-    Args:
-        code: its stable name.
-        detail: its message.
-        facts: what it says beside that; other keys are left out.
-        unknown: what it is if no error of ours has this name.
-    """
-    known = {name: facts.get(name) for name in ("mend", "job", "step", "machine", "details")}
-    return _error_kinds().get(code, unknown)(detail, **known)
-
-
-def _error_kinds() -> dict[str, type[ShareComputeError]]:
-    kinds: dict[str, type[ShareComputeError]] = {}
-    todo: list[type[ShareComputeError]] = [ShareComputeError]
-    while todo:
-        kind = todo.pop()
-        kinds[kind.code] = kind
-        todo += kind.__subclasses__()
-    return kinds
 
 
 def _bad_url(url: str) -> UserError:

@@ -31,6 +31,7 @@ these at one boundary each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -279,3 +280,32 @@ def as_ours(failure: Exception) -> ShareComputeError:
         f"{type(failure).__name__}: {failure}",
         mend="look at the job's log; if the cause is not yours, report it",
     )
+
+
+def error_of(
+    code: str,
+    detail: str,
+    facts: Mapping[str, Any],
+    *,
+    unknown: type[ShareComputeError] = ShareComputeError,
+) -> ShareComputeError:
+    """Return the error that somebody else raised.
+
+    Args:
+        code: its stable name.
+        detail: its message.
+        facts: what it says beside that; other keys are left out.
+        unknown: what it is if no error of ours has this name.
+    """
+    known = {name: facts.get(name) for name in ("mend", "job", "step", "machine", "details")}
+    return _kinds().get(code, unknown)(detail, **known)
+
+
+def _kinds() -> dict[str, type[ShareComputeError]]:
+    kinds: dict[str, type[ShareComputeError]] = {}
+    todo: list[type[ShareComputeError]] = [ShareComputeError]
+    while todo:
+        kind = todo.pop()
+        kinds[kind.code] = kind
+        todo += kind.__subclasses__()
+    return kinds

@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     """Ray asks each node for a sign of life this often (2 over a WAN)."""
     health_failures: int = Field(default=3, ge=1)
     """Signs of life missed before a node counts as dead."""
+    head_user: str | None = None
+    """User that the Ray head runs as where the server runs as root; default: share-compute where there is such a user,
+    else nobody."""
     replan_drift: float = Field(default=0.25, gt=0)
     """Share by which measured step times may differ from predicted ones before a running job is planned again."""
     allow_failures: bool = False
@@ -41,6 +44,8 @@ class Settings(BaseSettings):
     """Most bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
     """Most bytes of all uploads together; they lie in the data folder until somebody removes them."""
+    data_roots: list[Path] = Field(default_factory=list)
+    """Folders below which jobs may name files and models on the server."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

@@ -10,12 +10,13 @@ import torch
 from tests.actors.test_followers import CPU, WHOLE, Trainer, same
 
 from share_compute.errors import NoCopy, ShareComputeError, Unavailable
+from share_compute_actors.machine.temporary import is_memory, temporary_folder
 from share_compute_actors.member.allocator import peak_resident_bytes
 from share_compute_actors.member.copies import copies as module
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import letters
-from share_compute_actors.member.copies.room import Room, folder_of_copies, is_memory, reserve_bytes
+from share_compute_actors.member.copies.room import Room, reserve_bytes
 from share_compute_actors.member.copies.tensor_file import TensorFile
 from share_compute_actors.messages import Followed, Label
 
@@ -64,9 +65,9 @@ def test_copies_lie_on_a_disk_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.delenv(name, raising=False)
     lasting = Path("/var/tmp")
-    assert folder_of_copies() == (SHARED if is_memory(lasting) else lasting)
+    assert temporary_folder() == (SHARED if is_memory(lasting) else lasting)
     monkeypatch.setenv("TMPDIR", str(SHARED))
-    assert folder_of_copies() == SHARED
+    assert temporary_folder() == SHARED
 
 
 def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:

@@ -89,10 +89,13 @@ class Pool:
         self.members: dict[str, set[str]] = {}
         """By contributor, the jobs that have members there."""
         self.supervisor = JobSupervisor(
-            store, self._launch, folder, self.bell, patience, members=lambda: dict(self.members)
+            store, self._launch, folder, self.bell, patience, members=self._members
         )
         store.on_commit(self.bell.ring)
         self._nodes = count(1)
+
+    async def _members(self) -> dict[str, set[str]]:
+        return dict(self.members)
 
     async def _launch(self, assignment: Assignment) -> Attempt:
         attempt = Attempt(assignment)

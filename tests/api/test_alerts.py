@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.versions import local_versions
 
-CLUSTER = ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1")
+CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1"))
 
 
 class Pool:

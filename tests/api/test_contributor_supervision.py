@@ -57,11 +57,14 @@ class Pool:
         self.started: list[Played] = []
         self.news = asyncio.Condition()
         self.refusal: ContributorLost | None = None
-        self.measurements = Measurements(self.store, "head-node", self._start)
+        self.measurements = Measurements(self.store, self._start)
         self.alive: set[str] = set()
-        self.supervisor = ContributorSupervisor(self.store, self.measurements, lambda: self.alive)
+        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._alive)
 
-    async def _start(self, contributor_id: str, node_id: str) -> Machine:
+    async def _alive(self) -> set[str]:
+        return self.alive
+
+    async def _start(self, contributor_id: str, node_id: str | None) -> Machine:
         if self.refusal is not None:
             raise self.refusal
         machine = Played(contributor_id, node_id)
@@ -208,7 +211,7 @@ def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Setti
 
 def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Settings) -> None:
     async def story(pool: Pool) -> None:
-        pool.measurements = Measurements(pool.store, "head-node", pool._start, timeout_s=1.0)
+        pool.measurements = Measurements(pool.store, pool._start, timeout_s=1.0)
         both = [pool.arrive("ada"), pool.arrive("grace")]
         async with pool.news:
             await pool.news.wait_for(lambda: pool.started)

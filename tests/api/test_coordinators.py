@@ -1,29 +1,21 @@
-"""Attempts behind Ray, with an actor that plays what Ray does at bad moments."""
+"""Attempts behind the gateway, with an actor that plays what Ray does at bad moments."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from ray import ActorID
-from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from share_compute.errors import ContributorLost, Unavailable
 from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, Offer, attempt_events
 from share_compute.topology import Contributor, Device, Link, Topology
+from share_compute_api.cluster.calls import CallFailure
+from share_compute_api.cluster.gateway import CallFailed
 from share_compute_api.supervision.coordinators import RayAttempt
 
 ENDED = AttemptEnded(outcome="succeeded", reason="done")
-UNREACHABLE = ActorUnavailableError("cut off", ActorID.nil().binary())
-
-
-class Method:
-    """Stands where Ray has a remote method."""
-
-    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
-        self.remote = call
+DIED = CallFailed(CallFailure(kind="died", message="The actor died."))
 
 
 class Actor:
@@ -32,31 +24,26 @@ class Actor:
     def __init__(self, *answers: list[AttemptEvent] | Exception) -> None:
         self.answers = list(answers)
         self.end: asyncio.Future[None] = asyncio.Future()
-        self.run = Method(self._run)
-        self.events = Method(self._events)
-        self.offer = Method(self._offer)
-        self.drain = Method(self._drain)
         self.offers: list[Offer] = []
         self.drains: list[str] = []
 
-    async def _run(self) -> None:
+    async def ended(self) -> None:
         await self.end
 
-    async def _events(self, after: int, timeout_s: float) -> str:
-        del after, timeout_s
-        await asyncio.sleep(0)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return attempt_events.dump_json(answer).decode()
-
-    async def _offer(self, offer: str) -> None:
-        self.offers.append(Offer.model_validate_json(offer))
-
-    async def _drain(self, contributor_id: str) -> None:
-        if contributor_id == "con-gone":
-            raise ActorDiedError
-        self.drains.append(contributor_id)
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if method == "events":
+            await asyncio.sleep(0)
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return attempt_events.dump_json(answer).decode()
+        if method == "offer":
+            self.offers.append(Offer.model_validate_json(arguments[0]))
+        elif arguments == ("con-gone",):
+            raise DIED
+        else:
+            self.drains.append(arguments[0])
+        return None
 
 
 async def ended(actor: Actor) -> RayAttempt:
@@ -86,20 +73,10 @@ def test_an_end_without_a_word_is_one() -> None:
     asyncio.run(story())
 
 
-def test_who_cannot_be_reached_for_a_moment_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("share_compute_api.supervision.coordinators._RETRY_S", 0.0)
-
-    async def story() -> None:
-        attempt = RayAttempt("job-1", Actor(UNREACHABLE, UNREACHABLE, [ENDED]))
-        assert await attempt.events(0, 0.0) == [ENDED]
-
-    asyncio.run(story())
-
-
 def test_who_is_dead_is_lost() -> None:
     async def story() -> None:
         with pytest.raises(ContributorLost, match="coordinator died") as caught:
-            await RayAttempt("job-1", Actor(ActorDiedError())).events(0, 0.0)
+            await RayAttempt("job-1", Actor(DIED)).events(0, 0.0)
         assert caught.value.mend == "share-compute resume job-1"
 
     asyncio.run(story())

@@ -153,6 +153,11 @@ class Replica:
             raise self.failure
 
 
+async def no_members() -> dict[str, list[str]]:
+    """Return that no job has members anywhere."""
+    return {}
+
+
 @dataclass
 class House:
     """A store, a supervisor, and the replicas that it started."""
@@ -177,7 +182,7 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         supervisor = DeploymentSupervisor(
-            self.store, self.engines, self._launch, self.bell, self.metrics.serving, dict
+            self.store, self.engines, self._launch, self.bell, self.metrics.serving, no_members
         )
         silence = self.store.on_commit(self.bell.ring)
         task = asyncio.create_task(supervisor.run())

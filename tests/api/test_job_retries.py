@@ -137,13 +137,16 @@ def test_members_of_jobs_that_are_over_are_ended(store: Store) -> None:
     waits, runs, cancelled = (pool.submit(name) for name in ("waits", "runs", "cancelled"))
     store.jobs.begin(runs, [pool.contributor("ada")])
     store.jobs.cancel(cancelled)
-    present, ended = {waits, runs, cancelled, "job-of-another-store"}, []
+    ended = []
 
-    def end(job_id: str) -> int:
+    async def members() -> dict[str, set[str]]:
+        return {"con-1": {waits, runs, cancelled}, "con-2": {"job-of-another-store", runs}}
+
+    async def end(job_id: str) -> int:
         ended.append(job_id)
         return 1
 
-    Leftovers(store, lambda: present, end).look()
+    asyncio.run(Leftovers(store, members, end).look())
     assert ended == sorted([cancelled, "job-of-another-store"])
 
 

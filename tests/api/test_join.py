@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -106,7 +107,8 @@ def test_what_is_in_the_way_is_found_before_the_invite_is_used(plane: Any):
     invite, code = plane.store.invites.create()
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]
-        plane.app.state.context.cluster = ClusterInfo(f"127.0.0.1:{port}", "", "ab", "127.0.0.1", {})
+        info = ClusterInfo(f"127.0.0.1:{port}", "", "ab", "127.0.0.1", {})
+        plane.app.state.context.cluster = SimpleNamespace(info=info)
         given = ("--memory", "600MiB", "--address", "192.0.2.1")
         status, error = join_fails(plane.url, *given, SHARE_COMPUTE_INVITE=code)
         assert status == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ from share_compute_api.versions import local_versions
 def door(plane: Any) -> str:
     """URL of a server that says it has a cluster; its loops that need Ray are not started."""
     context: Context = plane.app.state.context
-    context.cluster = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {"RAY_X": "1"})
+    info = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {"RAY_X": "1"})
+    context.cluster = SimpleNamespace(info=info)
     return plane.url
 
 
@@ -148,7 +150,7 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
         raise ContributorLost(f"node {node_id} of {contributor_id} is gone", mend="join again")
 
     context: Context = plane.app.state.context
-    context.measurements = Measurements(store, "ab", unreachable)
+    context.measurements = Measurements(store, unreachable)
     joined = join(door, wanted(store.invites.create()[1]))
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.online(node_id="cd", address="192.0.2.7").state == "probing"

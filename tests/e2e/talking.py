@@ -42,6 +42,11 @@ WINDOW = 1024
 _PULL_S = 0.2
 
 
+async def no_members() -> dict[str, list[str]]:
+    """Return that no job has members anywhere."""
+    return {}
+
+
 class TalkingServer(Server):
     """The control plane with a supervisor of deployments, whose replicas are `Talker`."""
 
@@ -50,7 +55,7 @@ class TalkingServer(Server):
         self.talkers: dict[str, Talker] = {}
         context = app.state.context
         context.deployments = DeploymentSupervisor(
-            context.store, context.engines, self._launch, context.bell, context.metrics.serving, dict
+            context.store, context.engines, self._launch, context.bell, context.metrics.serving, no_members
         )
         inner = app.router.lifespan_context
 

@@ -15,7 +15,6 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import UserError
-from share_compute.topology import Device, Link
 from share_compute_actors.machine.probe_links import Payload, measure_link
 from share_compute_actors.machine.processes import tied
 
@@ -34,7 +33,7 @@ class Contributor:
         self._id = contributor_id
 
     @ray.method(concurrency_group="measure")
-    def probe(self, *, memory_bytes: int, cpu_threads: int, device: str) -> str:
+    def probe(self, memory_bytes: int, cpu_threads: int, device: str) -> str:
         """Measure the devices in a process of its own; returns JSON of a list of `Device`.
 
         Raises:
@@ -88,13 +87,3 @@ def start_contributor(contributor_id: str, node_id: str) -> Any:
     """Start a Contributor actor on exactly this node; it lives as long as somebody keeps the handle."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return Contributor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]
-
-
-def read_devices(text: str) -> tuple[Device, ...]:
-    """Read what `Contributor.probe` returned."""
-    return tuple(Device(**device) for device in json.loads(text))
-
-
-def read_links(text: str) -> tuple[Link, ...]:
-    """Read what `Contributor.measure_links` returned."""
-    return tuple(Link(**link) for link in json.loads(text))

@@ -1,15 +1,24 @@
-"""The Ray head: a supervised child with token authentication, whose memory survives a restart."""
+"""The Ray head: a supervised child with token authentication, whose memory survives a restart.
+
+Coordinators and shard stores of jobs run in it, and so may code of whoever holds the cluster's token. It is confined
+(`confine`): it can read the data roots, and change jobs' folders and Ray's own, but cannot reach the control plane's
+database, keys or process.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from share_compute.durable import write_private
 from share_compute.errors import Conflict
 from share_compute.settings import Settings
+from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
 from share_compute_actors.machine.processes import Roster
 
@@ -17,6 +26,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
 _RECONNECT_S = 600
 """How long nodes of contributors wait for a head that is being restarted."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,10 @@ class Head:
     token: str
     folder: Path
     """Ray's temporary folder of this head."""
+    policy: Policy
+    """What it may reach; drivers beside it run under the same."""
+    environment: dict[str, str]
+    """Variables that drivers beside it must be started with."""
 
     @property
     def ray_address(self) -> str:
@@ -52,15 +66,17 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         Unavailable: it did not start.
     """
     token = read_or_make_secret(settings.data_folder / "ray-token")
-    folder = roster.folder / "ray"
+    # Ray opens its folder to everybody; the one around it stays closed. Sockets need a short path.
+    folder = roster.folder / "r" / "s"
     # With the address of an earlier run of ours in it, Ray refuses to use the same port again.
-    (folder / "ray_current_cluster").unlink(missing_ok=True)
     tables = settings.data_folder / "ray-tables"
-    tables.mkdir(parents=True, exist_ok=True)
+    policy = _policy(settings, roster.folder, tables)
+    (folder / "ray_current_cluster").unlink(missing_ok=True)
     port = _choose_port(settings, settings.data_folder / "ray-port")
     period_ms = str(round(settings.health_period_s * 1000))
+    shared = {**ray_environment(token, roster.folder), "TMPDIR": str(roster.folder / "tmp")}
     environment = {
-        **ray_environment(token, roster.folder),
+        **shared,
         "RAY_health_check_initial_delay_ms": period_ms,
         "RAY_health_check_period_ms": period_ms,
         "RAY_health_check_timeout_ms": period_ms,
@@ -81,8 +97,44 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         "--no-monitor",
         "--include-log-monitor=false",
     ]
-    node = launch(roster, "head", arguments, environment=environment, deadline_s=_DEADLINE_S)
-    return Head(node, token, folder)
+    node = launch(roster, "head", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
+    return Head(node, token, folder, policy, shared)
+
+
+def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
+    """Give files and folders to the user that the head runs as; nothing to do where that is our own."""
+    if policy.user is None:
+        return
+    for path in paths:
+        for place in (path, *path.rglob("*")):
+            os.chown(place, policy.user.uid, policy.user.gid, follow_symlinks=False)
+
+
+def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
+    """Return what the head may reach, with the folders made that it needs."""
+    jobs, uploads = settings.data_folder / "jobs", settings.data_folder / "uploads"
+    own = [run_folder / name for name in ("r", "tmp", "home")]
+    user, why_not = unprivileged_user(settings.head_user, [str(settings.data_folder.parent)])
+    for folder in (tables, jobs, uploads, *own):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    policy = Policy(
+        read=(str(uploads), *map(str, settings.data_roots)),
+        write=(str(tables), str(jobs), *map(str, own)),
+        home=str(run_folder / "home"),
+        user=user,
+    )
+    if user is not None:
+        for folder in (settings.data_folder, run_folder, run_folder.parent):
+            folder.chmod(0o711)  # to be passed, not to be listed; the files in it are for their owner only
+        hand_over(policy, (tables, jobs, uploads, *own))
+    elif why_not:
+        _log.warning("the Ray head runs as root, without privileges: %s", why_not)
+    if not landlock_version():
+        _log.warning(
+            "this system cannot confine the Ray head to its files (Landlock, Linux 5.13): "
+            "everybody who holds the cluster's token can read what this user can"
+        )
+    return policy
 
 
 def read_or_make_secret(file: Path) -> str:

@@ -5,6 +5,7 @@ Free of Ray itself, so that a contributor's agent stays light.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from share_compute.errors import Conflict, NotAuthorized, Unavailable, VersionMismatch
+from share_compute_actors.machine.confine import Policy, clean_environment, confined
 from share_compute_actors.machine.processes import Child, Roster
 
 _STARTED = "Ray runtime started"
@@ -68,9 +70,18 @@ def launch(
     arguments: Sequence[str],
     *,
     environment: Mapping[str, str],
+    policy: Policy,
     deadline_s: float,
 ) -> RayNode:
-    """Run ``ray start --block`` with ``arguments`` and wait until its node is registered.
+    """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
+
+    Args:
+        roster: writes the child down.
+        name: of the child.
+        arguments: of ``ray start``.
+        environment: variables beside the harmless ones of ours.
+        policy: what the node may reach.
+        deadline_s: how long it may take.
 
     Raises:
         Unavailable: it did not stand after ``deadline_s``, or ended; says why.
@@ -89,7 +100,12 @@ def launch(
         "--disable-usage-stats",
         *arguments,
     ]
-    child = roster.start(name, command, environment={**quiet, **environment})
+    child = roster.start(
+        name,
+        confined(command, policy),
+        environment={**quiet, **environment},
+        inherits=clean_environment(os.environ),
+    )
     try:
         _wait_until_started(child, name, deadline_s)
         options = _raylet_options(child)

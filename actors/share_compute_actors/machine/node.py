@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from share_compute.errors import Unavailable
+from share_compute_actors.machine.confine import Policy
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
 from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.temporary import temporary_folder
 
 _OBJECT_STORE_BYTES = 80_000_000
 _DEADLINE_S = 60.0
@@ -36,7 +40,7 @@ class NodeAccess:
 def start_node(
     roster: Roster, access: NodeAccess, limits: NodeLimits, *, address: str | None = None
 ) -> RayNode:
-    """Start this machine's node and wait until it is registered.
+    """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
         roster: writes the child down; its folder must have a short path and be this node's own.
@@ -60,12 +64,33 @@ def start_node(
     ]
     if address:
         arguments.append(f"--node-ip-address={address}")
+    temporary = _private_folder(temporary_folder() / f"share-compute-{os.getuid()}-{roster.folder.name}")
+    own = _private_folder(roster.folder / "ray")
     environment = {
         **ray_environment(access.token, roster.folder),
         **access.environment,
         **_device_environment(limits.gpus),
+        "TMPDIR": str(temporary),
     }
-    return launch(roster, "node", arguments, environment=environment, deadline_s=_DEADLINE_S)
+    policy = Policy(write=(str(own), str(temporary)), home=str(temporary))
+    return launch(roster, "node", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
+
+
+def _private_folder(folder: Path) -> Path:
+    """Make a folder that only we may use, unless it is there.
+
+    Raises:
+        Unavailable: somebody else made it, or it cannot be made.
+    """
+    mend = "set TMPDIR to a folder of your own"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as failure:
+        raise Unavailable(f"{folder} cannot be made: {failure.strerror}", mend=mend) from failure
+    if found.st_uid != os.getuid() or folder.is_symlink():
+        raise Unavailable(f"{folder} belongs to somebody else", mend=mend)
+    return folder
 
 
 def _device_environment(gpus: int) -> dict[str, str]:

@@ -204,14 +204,23 @@ class Roster:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def start(
-        self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: Path | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        inherits: Mapping[str, str] | None = None,
+        files: Sequence[int] = (),
+        cwd: Path | None = None,
     ) -> Child:
         """Start a child in its own session, so that Ctrl-C reaches only us.
 
         Args:
             name: what it is called in the list, and its log file.
             arguments: program and arguments.
-            environment: variables set over our own.
+            environment: variables set over those that it inherits.
+            inherits: variables that it inherits; default: all of ours.
+            files: descriptors of open files that it gets under the same numbers.
             cwd: its working folder.
 
         Raises:
@@ -219,7 +228,8 @@ class Roster:
         """
         try:
             # An interrupt may end this call, never the other thread: no child starts without being written down.
-            return _starter.submit(self._start, name, arguments, environment, cwd).result()
+            variables = {**(os.environ if inherits is None else inherits), **environment}
+            return _starter.submit(self._start, name, arguments, variables, files, cwd).result()
         except OSError as failure:
             raise Unavailable(
                 f"{name} cannot be started: {failure}",
@@ -227,14 +237,20 @@ class Roster:
             ) from failure
 
     def _start(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        files: Sequence[int],
+        cwd: Path | None,
     ) -> Child:
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 tied(arguments),
-                env={**os.environ, **environment},
+                env=environment,
                 cwd=cwd,
+                pass_fds=files,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

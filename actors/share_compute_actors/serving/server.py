@@ -15,7 +15,7 @@ import ray
 from pydantic import TypeAdapter
 
 from share_compute.errors import ShareComputeError, Unavailable, as_ours
-from share_compute.serving.events import SequenceEvent
+from share_compute.serving.events import write_events
 from share_compute.serving.options import Generation
 from share_compute.serving.placement import limits_before
 from share_compute.serving.states import DeploymentState
@@ -27,6 +27,8 @@ from share_compute_actors.serving.standing import Standing
 
 topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
 """Reads and writes what a server is offered as JSON."""
+generations_adapter: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
+"""Reads and writes the sequences of a request as JSON."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,8 +73,8 @@ class DeploymentServer:
         self._desk.close(failure)
 
     @ray.method(concurrency_group="requests")
-    def submit(self, generations: Sequence[Generation]) -> None:
-        """Take sequences in, all or none of them; `pull` gives what comes of them.
+    def submit(self, generations: str) -> None:
+        """Take sequences in, all or none of them: a list of `Generation` as JSON; `pull` gives what comes of them.
 
         Raises:
             TooLong: a prompt leaves no room for a token.
@@ -80,7 +82,7 @@ class DeploymentServer:
             UserError: they cannot be served as they are.
             Unavailable: nobody can serve them.
         """
-        self._desk.submit(generations)
+        self._desk.submit(generations_adapter.validate_json(generations))
 
     @ray.method(concurrency_group="requests")
     def cancel(self, sequences: Sequence[int]) -> None:
@@ -88,12 +90,12 @@ class DeploymentServer:
         self._desk.cancel(sequences)
 
     @ray.method(concurrency_group="pull")
-    def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return what was told of all sequences after the first ``after`` events; waits if there is nothing more.
+    def pull(self, after: int, timeout_s: float) -> str:
+        """Return the events of all sequences after the first ``after``, by `write_events`; wait for the next if none.
 
         ``after`` never goes back: it says how many events the one caller has received.
         """
-        return self._desk.pull(after, timeout_s)
+        return write_events(self._desk.pull(after, timeout_s))
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, messages: list[Any]) -> None:

@@ -90,7 +90,7 @@ def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord
 def _cluster(context: Context) -> ClusterInfo:
     if context.cluster is None:
         raise _no_cluster()
-    return context.cluster
+    return context.cluster.info
 
 
 def _no_cluster() -> Unavailable:

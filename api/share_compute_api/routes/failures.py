@@ -32,9 +32,6 @@ async def make_failure(job_id: str, request: FailureRequest, context: InContext)
         raise Conflict(
             f"the job is {job.state.value}, so it has no members", mend="wait until it runs", job=job_id
         )
-
-    from share_compute_actors.testing import make_fail
-
     at = datetime.now(UTC)
-    await run_in_threadpool(make_fail, job_id, request.contributor_id, request.kind, request.duration_s)
+    await context.cluster.make_fail(job_id, request.contributor_id, request.kind, request.duration_s)
     return FailureMade(kind=request.kind, contributor_id=request.contributor_id, at=at)

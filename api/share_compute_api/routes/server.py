@@ -21,7 +21,7 @@ router = APIRouter(tags=["server"])
 @open_router.get("/health", operation_id="getHealth")
 def get_health(context: InContext) -> Health:
     """Tell that the server answers, its versions, its clock, and where its Ray head is."""
-    ray_address = context.cluster.ray_address if context.cluster else None
+    ray_address = context.cluster.info.ray_address if context.cluster else None
     return Health(versions=local_versions(), time=context.store.clock(), ray_address=ray_address)
 
 
@@ -39,7 +39,7 @@ def get_status(context: InContext, request: Request) -> Status:
         data_folder=str(context.settings.data_folder),
         database=cast("Any", context.store.kind),
         has_cluster=context.cluster is not None,
-        ray_address=context.cluster.ray_address if context.cluster else None,
+        ray_address=context.cluster.info.ray_address if context.cluster else None,
         versions=local_versions(),
         started_at=context.started_at,
         disk_free_bytes=_free_bytes(context.settings.data_folder),

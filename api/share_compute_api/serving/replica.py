@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from pydantic import TypeAdapter
+
 from share_compute.errors import ShareComputeError
-from share_compute.serving.events import SequenceEvent
+from share_compute.serving.events import SequenceEvent, read_events
 from share_compute.serving.options import Generation
 from share_compute.serving.status import ServingStatus
 from share_compute.topology import Topology
-from share_compute_api.supervision import ClusterInfo
-from share_compute_api.supervision.ray_errors import translated
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.gateway import RemoteActor, translated
 
 if TYPE_CHECKING:
     from share_compute_actors.serving.assignment import ServingAssignment
 
-_RETRY_S = 0.5
 _STOP_S = 10.0
 """Time in which a server ends its members, before it is ended with them."""
-
-_log = logging.getLogger(__name__)
+_generations: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
+_topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 
 
 class Replica(Protocol):
@@ -60,44 +60,32 @@ class Replica(Protocol):
 LaunchReplica: TypeAlias = Callable[["ServingAssignment"], Awaitable[Replica]]
 
 
-def replica_launcher(cluster: ClusterInfo) -> LaunchReplica:
+def replica_launcher(cluster: Cluster) -> LaunchReplica:
     """Return what starts replicas on the head of this cluster."""
 
     async def launch(assignment: ServingAssignment) -> Replica:
-        return await asyncio.to_thread(_start, cluster, assignment)
+        with _translated(assignment.spec.name):
+            actor = await cluster.start_deployment(assignment.model_dump_json(), [assignment.folder])
+        return RayReplica(assignment.spec.name, actor)
 
     return launch
 
 
-def _start(cluster: ClusterInfo, assignment: ServingAssignment) -> RayReplica:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from share_compute_actors.serving.server import DeploymentServer
-
-    with _translated(assignment.spec.name):
-        here = NodeAffinitySchedulingStrategy(cluster.head_node_id, soft=False)
-        actor = DeploymentServer.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
-            assignment.model_dump_json()
-        )
-        return RayReplica(assignment.spec.name, actor)
-
-
 class RayReplica:
-    """A `DeploymentServer` actor; begins it.
+    """A `DeploymentServer` actor.
 
     Args:
         name: of the deployment.
-        actor: its handle; lives as long as this.
+        actor: reached through the gateway.
     """
 
-    def __init__(self, name: str, actor: Any) -> None:
+    def __init__(self, name: str, actor: RemoteActor) -> None:
         self._name = name
         self._actor = actor
-        self._run = actor.run.remote()
 
     async def submit(self, generations: Sequence[Generation]) -> None:
         """Take sequences in, all or none."""
-        await self._ask("submit", list(generations))
+        await self._ask("submit", _generations.dump_json(list(generations)).decode())
 
     async def cancel(self, sequences: Sequence[int]) -> None:
         """End sequences that nobody wants any more."""
@@ -105,8 +93,7 @@ class RayReplica:
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
         """Return what was told of all sequences after the first ``after`` events."""
-        events: list[SequenceEvent] = await self._ask("pull", after, timeout_s)
-        return events
+        return read_events(await self._ask("pull", after, timeout_s))
 
     async def status(self) -> ServingStatus:
         """Return how it is."""
@@ -114,33 +101,19 @@ class RayReplica:
 
     async def offer(self, topology: Topology) -> None:
         """Say which machines it may use from now on."""
-        from share_compute_actors.serving.server import topologies
-
-        await self._ask("offer", topologies.dump_json(topology).decode())
+        await self._ask("offer", _topology.dump_json(topology).decode())
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method; again and again while the process cannot be reached but is not known to be dead."""
-        from ray.exceptions import ActorUnavailableError
-
         with _translated(self._name):
-            while True:
-                try:
-                    return await getattr(self._actor, method).remote(*arguments)
-                except ActorUnavailableError as failure:
-                    _log.info("%s: %s", self._name, type(failure).__name__)
-                await asyncio.sleep(_RETRY_S)
+            return await self._actor.call(method, *arguments)
 
     async def close(self) -> None:
         """End it and all that it started."""
-        import ray
-
-        if not ray.is_initialized():
-            return
         with suppress(ShareComputeError, TimeoutError), _translated(self._name):
             async with asyncio.timeout(_STOP_S):
-                await self._actor.stop.remote()
-                await self._run
-        ray.kill(self._actor)
+                await self._actor.call("stop")
+                await self._actor.ended()
+        self._actor.kill()
 
 
 def _translated(name: str) -> AbstractContextManager[None]:

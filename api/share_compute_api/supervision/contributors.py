@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime, timedelta
 
 from share_compute.errors import Conflict, ShareComputeError
@@ -26,13 +26,6 @@ _LIVE = (
 _log = logging.getLogger(__name__)
 
 
-def alive_nodes() -> Collection[str]:
-    """Return the Ray nodes that answer, in hexadecimal."""
-    import ray
-
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-
 class ContributorSupervisor:
     """Marks contributors left or lost when they are.
 
@@ -46,7 +39,7 @@ class ContributorSupervisor:
         self,
         store: Store,
         measurements: Measurements,
-        alive_nodes: Callable[[], Collection[str]] = alive_nodes,
+        alive_nodes: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
         self._store = store
         self._measurements = measurements
@@ -78,7 +71,7 @@ class ContributorSupervisor:
         """Look once at all contributors."""
         # Rows first: a node that comes up between the two questions is then seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, _LIVE)
-        alive = await asyncio.to_thread(self._alive_nodes) if records else ()
+        alive = await self._alive_nodes() if records else ()
         now = self._store.clock()
         self._unmeasured = {
             (record.id, record.node_id): self._unmeasured.get((record.id, record.node_id), now)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from share_compute.errors import Unavailable
 from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_events
-from share_compute_api.supervision import ClusterInfo
-from share_compute_api.supervision.ray_errors import first_line, translated
-
-_RETRY_S = 0.2
-_log = logging.getLogger(__name__)
+from share_compute.specification.paths import named_paths
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.gateway import RemoteActor, translated
 
 
 class Attempt(Protocol):
@@ -43,40 +40,30 @@ class Attempt(Protocol):
 Launch: TypeAlias = Callable[[Assignment], Awaitable[Attempt]]
 
 
-def launcher(cluster: ClusterInfo) -> Launch:
+def launcher(cluster: Cluster) -> Launch:
     """Return what starts attempts on the head of this cluster."""
 
     async def launch(assignment: Assignment) -> Attempt:
-        return await asyncio.to_thread(_start, cluster, assignment)
+        with _translated(assignment.job_id):
+            actor = await cluster.start_coordinator(
+                assignment.model_dump_json(), named_paths(assignment.spec), assignment.folder
+            )
+        return RayAttempt(assignment.job_id, actor)
 
     return launch
 
 
-def _start(cluster: ClusterInfo, assignment: Assignment) -> RayAttempt:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from share_compute_actors.coordinator.coordinator import Coordinator
-
-    with _translated(assignment.job_id):
-        here = NodeAffinitySchedulingStrategy(cluster.head_node_id, soft=False)
-        actor = Coordinator.options(num_cpus=0, scheduling_strategy=here).remote(  # type: ignore[attr-defined]
-            assignment.model_dump_json()
-        )
-        return RayAttempt(assignment.job_id, actor)
-
-
 class RayAttempt:
-    """An attempt that a `Coordinator` actor makes; begins it.
+    """An attempt that a `Coordinator` actor makes.
 
     Args:
         job_id: the job.
-        actor: its handle; lives as long as this.
+        actor: reached through the gateway.
     """
 
-    def __init__(self, job_id: str, actor: Any) -> None:
+    def __init__(self, job_id: str, actor: RemoteActor) -> None:
         self._job_id = job_id
         self._actor = actor
-        self._run = actor.run.remote()
         self._end: asyncio.Future[None] | None = None
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
@@ -87,7 +74,7 @@ class RayAttempt:
             Unavailable: it failed, or ended without saying how.
         """
         if self._end is None:
-            self._end = asyncio.ensure_future(self._run)
+            self._end = asyncio.ensure_future(self._actor.ended())
             self._end.add_done_callback(_retrieve)
         with _translated(self._job_id):
             events = await self._ask(after, timeout_s)
@@ -105,36 +92,26 @@ class RayAttempt:
             return events
 
     async def _ask(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        from ray.exceptions import ActorUnavailableError
-
-        while True:
-            try:
-                return attempt_events.validate_json(await self._actor.events.remote(after, timeout_s))
-            except ActorUnavailableError as failure:
-                # Not dead, but not to be reached now; whoever waits for this says for how long.
-                _log.info("job %s: %s", self._job_id, first_line(failure))
-            await asyncio.sleep(_RETRY_S)
+        return attempt_events.validate_json(await self._actor.call("events", after, timeout_s))
 
     async def cancel(self) -> None:
         """Ask it to stop after the step it is in."""
         with _translated(self._job_id):
-            await self._actor.cancel.remote()
+            await self._actor.call("cancel")
 
     async def offer(self, offer: Offer) -> None:
         """Say which machines it may use from now on, in place of those it was told before."""
         with _translated(self._job_id):
-            await self._actor.offer.remote(offer.model_dump_json())
+            await self._actor.call("offer", offer.model_dump_json())
 
     async def drain(self, contributor_id: str) -> None:
         """Ask it to do without a machine."""
         with _translated(self._job_id):
-            await self._actor.drain.remote(contributor_id)
+            await self._actor.call("drain", contributor_id)
 
     def kill(self) -> None:
         """End it and all that it started."""
-        import ray
-
-        ray.kill(self._actor)
+        self._actor.kill()
 
 
 def _retrieve(end: asyncio.Future[None]) -> None:

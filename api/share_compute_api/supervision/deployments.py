@@ -14,7 +14,6 @@ from share_compute_api.serving.engine import Engines
 from share_compute_api.serving.metering import ServingMetrics
 from share_compute_api.serving.replica import LaunchReplica
 from share_compute_api.supervision.looking import keep_looking
-from share_compute_api.supervision.members import machines_with_members
 from share_compute_api.supervision.serving import Members, Serving
 
 _LOOK_S = 1.0
@@ -40,7 +39,7 @@ class DeploymentSupervisor:
         launch: LaunchReplica,
         bell: Bell,
         metrics: ServingMetrics,
-        members: Members = machines_with_members,
+        members: Members,
     ) -> None:
         self._members = members
         self._metrics = metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from share_compute_api.supervision.coordinators import Launch
 from share_compute_api.supervision.following import Following
 from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.looking import keep_looking
-from share_compute_api.supervision.members import machines_with_members
 from share_compute_api.supervision.patience import Patience, patiently
 from share_compute_api.supervision.sequel import Failure, sequel
 from share_compute_api.supervision.waiting import Waiting
@@ -64,8 +63,8 @@ class JobSupervisor:
         bell: Bell,
         patience: Patience | None = None,
         *,
+        members: Callable[[], Awaitable[Mapping[str, Collection[str]]]],
         drift: float = 0.25,
-        members: Callable[[], Mapping[str, Collection[str]]] = machines_with_members,
     ) -> None:
         self._store = store
         self._launch = launch
@@ -103,7 +102,7 @@ class JobSupervisor:
             return
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Rows first: then all members are seen that are on machines which the rows say are free.
-        members = await asyncio.to_thread(self._members)
+        members = await self._members()
         pool = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
         for job in queued:
             reason = pool.why_not(job)

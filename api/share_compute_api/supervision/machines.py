@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
+from pydantic import TypeAdapter
+
+from share_compute.errors import ContributorLost, Unavailable
 from share_compute.topology import Device, Link
-from share_compute_api.supervision.ray_errors import first_line
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
+
+_MOST_CHARACTERS = 1 << 20
+"""Longest answer to a measurement."""
+_devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
+_links: TypeAdapter[tuple[Link, ...]] = TypeAdapter(tuple[Link, ...])
+_Read = TypeVar("_Read")
 
 
 class Machine(Protocol):
@@ -28,85 +36,82 @@ class Machine(Protocol):
         """End it; what is lent stays."""
 
 
-Start: TypeAlias = Callable[[str, str], Awaitable[Machine]]
-"""Starts a machine from a contributor's id (or ``head``) and its Ray node."""
+Start: TypeAlias = Callable[[str, str | None], Awaitable[Machine]]
+"""Starts a machine from a contributor's id and its Ray node; None is the head's."""
 
 
-async def start_machine(contributor_id: str, node_id: str) -> Machine:
-    """Start an actor on exactly this node."""
-    return await asyncio.to_thread(RayMachine, contributor_id, node_id)
+def starter(cluster: Cluster) -> Start:
+    """Return what starts an actor on exactly one node of this cluster."""
+
+    async def start(contributor_id: str, node_id: str | None) -> Machine:
+        with _translated(contributor_id):
+            return RayMachine(contributor_id, await cluster.start_contributor(contributor_id, node_id))
+
+    return start
 
 
 class RayMachine:
-    """A `Contributor` actor; lives as long as this.
+    """A `Contributor` actor. What it answers is checked, because a contributor's owner may have changed it.
 
     Every method raises ContributorLost when its node is gone, what the actor raised of ours, and Unavailable
     when anything else went wrong there.
     """
 
-    def __init__(self, contributor_id: str, node_id: str) -> None:
-        from share_compute_actors.machine.contributor import start_contributor
-
+    def __init__(self, contributor_id: str, actor: RemoteActor) -> None:
         self._id = contributor_id
-        with _translated(contributor_id):
-            self._actor = start_contributor(contributor_id, node_id)
+        self._actor = actor
 
     async def is_alive(self) -> bool:
         """Return whether its process answers."""
-        try:
-            with _translated(self._id):
-                await self._actor.__ray_ready__.remote()
-        except ContributorLost:
-            return False
-        return True
+        return await self._actor.is_alive()
 
     async def probe(self, limits: Mapping[str, Any]) -> tuple[Device, ...]:
         """Measure the devices that are lent."""
-        from share_compute_actors.machine.contributor import read_devices
-
+        wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"]]
         with _translated(self._id):
-            text = await self._actor.probe.remote(
-                memory_bytes=limits["memory_bytes"],
-                cpu_threads=limits["cpu_threads"],
-                device=limits["device"],
-            )
-        return read_devices(text)
+            return self._read(_devices, await self._actor.call("probe", *wanted))
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these; leaves out those that are gone."""
-        from share_compute_actors.machine.contributor import read_links
-
         actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - its own kind
         with _translated(self._id):
-            text = await self._actor.measure_links.remote(actors)
-        return read_links(text)
+            links = self._read(_links, await self._actor.measure_links(actors))
+        asked = {peer_id for peer_id, _ in actors}
+        return tuple(link for link in links if link.source == self._id and link.target in asked)
 
     def kill(self) -> None:
         """End the actor."""
-        import ray
+        self._actor.kill()
 
-        if ray.is_initialized():
-            ray.kill(self._actor)
+    def _read(self, adapter: TypeAdapter[_Read], answer: object) -> _Read:
+        """Return what the contributor answered, if it is what it must be."""
+        text = answer if isinstance(answer, str) and len(answer) <= _MOST_CHARACTERS else ""
+        try:
+            return adapter.validate_json(text)
+        except ValueError as failure:
+            raise Unavailable(
+                "it answered a measurement with something else",
+                mend="run share-compute doctor there, and let it join again",
+                machine=self._id,
+            ) from failure
 
 
 @contextmanager
 def _translated(contributor_id: str) -> Iterator[None]:
-    from ray.exceptions import RayError, RayTaskError
-
     try:
         yield
-    except RayError as failure:
-        cause = failure.cause if isinstance(failure, RayTaskError) else None
-        if isinstance(cause, ShareComputeError):
-            raise cause from failure
-        if cause is not None:
+    except CallFailed as failed:
+        failure = failed.failure
+        if failure.kind == "raised":
+            raise raised(failure) from failed
+        if failure.kind == "mistake":
             raise Unavailable(
-                f"it could not be measured: {type(cause).__name__}: {cause}",
+                f"it could not be measured: {failure.message}",
                 mend="run share-compute doctor there",
                 machine=contributor_id,
-            ) from failure
+            ) from failed
         raise ContributorLost(
-            f"it was lost while it was measured: {first_line(failure)}",
+            f"it was lost while it was measured: {failure.message}",
             mend="let it join again",
             machine=contributor_id,
-        ) from failure
+        ) from failed

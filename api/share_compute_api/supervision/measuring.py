@@ -13,7 +13,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, Store
 from share_compute.topology import HEAD
 from share_compute_api.supervision.live_topology import require_sound, sound_links
-from share_compute_api.supervision.machines import Machine, Start, start_machine
+from share_compute_api.supervision.machines import Machine, Start
 
 _MEASURE_TIMEOUT_S = 150.0
 _SIBLINGS_S = 10.0
@@ -27,7 +27,6 @@ class Measurements:
 
     Args:
         store: where contributors are.
-        head_node_id: Ray node of the head.
         start: starts a machine.
         timeout_s: how long one measurement may take.
     """
@@ -35,13 +34,11 @@ class Measurements:
     def __init__(
         self,
         store: Store,
-        head_node_id: str,
-        start: Start = start_machine,
+        start: Start,
         timeout_s: float = _MEASURE_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
         self._store = store
-        self._head_node_id = head_node_id
         self._start = start
         # Ray ends an actor when its last handle goes.
         self._machines: dict[str, Machine] = {}
@@ -143,7 +140,7 @@ class Measurements:
         async with self._head_lock:
             head = self._machines.get(HEAD)
             if head is None or not await head.is_alive():
-                head = self._machines[HEAD] = await self._start(HEAD, self._head_node_id)
+                head = self._machines[HEAD] = await self._start(HEAD, None)
             return head
 
     async def _give_up(self, record: ContributorRecord, reason: str) -> None:

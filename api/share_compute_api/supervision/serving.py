@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -48,7 +48,7 @@ _RESTARTED = "the server was restarted"
 _STARTS = "its server starts"
 _FIRST = "it was deployed"
 _PRESENT = (ContributorState.ready, ContributorState.draining)
-Members: TypeAlias = Callable[[], Mapping[str, Collection[str]]]
+Members: TypeAlias = Callable[[], Awaitable[Mapping[str, Collection[str]]]]
 _log = logging.getLogger(__name__)
 
 
@@ -288,7 +288,7 @@ class Serving:
         staying = self._seats.staying
         wanting = next((seat.slot for seat in staying if seat.slot.wants([*idle, *free])), None)
         if wanting is not None and free:
-            kept = await asyncio.to_thread(self._members)
+            kept = await self._members()
             free = [machine for machine in free if not kept.get(machine.id)]
         if wanting is not None:
             taken = [machine.id for machine in free]

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from share_compute.errors import ShareComputeError
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
+from share_compute.errors import ShareComputeError, error_of
+
+
+def _read_base64(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else base64.b64decode(str(value), validate=True)
+
+
+def _error_document(error: ShareComputeError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "facts": error.facts()}
+
+
+def _read_error(document: Any) -> ShareComputeError:
+    if isinstance(document, ShareComputeError):
+        return document
+    return error_of(str(document["code"]), str(document["message"]), dict(document["facts"]))
+
+
+Base64 = Annotated[
+    bytes, PlainValidator(_read_base64), PlainSerializer(lambda value: base64.b64encode(value).decode())
+]
+"""Bytes that JSON can say."""
+ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
+"""An error of ours that JSON can say."""
 FinishReason = Literal["stop", "length", "cancelled"]
 """A stop token or the end of the grammar; as many tokens as may be; nobody wants the rest."""
 
@@ -33,7 +59,7 @@ class Embedded:
     sequence: int
     tokens: int
     """Of the text."""
-    vector: bytes
+    vector: Base64
     """32-bit floats, little-endian."""
 
 
@@ -52,10 +78,32 @@ class Failed:
     """A sequence cannot go on; nothing more is told of it. What was emitted stays valid."""
 
     sequence: int
-    error: ShareComputeError
+    error: ErrorDocument
 
 
 SequenceEvent = Emitted | Embedded | Finished | Failed
+_KINDS: Mapping[str, TypeAdapter[Any]] = {
+    kind.__name__.lower(): TypeAdapter(kind) for kind in (Emitted, Embedded, Finished, Failed)
+}
+
+
+def write_events(events: Sequence[SequenceEvent]) -> str:
+    """Return events as JSON: a list of pairs of kind and fields."""
+    kinds = [type(event).__name__.lower() for event in events]
+    fields = [_KINDS[kind].dump_python(event, mode="json") for kind, event in zip(kinds, events, strict=True)]
+    return json.dumps(list(zip(kinds, fields, strict=True)))
+
+
+def read_events(text: str) -> list[SequenceEvent]:
+    """Return the events that `write_events` wrote.
+
+    Raises:
+        ValueError: they are not what they must be.
+    """
+    try:
+        return [_KINDS[kind].validate_python(fields) for kind, fields in json.loads(text)]
+    except (KeyError, TypeError) as failure:
+        raise ValueError(f"no list of events: {failure}") from failure
 
 
 @dataclass(slots=True)

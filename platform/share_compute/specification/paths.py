@@ -45,3 +45,16 @@ def with_paths(spec: AnyNamed, change: Callable[[Path, str], Path]) -> AnyNamed:
         files = tuple(change(file, "data.files") for file in spec.data.files)
         full["data"] = spec.data.model_copy(update={"files": files})
     return cast("AnyNamed", spec.model_copy(update=full))
+
+
+def named_paths(spec: Named) -> list[Path]:
+    """Return all paths in a job or a deployment."""
+    found: list[Path] = []
+
+    def note(path: Path, field: str) -> Path:
+        del field
+        found.append(path)
+        return path
+
+    with_paths(spec, note)
+    return found

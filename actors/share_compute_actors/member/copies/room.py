@@ -6,9 +6,6 @@ lies there counts as memory that this member takes of what the machine's owner l
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -16,14 +13,12 @@ import psutil
 
 from share_compute.errors import Unavailable
 from share_compute.planning.words import bytes_text
+from share_compute_actors.machine.temporary import is_memory, temporary_folder
 from share_compute_actors.member.allocator import is_out_of_memory, peak_resident_bytes
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
 """The smaller of both is left free of a file system, for everybody else on it."""
-_LASTING = Path("/var/tmp")  # noqa: S108 - the system's other folder for temporary files, which outlives its memory
-_NAMED_BY = ("TMPDIR", "TEMP", "TMP")
-_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 class Room:
@@ -31,11 +26,11 @@ class Room:
 
     Args:
         lent_bytes: memory that the machine's owner lends; 0 where that is not known.
-        folder: where copies lie; `folder_of_copies` if it is None.
+        folder: where copies lie; `temporary_folder` if it is None.
     """
 
     def __init__(self, lent_bytes: int = 0, folder: Path | None = None) -> None:
-        self.folder = folder or folder_of_copies()
+        self.folder = folder or temporary_folder()
         self._lent_bytes = lent_bytes
         self._is_memory = is_memory(self.folder)
         self._taken = 0
@@ -100,22 +95,3 @@ def is_lack_of_room(failure: Exception) -> bool:
 def reserve_bytes(total_bytes: int) -> int:
     """Return how much of a file system of this size copies leave free."""
     return min(_RESERVE_BYTES, int(_RESERVE_SHARE * total_bytes))
-
-
-def folder_of_copies() -> Path:
-    """Return the folder for temporary files, one on a disk if there is any and the owner named no other."""
-    usual = Path(tempfile.gettempdir())
-    if any(os.environ.get(name) for name in _NAMED_BY) or not is_memory(usual):
-        return usual
-    return _LASTING if os.access(_LASTING, os.W_OK | os.X_OK) and not is_memory(_LASTING) else usual
-
-
-def is_memory(folder: Path) -> bool:
-    """Whether what lies in a folder takes memory, not room on a disk. Only Linux has such folders."""
-    if sys.platform != "linux":
-        return False
-    place = folder.resolve()
-    over = [mount for mount in psutil.disk_partitions(all=True) if place.is_relative_to(mount.mountpoint)]
-    # Of mounts over the same folder, the last one counts.
-    _, _, kind = max((len(mount.mountpoint), order, mount.fstype) for order, mount in enumerate(over))
-    return kind in _IN_MEMORY

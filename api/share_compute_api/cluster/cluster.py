@@ -1,0 +1,269 @@
+"""The Ray head and the gateway: started, watched and started again while the control plane goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from share_compute.errors import ShareComputeError, Unavailable, as_ours
+from share_compute.settings import Settings
+from share_compute_actors.machine.confine import clean_environment, confined
+from share_compute_actors.machine.head import Head, hand_over, start_head
+from share_compute_actors.machine.preflight import route_address
+from share_compute_actors.machine.processes import Child, Roster
+from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
+from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
+from share_compute_api.supervision import ClusterInfo
+
+_POLL_S = 0.1
+_SOUND_S = 60.0
+"""A process that ran this long was sound."""
+_MOST_SHORT_LIVES = 3
+_PATIENCE_S = 120.0
+"""How long something that is to be started waits for a gateway."""
+_ANSWER_S = 30.0
+"""How long Ray's tables may take."""
+_log = logging.getLogger(__name__)
+
+
+class _Lives:
+    """Counts how often in a row a process ended soon after its start.
+
+    Args:
+        what: the process, as the subject of a sentence.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began_s = 0.0
+        self._short = 0
+
+    def begin(self) -> None:
+        """It was started."""
+        self._began_s = time.monotonic()
+
+    def require_hope(self, ended: Child) -> None:
+        """Raise Unavailable when it has ended soon after its start too often."""
+        is_sound = time.monotonic() - self._began_s > _SOUND_S
+        self._short = 0 if is_sound else self._short + 1
+        if self._short >= _MOST_SHORT_LIVES:
+            raise Unavailable(
+                f"{self._what} ended with status {ended.exit_code}, {self._short} times soon after its start, "
+                "so the server ended too",
+                mend="look for lack of memory or disk, then start it again with `share-compute up`: jobs continue",
+                details={"log": ended.log_tail()},
+            )
+
+
+class Cluster:
+    """The cluster of one server; starts its head.
+
+    Args:
+        settings: where and how.
+        roster: writes the children down, and ends them.
+
+    Raises:
+        Conflict: the head's port is taken.
+        Unavailable: the head did not start.
+    """
+
+    def __init__(self, settings: Settings, roster: Roster) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._head_lives, self._gateway_lives = _Lives("the Ray head"), _Lives("the process that calls Ray")
+        self._gateway: Gateway | None = None
+        self._is_connected = asyncio.Event()
+        self.failure: ShareComputeError | None = None
+        """Why there will be no other head or gateway."""
+        self._head = self._start_head()
+
+    # -- what the control plane knows of it ---------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ClusterInfo:
+        """What contributors need to get in, and where the head is."""
+        return ClusterInfo(
+            ray_address=self._head.ray_address,
+            token=self._head.token,
+            head_node_id=self._head.node.node_id,
+            advertise_address=for_url(advertised(self._settings)),
+            environment=self._head.node_environment,
+        )
+
+    async def nodes(self) -> list[NodeFacts]:
+        """Return Ray's table of nodes; Unavailable when Ray does not answer."""
+        return nodes_answer.validate_python(await self._ask("nodes"))
+
+    async def alive_nodes(self) -> frozenset[str]:
+        """Return the Ray nodes that answer, in hexadecimal; Unavailable when Ray does not."""
+        return frozenset(node.node_id for node in await self.nodes() if node.is_alive)
+
+    async def members(self) -> Mapping[str, frozenset[str]]:
+        """Return, by contributor, the jobs that have members there; Unavailable when Ray does not answer."""
+        found = members_answer.validate_python(await self._ask("members"))
+        return {contributor: frozenset(jobs) for contributor, jobs in found.items()}
+
+    async def end_members(self, job_id: str) -> int:
+        """End all members of a job; return how many there were. Unavailable when Ray does not answer."""
+        return int(await self._ask("end_members", job_id))
+
+    async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
+        """Let a member of a running job fail on purpose."""
+        await self._ask("make_fail", job_id, contributor_id, kind, duration_s)
+
+    async def _ask(self, operation: str, *arguments: Any) -> Any:
+        log = "look into the server's log"
+        with translated("the process that calls Ray", mistake_mend=log, loss_mend=log):
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    return await (await self._connected()).call(operation, *arguments)
+            except TimeoutError as failure:
+                raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", mend=log) from failure
+
+    async def _connected(self) -> Gateway:
+        await self._is_connected.wait()
+        assert self._gateway is not None
+        return self._gateway
+
+    # -- actors -------------------------------------------------------------------------------------------------------
+
+    async def start_coordinator(self, assignment: str, reads: list[Path], writes: Path) -> RemoteActor:
+        """Start a coordinator on the head, and let it run.
+
+        Args:
+            assignment: an `Assignment` as JSON.
+            reads: files and folders of the control plane that the job needs.
+            writes: the job's folder.
+
+        Raises:
+            CallFailed: Ray refused.
+            Unavailable: there is no gateway.
+        """
+        await asyncio.to_thread(hand_over, self._head.policy, [*reads, writes])
+        return await self._start("start_coordinator", self._head.node.node_id, assignment)
+
+    async def start_deployment(self, assignment: str, reads: list[Path]) -> RemoteActor:
+        """Start the server of a replica on the head, and let it run; see `start_coordinator`."""
+        await asyncio.to_thread(hand_over, self._head.policy, reads)
+        return await self._start("start_deployment", self._head.node.node_id, assignment)
+
+    async def start_contributor(self, contributor_id: str, node_id: str | None) -> RemoteActor:
+        """Start the actor that measures a contributor on its node; None is the head's."""
+        node_id = self._head.node.node_id if node_id is None else node_id
+        return await self._start("start_contributor", node_id, contributor_id)
+
+    async def _start(self, operation: str, node_id: str, argument: str) -> RemoteActor:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                gateway = await self._connected()
+        except TimeoutError as failure:
+            raise Unavailable("the server is not connected to Ray", mend="look into its log") from failure
+        return RemoteActor(gateway, int(await gateway.call(operation, node_id, argument)))
+
+    # -- the two processes --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep head and gateway running until cancelled, or until one of them ends again and again."""
+        try:
+            while True:
+                await self._connect_and_watch()
+                if self._head.node.child.exit_code is not None:
+                    await asyncio.to_thread(self._revive)
+        except ShareComputeError as failure:
+            self.failure = failure
+        except Exception as failure:  # noqa: BLE001 - the server ends with it
+            _log.exception("the cluster cannot be kept running")
+            self.failure = as_ours(failure)
+
+    async def _connect_and_watch(self) -> None:
+        """Start a gateway, and return when it or the head has ended."""
+        ours, theirs = socket.socketpair()
+        gateway = Gateway(ours)
+        try:
+            with theirs:
+                child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
+            try:
+                reader = await gateway.connect()
+            except Unavailable:
+                await self._give_up(child)
+                return
+            self._gateway = gateway
+            self._is_connected.set()
+            listening = asyncio.create_task(gateway.listen(reader))
+            try:
+                while not listening.done() and self._head.node.child.exit_code is None:
+                    await asyncio.wait([listening], timeout=_POLL_S)
+            finally:
+                self._is_connected.clear()
+                self._gateway = None
+                listening.cancel()
+            await self._give_up(child)
+        finally:
+            gateway.close()
+
+    async def _give_up(self, child: Child) -> None:
+        """End a gateway; raise Unavailable when the next one would end as well."""
+        await asyncio.to_thread(self._roster.stop, child, 1.0)
+        # The head may have ended first, and is noticed a moment later.
+        for _ in range(20):
+            if self._head.node.child.exit_code is not None:
+                return
+            await asyncio.sleep(_POLL_S)
+        _log.warning("the process that calls Ray ended with status %s; it is started again", child.exit_code)
+        self._gateway_lives.require_hope(child)
+
+    def _start_gateway(self, descriptor: int) -> Child:
+        head = self._head
+        command = [
+            *(sys.executable, "-P", "-m", "share_compute_api.cluster.gateway_process"),
+            *("--address", head.ray_address, "--node-address", head.node.address),
+            *("--temp-dir", str(head.folder), "--socket", str(descriptor)),
+        ]
+        self._gateway_lives.begin()
+        return self._roster.start(
+            "gateway",
+            confined(command, head.policy),
+            environment={**head.environment, "RAY_ADDRESS": "", "PYTHONWARNINGS": "ignore"},
+            inherits=clean_environment(os.environ),
+            files=[descriptor],
+        )
+
+    def _start_head(self) -> Head:
+        head = start_head(self._settings, self._roster, advertised(self._settings))
+        self._head_lives.begin()
+        return head
+
+    def _revive(self) -> None:
+        """Start another head in place of the one that ended."""
+        ended = self._head.node.child
+        self._head_lives.require_hope(ended)
+        _log.warning(
+            "the Ray head ended with status %s; it is started again, and jobs go on", ended.exit_code
+        )
+        self._roster.stop(ended)
+        self._head = self._start_head()
+
+
+def advertised(settings: Settings) -> str:
+    """Return the IP address that other machines reach this one at."""
+    if settings.advertise_address:
+        return settings.advertise_address
+    try:
+        if not ip_address(settings.host).is_unspecified:
+            return settings.host
+    except ValueError:
+        return socket.gethostbyname(settings.host)
+    return route_address("203.0.113.1")
+
+
+def for_url(address: str) -> str:
+    """Return an IP address as it is written in a URL."""
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,194 @@
+"""The control plane's side of the gateway: calls that wait for an answer, and actors that are reached through it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from share_compute.errors import ContributorLost, ShareComputeError, Unavailable, error_of
+from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure
+
+_CONNECT_S = 60.0
+"""How long the gateway may take to import Ray and to connect to the head."""
+_log = logging.getLogger(__name__)
+
+
+class CallFailed(Exception):
+    """A call through the gateway failed; `translated` makes it an error for people."""
+
+    def __init__(self, failure: CallFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+_GONE = CallFailure(kind="died", message="the process that calls Ray ended")
+
+
+class Gateway:
+    """A connection to one gateway process.
+
+    Args:
+        connection: our end of a pair of sockets.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._writer: asyncio.StreamWriter | None = None
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    async def connect(self, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
+        """Wait until the process is connected to Ray; return what `listen` reads from.
+
+        Raises:
+            Unavailable: it ended, or was not ready in time.
+        """
+        reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
+        try:
+            async with asyncio.timeout(timeout_s):
+                first = await reader.readline()
+        except TimeoutError:
+            first = b""
+        if not first:
+            raise Unavailable(
+                "the process that calls Ray could not connect to the head", mend="look into its log"
+            )
+        return reader
+
+    async def listen(self, reader: asyncio.StreamReader) -> None:
+        """Take answers in until the process ends or says something that is no answer; then all calls fail."""
+        try:
+            while line := await reader.readline():
+                answer = Answer.model_validate_json(line)
+                waiting = self._waiting.pop(answer.number, None)
+                if waiting is None or waiting.done():
+                    continue
+                if answer.failure is None:
+                    waiting.set_result(answer.value)
+                else:
+                    waiting.set_exception(CallFailed(answer.failure))
+        except (ConnectionError, ValueError, ValidationError) as failure:
+            _log.error("the process that calls Ray said something odd: %s", failure)
+        finally:
+            self.close()
+
+    async def call(self, operation: str, *arguments: Any) -> Any:
+        """Ask for something; return the answer, as JSON says it.
+
+        Raises:
+            CallFailed: it failed, or the process ended.
+        """
+        if self._writer is None or self._writer.is_closing():
+            raise CallFailed(_GONE)
+        number = next(self._numbers)
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._say(Call(number=number, operation=operation, arguments=list(arguments)))
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            self._say(Call(number=number, operation="cancel"))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def post(self, operation: str, *arguments: Any) -> None:
+        """Ask for something whose answer nobody waits for."""
+        self._say(Call(number=next(self._numbers), operation=operation, arguments=list(arguments)))
+
+    def _say(self, call: Call) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(call.model_dump_json().encode() + b"\n")
+
+    def close(self) -> None:
+        """End the connection, and with it the process; calls that wait fail."""
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._connection.close()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(CallFailed(_GONE))
+        self._waiting.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteActor:
+    """An actor on the head or on a contributor; it ends when `kill` is called, or with its gateway."""
+
+    gateway: Gateway
+    number: int
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call one of its methods.
+
+        Raises:
+            CallFailed: it failed, or died.
+        """
+        return await self.gateway.call("call", self.number, method, list(arguments))
+
+    async def ended(self) -> None:
+        """Wait until its own work has ended.
+
+        Raises:
+            CallFailed: the work failed, or the actor died.
+        """
+        await self.gateway.call("ended", self.number)
+
+    async def is_alive(self) -> bool:
+        """Return whether it answers."""
+        try:
+            return bool(await self.gateway.call("is_alive", self.number))
+        except CallFailed:
+            return False
+
+    async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]]) -> Any:
+        """Let a contributor measure its links to others; leaves out those of an earlier gateway."""
+        numbers = [(peer, actor.number) for peer, actor in peers if actor.gateway is self.gateway]
+        return await self.gateway.call("measure_links", self.number, numbers)
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        self.gateway.post("kill", self.number)
+
+
+@contextmanager
+def translated(who: str, *, mistake_mend: str, loss_mend: str, job: str | None = None) -> Iterator[None]:
+    """Raise in place of `CallFailed` what people can do something about.
+
+    Args:
+        who: the actor, as the beginning of a sentence.
+        mistake_mend: what to do where it failed.
+        loss_mend: what to do where its process died, or cannot be reached.
+        job: the job that it works for.
+
+    Raises:
+        ShareComputeError: the actor raised it.
+        Unavailable: it made a mistake, or Ray does not answer.
+        ContributorLost: its process died.
+    """
+    try:
+        yield
+    except CallFailed as failed:
+        failure = failed.failure
+        if failure.kind == "raised":
+            raise raised(failure) from failed
+        if failure.kind == "mistake":
+            raise Unavailable(
+                f"{who} made a mistake: {failure.message}", mend=mistake_mend, job=job
+            ) from failed
+        if failure.kind == "no_answer":
+            raise Unavailable(f"Ray does not answer: {failure.message}", mend=loss_mend, job=job) from failed
+        raise ContributorLost(f"{who} died: {failure.message}", mend=loss_mend, job=job) from failed
+
+
+def raised(failure: CallFailure) -> ShareComputeError:
+    """Return the error of ours that a failure tells of."""
+    return error_of(failure.code or "", failure.message, failure.facts)

@@ -1,0 +1,288 @@
+"""The gateway: the only process of the server that calls Ray. It holds the cluster's token, and no other secret.
+
+Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
+--socket FD``. It answers `calls.Call` on that socket until it is closed. What contributors' processes answer is
+deserialized here, never in the control plane.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import ray
+from pydantic import ValidationError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute_actors.coordinator.coordinator import Coordinator
+from share_compute_actors.machine.contributor import start_contributor
+from share_compute_actors.member import naming
+from share_compute_actors.serving.server import DeploymentServer
+from share_compute_actors.testing import make_fail
+from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure, NodeFacts
+
+NAMESPACE = "share-compute"
+_RETRY_S = 0.2
+"""Pause before an actor is called again that could not be reached."""
+_METHODS: Final = {
+    "coordinator": frozenset({"events", "cancel", "offer", "drain"}),
+    "deployment": frozenset({"submit", "cancel", "pull", "status", "offer", "stop"}),
+    "contributor": frozenset({"probe"}),
+}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Actor:
+    """An actor that the control plane asked for; it lives as long as this."""
+
+    kind: str
+    handle: Any
+    run: asyncio.Future[Any] | None = None
+    """Its work, where it has some beside answering."""
+
+
+class Operations:
+    """What the control plane may ask for; every public method is one. They return what JSON can say."""
+
+    def __init__(self) -> None:
+        self._actors: dict[int, _Actor] = {}
+        self._next = 0
+
+    async def start_coordinator(self, node_id: str, assignment: str) -> int:
+        """Start a coordinator on a node and let it run; return its number."""
+        return await self._start("coordinator", Coordinator, node_id, assignment)
+
+    async def start_deployment(self, node_id: str, assignment: str) -> int:
+        """Start the server of a deployment's replica on a node and let it run; return its number."""
+        return await self._start("deployment", DeploymentServer, node_id, assignment)
+
+    async def start_contributor(self, node_id: str, contributor_id: str) -> int:
+        """Start the actor that measures a contributor on its node; return its number."""
+        handle = await asyncio.to_thread(start_contributor, contributor_id, node_id)
+        return self._keep(_Actor("contributor", handle))
+
+    async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
+        """Call a method of an actor; again and again while it cannot be reached but is not known to be dead."""
+        actor = self._actor(number)
+        if method not in _METHODS[actor.kind]:
+            raise ValueError(f"a {actor.kind} has no method {method}")
+        while True:
+            try:
+                return await getattr(actor.handle, method).remote(*arguments)
+            except ActorUnavailableError as failure:
+                if actor.kind == "contributor":
+                    raise
+                _log.info("%s %d: %s", actor.kind, number, first_line(failure))
+            await asyncio.sleep(_RETRY_S)
+
+    async def ended(self, number: int) -> None:
+        """Wait until an actor's own work has ended."""
+        run = self._actor(number).run
+        if run is not None:
+            await asyncio.shield(run)
+
+    async def is_alive(self, number: int) -> bool:
+        """Return whether an actor answers."""
+        try:
+            await self._actor(number).handle.__ray_ready__.remote()
+        except RayError:
+            return False
+        return True
+
+    async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
+        """Let a contributor measure its links to others; return JSON of a list, without those that are gone."""
+        handles = [(peer, self._actors[other].handle) for peer, other in peers if other in self._actors]
+        return await self._actor(number).handle.measure_links.remote(handles)
+
+    async def kill(self, number: int) -> None:
+        """End an actor and all that it started; one that is gone is no error."""
+        actor = self._actors.pop(number, None)
+        if actor is not None:
+            await asyncio.to_thread(ray.kill, actor.handle)
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Return Ray's table of nodes."""
+        rows = await asyncio.to_thread(ray.nodes)
+        return [
+            NodeFacts(
+                node_id=row["NodeID"],
+                address=row["NodeManagerAddress"],
+                is_alive=row["Alive"],
+                labels=dict(row.get("Labels", {})),
+                resources=dict(row.get("Resources", {})),
+            ).model_dump()
+            for row in rows
+        ]
+
+    async def members(self) -> dict[str, list[str]]:
+        """Return, by contributor, the jobs that have members there."""
+        found = await asyncio.to_thread(naming.machines_with_members)
+        return {contributor: sorted(jobs) for contributor, jobs in found.items()}
+
+    async def end_members(self, job_id: str) -> int:
+        """End all members of a job; return how many there were."""
+        return await asyncio.to_thread(naming.end_members, job_id)
+
+    async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
+        """Let a member of a running job fail on purpose."""
+        await asyncio.to_thread(make_fail, job_id, contributor_id, kind, duration_s)  # type: ignore[arg-type]
+
+    async def _start(self, kind: str, actor_class: Any, node_id: str, assignment: str) -> int:
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        start = actor_class.options(num_cpus=0, scheduling_strategy=there).remote
+        handle = await asyncio.to_thread(start, assignment)
+        run = asyncio.ensure_future(_awaited(handle.run.remote()))
+        run.add_done_callback(_retrieve)
+        return self._keep(_Actor(kind, handle, run))
+
+    def _keep(self, actor: _Actor) -> int:
+        self._next += 1
+        self._actors[self._next] = actor
+        return self._next
+
+    def _actor(self, number: int) -> _Actor:
+        try:
+            return self._actors[number]
+        except KeyError:
+            raise Unavailable(f"there is no actor {number} any more", mend="start another one") from None
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+def _retrieve(run: asyncio.Future[Any]) -> None:
+    """Take notice of how it ended, or asyncio complains of what nobody looked at."""
+    if not run.cancelled():
+        run.exception()
+
+
+class Server:
+    """Answers calls that come through a socket, beside each other, until it is closed.
+
+    Args:
+        reader: where calls come from.
+        writer: where answers go.
+        operations: what may be asked for.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, operations: Operations
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._operations = operations
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Answer until the control plane closes the socket."""
+        self._say(Answer(number=0, value="ready"))
+        while line := await self._reader.readline():
+            call = Call.model_validate_json(line)
+            if call.operation == "cancel":
+                if call.number in self._tasks:
+                    self._tasks[call.number].cancel()
+                continue
+            task = asyncio.create_task(self._answer(call))
+            self._tasks[call.number] = task
+            task.add_done_callback(partial(self._forget, call.number))
+
+    def _forget(self, number: int, task: asyncio.Task[None]) -> None:
+        del task
+        self._tasks.pop(number, None)
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            value = await self._work(call)
+            answer = Answer(number=call.number, value=value)
+        except Exception as failure:  # noqa: BLE001 - the control plane is told whatever happens
+            answer = Answer(number=call.number, failure=_described(failure))
+        self._say(answer)
+        with suppress(ConnectionError):
+            await self._writer.drain()
+
+    def _work(self, call: Call) -> Awaitable[Any]:
+        work: Callable[..., Awaitable[Any]] | None = None
+        if not call.operation.startswith("_"):
+            work = getattr(self._operations, call.operation, None)
+        if work is None:
+            raise ValueError(f"there is no operation {call.operation}")
+        return work(*call.arguments)
+
+    def _say(self, answer: Answer) -> None:
+        try:
+            line = answer.model_dump_json().encode()
+        except (ValueError, ValidationError) as failure:  # an actor returned what JSON cannot say
+            line = Answer(number=answer.number, failure=_described(failure)).model_dump_json().encode()
+        if len(line) >= MOST_BYTES:
+            too_long = ValueError(f"an answer of {len(line)} bytes is too long")
+            line = Answer(number=answer.number, failure=_described(too_long)).model_dump_json().encode()
+        self._writer.write(line + b"\n")
+
+
+def _described(failure: Exception) -> CallFailure:
+    """Return a failure as the control plane hears of it."""
+    cause: BaseException = failure.cause if isinstance(failure, RayTaskError) else failure
+    if isinstance(cause, ShareComputeError):
+        facts = json.loads(json.dumps(cause.facts(), default=str))
+        return CallFailure(kind="raised", message=cause.message, code=cause.code, facts=facts)
+    if isinstance(failure, ActorUnavailableError):
+        return CallFailure(kind="unreachable", message=first_line(failure))
+    if isinstance(failure, RayActorError):
+        return CallFailure(kind="died", message=first_line(failure))
+    if isinstance(failure, RayError) and not isinstance(failure, RayTaskError):
+        return CallFailure(kind="no_answer", message=f"{type(failure).__name__}: {first_line(failure)}")
+    return CallFailure(kind="mistake", message=f"{type(cause).__name__}: {first_line(cause)}")
+
+
+def first_line(failure: BaseException) -> str:
+    """Return the part of an error of Ray that is for people; the rest is traces and advice to developers."""
+    return next((line.strip() for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MOST_BYTES)
+    await Server(reader, writer, Operations()).run()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Connect to Ray, then answer until the socket is closed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--node-address", required=True)
+    parser.add_argument("--temp-dir", required=True)
+    parser.add_argument("--socket", required=True, type=int)
+    wanted = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO)
+    connection = socket.socket(fileno=wanted.socket)
+    os.set_inheritable(wanted.socket, False)  # noqa: FBT003 - the standard library's
+    ray.init(
+        address=wanted.address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        # Contributors' nodes may run on this machine too; these two pick the head's.
+        _node_ip_address=wanted.node_address,
+        _temp_dir=wanted.temp_dir,
+    )
+    try:
+        asyncio.run(_serve(connection))
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
