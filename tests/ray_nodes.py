@@ -112,6 +112,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         folder: Path = tmp_path,
         timings: dict[str, MachineTimings] | None = None,
         drift: float = 0.25,
+        checkpoint_every_s: float | None = None,
         failures: Sequence[Failure] = (),
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
@@ -126,6 +127,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             folder=folder,
             checkpoint=checkpoint,
             drift=drift,
+            checkpoint_every_s=checkpoint_every_s,
             told=known,
             failures=tuple(failures),
             timings=timings or {},

@@ -117,6 +117,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         Patience(retry_s=settings.health_period_s * settings.health_failures + 1),
         members=cluster.members,
         drift=settings.replan_drift,
+        checkpoint_every_s=settings.checkpoint_every_s or None,
     )
     contributors = ContributorSupervisor(context.store, context.measurements, cluster.alive_nodes)
     context.deployments = DeploymentSupervisor(

@@ -95,6 +95,18 @@ class HitReport(Hit):
     """Time until the next step was committed after it was noticed; None: none was."""
     recomputed: int
     """Microbatches that were computed again."""
+    restarted_from: int | None = None
+    """Step to which the job went back because of it; None: no committed step was lost."""
+
+
+class Restart(_View):
+    """A new attempt at the job."""
+
+    attempt: int
+    step: int
+    """Step that it continues from."""
+    steps_lost: int
+    """Committed steps that it computes again; 0: it took over the members of the attempt before."""
 
 
 class Comparison(_View):
@@ -122,7 +134,9 @@ class StormReport(_View):
     steps: int
     """Committed during the storm."""
     steps_again: int
-    """Of these, how many had been committed before: what was done after a checkpoint and lost."""
+    """Committed steps that were lost by restarts, so that they are computed again, during the storm or after it."""
+    restarts: tuple[Restart, ...] = ()
+    """New attempts, in their order."""
     step_s: float | None
     """Median time from one commit to the next."""
     longest_stall_s: float | None
@@ -135,17 +149,18 @@ class StormReport(_View):
         return tuple(hit for hit in self.hits if hit.recovered_s is None)
 
 
-def assess(hits: Sequence[Hit], events: Sequence[EventRecord]) -> tuple[HitReport, ...]:
+def assess(hits: Sequence[Hit], events: Sequence[EventRecord], before_step: int = 0) -> tuple[HitReport, ...]:
     """Return what a job made of each failure.
 
     Args:
         hits: in their order.
         events: of the job, all since the storm began, in their order.
+        before_step: last step that was committed before the storm.
     """
-    return tuple(_assess(hit, events) for hit in hits)
+    return tuple(_assess(hit, events, before_step) for hit in hits)
 
 
-def _assess(hit: Hit, events: Sequence[EventRecord]) -> HitReport:
+def _assess(hit: Hit, events: Sequence[EventRecord], before_step: int) -> HitReport:
     before = [event for event in events if event.at <= hit.at]
     after = events[len(before) :]
     notice = _notice(hit, after, before[-1].attempt if before else None)
@@ -155,11 +170,38 @@ def _assess(hit: Hit, events: Sequence[EventRecord]) -> HitReport:
     committed = [int(event.data["step"]) for event in before if event.kind == "step"]
     return HitReport(
         **hit.model_dump(),
-        step=max(committed, default=0),
+        step=max(committed, default=before_step),
         was_noticed=noticed is not None,
         recovered_s=None if recovery is None else (recovery.at - hit.at).total_seconds(),
         recomputed=0 if noticed is None else noticed.data.get("recomputed", 0),
+        restarted_from=_restarted_from(noticed, before_step if not committed else committed[-1]),
     )
+
+
+def _restarted_from(noticed: EventRecord | None, last_step: int) -> int | None:
+    if noticed is None or noticed.kind != "started":
+        return None
+    step = int(noticed.data["first_step"]) - 1
+    return step if step < last_step else None
+
+
+def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Restart, ...]:
+    """Return the attempts that began during a storm, with what each computes again.
+
+    Args:
+        events: of the job, all since the storm began, in their order.
+        attempt: at which the job was when it began.
+        step: last committed step by then.
+    """
+    found = []
+    for event in events:
+        if event.kind == "step":
+            step = int(event.data["step"])
+        elif event.kind == "started" and event.attempt is not None and event.attempt != attempt:
+            attempt, first = event.attempt, int(event.data["first_step"])
+            found.append(Restart(attempt=attempt, step=first - 1, steps_lost=max(0, step - first + 1)))
+            step = first - 1
+    return tuple(found)
 
 
 def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int | None:
@@ -178,13 +220,11 @@ def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int 
     return None
 
 
-def pace(events: Sequence[EventRecord]) -> tuple[int, int, float | None, float | None]:
-    """Return steps, of these how many were taken again, and the median and longest time between two, in s."""
+def pace(events: Sequence[EventRecord]) -> tuple[int, float | None, float | None]:
+    """Return how many steps were committed, and the median and longest time between two, in s."""
     steps = [event for event in events if event.kind == "step"]
-    numbers = [int(event.data["step"]) for event in steps]
     times = [(later.at - earlier.at).total_seconds() for earlier, later in pairwise(steps)]
-    again = len(numbers) - len(set(numbers))
-    return len(numbers), again, statistics.median(times) if times else None, max(times, default=None)
+    return len(steps), statistics.median(times) if times else None, max(times, default=None)
 
 
 def compare(job_id: str, losses: Mapping[int, float], others: Mapping[int, float]) -> Comparison:

@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     else nobody."""
     replan_drift: float = Field(default=0.25, gt=0)
     """Share by which measured step times may differ from predicted ones before a running job is planned again."""
+    checkpoint_every_s: float = Field(default=180.0, ge=0)
+    """Seconds from one checkpoint to the next for jobs without ``training.checkpoint_every``; 0 turns that off."""
     allow_failures: bool = False
     """Whether whoever has an API key may let members of running jobs fail on purpose (`share-compute chaos`)."""
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)

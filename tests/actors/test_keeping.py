@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ray_nodes import Attempt
+from tests.ray_nodes import Attempt, processes_on
 
 from share_compute.jobs.events import AttemptEvent
 from share_compute.models.checksums import damage
@@ -21,6 +21,10 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+STEPS_UNTIL_TIME = 400
+"""Take several seconds, so that checkpoints by time come before the end."""
 
 
 class SlowDisk:
@@ -127,6 +131,38 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert (state["step"], state["seed"], state["batch_size"]) == (8, 0, 8)
     again = succeeded(attempt(job(corpus, pretrained), checkpoint=kept / "step-00000008", number=2))
     assert losses_after(8, again) == losses_after(8, events)
+
+
+def test_a_job_that_names_no_interval_survives_the_loss_of_all_its_members(
+    attempt: Attempt, corpus: Path, pretrained: Path, nodes: list[Any], tmp_path: Path
+) -> None:
+    document = job(corpus, pretrained, checkpoint_every=None, steps=STEPS_UNTIL_TIME)
+    document["parallelism"]["buddies"] = False
+    killed: list[int] = []
+
+    def kill(event: AttemptEvent, _coordinator: Any) -> None:
+        if event.type == "checkpoint" and not killed:
+            for node in nodes:
+                for process in processes_on(node, "Member"):
+                    killed.append(process.pid)
+                    process.kill()
+
+    lost = attempt(document, checkpoint_every_s=0.5, folder=tmp_path / "lost", on_event=kill)
+    assert len(killed) == 2
+    assert lost[-1].type == "ended"
+    assert lost[-1].outcome == "failed"
+    (step, saved), *_ = checkpoints_of(lost).items()
+    assert 0 < step < STEPS_UNTIL_TIME
+    # From a step that nobody named, and with more checkpoints on the way, the numbers are those of an undisturbed job.
+    again = succeeded(
+        attempt(document, checkpoint=saved, number=2, checkpoint_every_s=0.5, folder=tmp_path / "lost")
+    )
+    calm = succeeded(attempt(document, folder=tmp_path / "calm"))
+    assert list(checkpoints_of(calm)) == [STEPS_UNTIL_TIME]
+    assert losses_after(step, again) == losses_after(step, calm)
+    first, second = (tmp_path / name / "artifacts" / "model" for name in ("lost", "calm"))
+    for file in second.glob("*.safetensors"):
+        assert (first / file.name).read_bytes() == file.read_bytes()
 
 
 def test_a_member_that_dies_before_all_is_fetched_costs_one_checkpoint(

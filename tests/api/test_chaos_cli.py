@@ -17,7 +17,7 @@ from share_compute.planning.plan import Plan
 from share_compute.settings import Settings
 from share_compute.store.records import EventRecord
 from share_compute_api.client import Client
-from share_compute_api.storm import Hit, assess, compare, gusts, pace
+from share_compute_api.storm import Hit, Restart, assess, compare, gusts, pace, restarts
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 PLAN = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, pools=(), microbatches=1)
@@ -80,9 +80,30 @@ def test_an_attempt_that_is_made_again_counts_with_what_it_repeats() -> None:
         event(10.0, "step", attempt=2, step=3),
     ]
     (killed,) = assess([hit(2.5)], events)
-    assert (killed.was_noticed, killed.recovered_s) == (True, 7.0)
-    assert pace(events) == (4, 1, 1.0, 7.5)
-    assert pace(events[:1]) == (1, 0, None, None)
+    assert (killed.was_noticed, killed.recovered_s, killed.restarted_from) == (True, 7.0, 1)
+    assert restarts(events, attempt=1, step=0) == (Restart(attempt=2, step=1, steps_lost=1),)
+    assert pace(events) == (4, 1.0, 7.5)
+    assert pace(events[:1]) == (1, None, None)
+
+
+def test_steps_that_a_restart_lost_count_also_when_they_are_computed_after_the_storm() -> None:
+    events = [
+        event(1.0, "started", attempt=2, first_step=11),
+        event(2.0, "step", attempt=2, step=11),
+        event(3.0, "step", attempt=2, step=12),
+        event(4.0, "started", attempt=3, first_step=12),
+        event(5.0, "step", attempt=3, step=12),
+        event(6.0, "started", attempt=4, first_step=13),  # its members were taken over
+    ]
+    # 90 of the 100 steps from before the storm are lost though only three steps were committed since.
+    assert restarts(events, attempt=1, step=100) == (
+        Restart(attempt=2, step=10, steps_lost=90),
+        Restart(attempt=3, step=11, steps_lost=1),
+        Restart(attempt=4, step=12, steps_lost=0),
+    )
+    first, second, third = assess([hit(0.5), hit(3.5), hit(5.5)], events, before_step=100)
+    assert (first.step, first.restarted_from, second.restarted_from) == (100, 10, 11)
+    assert (third.was_noticed, third.restarted_from) == (True, None)
 
 
 def test_losses_are_compared_to_the_last_bit() -> None:
@@ -146,6 +167,6 @@ def test_a_storm_in_which_nothing_is_hit_reports_so(open_client: Client, plane: 
     done = run("chaos", "--job", job.id, *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["hits"] == []
+    assert report["hits"] == report["restarts"] == []
     assert report["missed"] == len(list(gusts(1, 1.0, 3.0, ["kill", "stop"]))) > 0
     assert report["against"] == {"job_id": other.id, "steps": 1, "first_difference": None}

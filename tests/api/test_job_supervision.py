@@ -39,6 +39,7 @@ def test_a_job_waits_for_contributors_then_runs_to_its_end(store: Store, tmp_pat
         assert attempt.assignment.folder == tmp_path / "jobs" / job_id
         assert [machine.id for machine in attempt.assignment.topology.contributors] == [ada]
         assert [link.target for link in attempt.assignment.topology.links] == ["head"]
+        assert attempt.assignment.checkpoint_every_s is None
         assert store.jobs.get(job_id).state == "planning"
         await attempt.tell(planned(ada), step(1))
         await pool.until(job_id, lambda job: job.step == 1 and job.state is JobState.running)

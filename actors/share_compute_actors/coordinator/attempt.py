@@ -164,7 +164,8 @@ class TrainingAttempt:
             if shares is not None:
                 changes.share(shares)
 
-        def before_change(state: TrainingState) -> None:
+        def paused_early(state: TrainingState) -> None:
+            keeper.checkpoint_if_due(state)
             leaving = changes.leaving
             if leaving and not former.can_do_without(leaving):
                 keeper.checkpoint(state, waits=True)
@@ -184,7 +185,7 @@ class TrainingAttempt:
                 library,
                 self._tell,
                 observe,
-                before_change,
+                paused_early,
                 record.validated,
             )
             mover = Mover(crew, facts.first_step)
@@ -211,7 +212,9 @@ class TrainingAttempt:
             conductor = Conductor(
                 crew, record, form, listener, self._inbox, spec.training, self._wishes, changes
             )
-            keeper = Keeper(library, crew, conductor, assignment.folder, self._tell)
+            keeper = Keeper(
+                library, crew, conductor, assignment.folder, self._tell, assignment.timed_checkpoints_s
+            )
             conductor.assemble()
             balancer.reform(conductor.roster)
             if takeover is not None:

@@ -146,7 +146,7 @@ class Conductor:
     def steps(self, until: int) -> int:
         """Take the steps up to this one; return the last one, which all members have applied.
 
-        That is an earlier one when something is to change: see `change`.
+        That is an earlier one when something is to change (see `change`), or after `pause_early`.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -158,6 +158,12 @@ class Conductor:
         self._handle(Continue(until))
         self._run()
         return self._machine.committed
+
+    def pause_early(self) -> None:
+        """Pause after the step that is being computed, so that `steps` returns; does nothing between epochs."""
+        is_stepping = self._roster is not None and self._machine.phase == "stepping"
+        if is_stepping and self._machine.until > self._machine.committed:
+            self._handle(Continue(self._machine.committed))
 
     def at_pause(self, work: Callable[[], Result]) -> Result:
         """Do something with all members while no step is computed; again, when some are lost meanwhile."""
@@ -209,8 +215,7 @@ class Conductor:
             self._lose(self._crew.feel_pulse())
             if not self._crew.workers:
                 raise machines_lost(self._crew.topology, self._lost)
-            if self._roster is not None and self._machine.until > self._machine.committed:
-                self._pause_if_due()
+            self._pause_if_due()
             if time.monotonic() - self._ticked_s > _TICK_S:
                 self._ticked_s = time.monotonic()
                 self._handle(Tick())
@@ -218,8 +223,8 @@ class Conductor:
             self._injector.mishaps.flush()
 
     def _pause_if_due(self) -> None:
-        if self._machine.phase == "stepping" and self._changes.are_due(self.roster):
-            self._handle(Continue(self._machine.committed))
+        if self._roster is not None and self._changes.are_due(self._roster):
+            self.pause_early()
 
     def _hear(
         self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None

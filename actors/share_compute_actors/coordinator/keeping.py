@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ import ray
 from share_compute.errors import ShareComputeError, StaleEpoch, Unavailable
 from share_compute.jobs.events import ArtifactSaved, AttemptEvent, CheckpointSaved, Note
 from share_compute.protocol.roster import Worker
+from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.library import TrainingState
@@ -45,6 +47,7 @@ class Keeper:
         conductor: sees to it that no step is computed while snapshots are taken.
         place: the job's own folder.
         tell: takes what happens.
+        every_s: time from one checkpoint to the next where the job names no interval; None writes none by time.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Keeper:
         conductor: Conductor,
         place: Path,
         tell: Callable[[AttemptEvent], None],
+        every_s: float | None = None,
     ) -> None:
         self._library = library
         self._crew = crew
@@ -64,6 +68,13 @@ class Keeper:
         self._whole: str | None = None
         """The folder that was told last; one may be due for two reasons, or again when members were lost meanwhile."""
         self._has_told_of_memory = False
+        self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether a checkpoint by time is due, and none is being written."""
+        pace, is_free = self._pace, self._under_way is None
+        return pace is not None and is_free and pace.is_due(time.monotonic())
 
     def checkpoint(self, state: TrainingState, *, waits: bool) -> None:
         """Save where training stands; only at a pause.
@@ -77,17 +88,32 @@ class Keeper:
             Unavailable: the server's disk is full.
             ContributorLost: what a machine gives arrives damaged.
         """
+        began_s = time.monotonic()
+        if self._pace is not None:
+            self._pace = self._pace.began(began_s)
         self._save(f"checkpoints/step-{state.step:08}", "checkpoint", state, waits=waits)
+        if self._pace is not None:
+            self._pace = self._pace.paused(time.monotonic() - began_s)
+
+    def checkpoint_if_due(self, state: TrainingState) -> None:
+        """Save where training stands if a checkpoint by time is due; only at a pause. Raises like `checkpoint`."""
+        if self._is_due:
+            self.checkpoint(state, waits=False)
 
     def result(self, state: TrainingState) -> None:
         """Save what was learnt, and wait until it is whole; raises what `checkpoint` raises."""
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
     def look(self) -> None:
-        """Tell of a folder that has become whole, or will not; called now and then while training goes on."""
+        """Tell of a folder that has become whole, or will not, and ask for a pause when a checkpoint by time is due.
+
+        Call it now and then while training goes on.
+        """
         saving = self._under_way
         if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
             self._settle(saving)
+        if self._is_due:
+            self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
         """Let members leave: what is fetched from them is waited for; only at a pause."""
@@ -160,6 +186,8 @@ class Keeper:
     def _settle(self, saving: _Saving) -> None:
         """Tell how it went."""
         self._under_way = None
+        if self._pace is not None:
+            self._pace = self._pace.written(time.monotonic())
         size_bytes: int | None = ask_library(lambda: ray.get(saving.answer))
         if size_bytes is None:
             self._tell(

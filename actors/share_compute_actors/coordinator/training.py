@@ -47,7 +47,8 @@ class TrainingLoop:
         library: actor that has the tokenizer.
         tell: takes what happens.
         observe: takes each step's number, its seconds and what the members said of it.
-        before_change: saves, at a pause before something changes, what would be lost; takes where training stands.
+        paused_early: saves, at a pause that comes before its step, what is due or would be lost; takes where
+            training stands.
         validated: takes step and loss of each validation.
     """
 
@@ -59,7 +60,7 @@ class TrainingLoop:
         library: Any,
         tell: Callable[[AttemptEvent], None],
         observe: Callable[[int, float, Mapping[Worker, StepFigures]], None],
-        before_change: Callable[[TrainingState], None] = lambda _state: None,
+        paused_early: Callable[[TrainingState], None] = lambda _state: None,
         validated: Callable[[int, float], None] = lambda _step, _loss: None,
     ) -> None:
         self._spec = spec
@@ -74,7 +75,7 @@ class TrainingLoop:
         )
         self._tell = tell
         self._observe = observe
-        self._before_change = before_change
+        self._paused_early = paused_early
         self._validated = validated
         self._rate = learning_rates(spec.training)
         self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
@@ -104,7 +105,7 @@ class TrainingLoop:
             self._last_end = time.monotonic()
             try:
                 while conductor.steps(step) < step:
-                    self._before_change(self.state)
+                    self._paused_early(self.state)
                     conductor.change()
             except NotFinite as failure:
                 raise self._found(failure, conductor) from failure

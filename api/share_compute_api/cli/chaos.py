@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from share_compute.store.records import EventRecord, JobRecord
     from share_compute_api.client import Client
-    from share_compute_api.storm import Gust, Hit, StormKind, StormReport
+    from share_compute_api.storm import Gust, Hit, HitReport, Restart, StormKind, StormReport
 
 _GLANCE_S = 0.5
 _RECOVERY_S = 60.0
@@ -93,6 +93,9 @@ class _Storm:
         self._seconds = 0.0
         self._after = 0
         """Last event before the storm."""
+        self._attempt = 1
+        self._step = 0
+        """Last step that was committed before it."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
         """Let failures happen at their times; ends early with the job, or with Ctrl-C."""
@@ -129,6 +132,9 @@ class _Storm:
             time.sleep(_GLANCE_S)
         while (page := self._client.events(self._job_id, after=self._after, limit=5000)).events:
             self._after = page.next_after
+            for event in page.events:
+                self._attempt = event.attempt or self._attempt
+                self._step = int(event.data["step"]) if event.kind == "step" else self._step
 
     def _rage(self, coming: Sequence[Gust], seconds: float, progress: Progress, task: TaskID) -> None:
         start = time.monotonic()
@@ -177,18 +183,19 @@ class _Storm:
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
         """Wait until the job has recovered or is over, and tell how it came through."""
-        from share_compute_api.storm import StormReport, assess, compare, pace
+        from share_compute_api.storm import StormReport, assess, compare, pace, restarts
 
         deadline_s = time.monotonic() + _RECOVERY_S
         with self._console.status("waiting for the next step"):
             while True:
                 job, events = self._client.job(self._job_id), self._events()
-                hits = assess(self._hits, events)
+                hits = assess(self._hits, events, self._step)
                 is_calm = all(hit.recovered_s is not None for hit in hits)
                 if is_calm or job.state.is_final or time.monotonic() > deadline_s:
                     break
                 time.sleep(_GLANCE_S)
-        steps, again, step_s, longest_stall_s = pace(events)
+        steps, step_s, longest_stall_s = pace(events)
+        begun = restarts(events, self._attempt, self._step)
         losses = _losses(self._client, self._job_id) if against else {}
         return StormReport(
             job_id=self._job_id,
@@ -199,7 +206,8 @@ class _Storm:
             hits=hits,
             missed=self._missed,
             steps=steps,
-            steps_again=again,
+            steps_again=sum(restart.steps_lost for restart in begun),
+            restarts=begun,
             step_s=step_s,
             longest_stall_s=longest_stall_s,
             against=compare(against[0], losses, against[1]) if against else None,
@@ -237,6 +245,20 @@ def _kinds(text: str) -> list[StormKind]:
     return [kind for kind in STORM_KINDS if kind in wanted]
 
 
+def _reaction(hit: HitReport) -> str:
+    if hit.restarted_from is not None:
+        return f"restarted from step {hit.restarted_from}"
+    return "went on without it" if hit.was_noticed else "waited for it"
+
+
+def _restarted(restart: Restart) -> str:
+    if restart.steps_lost:
+        return (
+            f"attempt {restart.attempt} restarted from step {restart.step}: {restart.steps_lost} steps lost"
+        )
+    return f"attempt {restart.attempt} continued from step {restart.step}: no step lost"
+
+
 def _said(hit: Hit) -> str:
     for_s = f" for {hit.duration_s:.1f} s" if hit.duration_s else ""
     return f"{hit.kind} {escape(hit.machine)}{for_s}"
@@ -247,7 +269,7 @@ def _show(report: StormReport, console: Terminal) -> None:
         (
             _said(hit),
             hit.step,
-            "went on without it" if hit.was_noticed else "waited for it",
+            _reaction(hit),
             None if hit.recovered_s is None else f"{hit.recovered_s:.2f} s",
             hit.recomputed,
         )
@@ -256,8 +278,12 @@ def _show(report: StormReport, console: Terminal) -> None:
     columns = ("failure", "after step", "the job", "until the next step", "recomputed")
     print_table(columns, rows, empty="Nothing failed.")
     console.print(f"[bold]job[/]     {escape(report.job_id)}  {state_text(report.state)}")
-    again = f", {report.steps_again} of them again" if report.steps_again else ", none of them twice"
+    again = (
+        f", {report.steps_again} lost and computed again" if report.steps_again else ", none of them twice"
+    )
     console.print(f"[bold]steps[/]   {report.steps} in {duration(report.seconds)}{again}")
+    for restart in report.restarts:
+        console.print(f"[bold]restart[/] {_restarted(restart)}")
     if report.step_s is not None and report.longest_stall_s is not None:
         console.print(
             f"[bold]pace[/]    {report.step_s:.2f} s a step; the longest took {report.longest_stall_s:.2f} s"

@@ -52,6 +52,7 @@ class JobSupervisor:
         bell: rings when the store changed.
         patience: how long to wait for what.
         drift: share by which measured step times may differ from predicted ones before a job is planned again.
+        checkpoint_every_s: time between checkpoints of jobs that name no interval; None writes none by time.
         members: tells, by contributor, which jobs have members there.
     """
 
@@ -65,6 +66,7 @@ class JobSupervisor:
         *,
         members: Callable[[], Awaitable[Mapping[str, Collection[str]]]],
         drift: float = 0.25,
+        checkpoint_every_s: float | None = None,
     ) -> None:
         self._store = store
         self._launch = launch
@@ -72,6 +74,7 @@ class JobSupervisor:
         self._bell = bell
         self._patience = patience or Patience()
         self._drift = drift
+        self._checkpoint_every_s = checkpoint_every_s
         self._members = members
         self._waiting = Waiting(self._patience)
         self._allotting = Allotting(self._patience)
@@ -243,5 +246,6 @@ class JobSupervisor:
             checkpoint=job.checkpoint_path,
             told=told,
             drift=self._drift,
+            checkpoint_every_s=self._checkpoint_every_s,
             timings=timings,
         )

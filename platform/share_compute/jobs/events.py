@@ -32,10 +32,17 @@ class Assignment(StrictModel):
     """Last step that the control plane knows to be committed; of later ones that are it is told again."""
     drift: float = Field(default=0.25, gt=0)
     """Share by which the measured step may differ from the predicted one before the job is planned again."""
+    checkpoint_every_s: float | None = Field(default=None, gt=0)
+    """The cluster's time from one checkpoint to the next; see `timed_checkpoints_s`."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
     """What earlier attempts timed, by contributor id."""
     failures: tuple[Failure, ...] = ()
     """What goes wrong, at named points of the protocol; only tests have some."""
+
+    @property
+    def timed_checkpoints_s(self) -> float | None:
+        """Time from one checkpoint to the next; None where the job names an interval in steps, or the cluster none."""
+        return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
 
 
 class Offer(StrictModel):

@@ -90,7 +90,7 @@ class TrainingSpec(SpecModel):
     validate_every: int | None = Field(default=None, ge=1, title="Steps between validations")
     """Steps between validations; null validates only at the end."""
     checkpoint_every: int | None = Field(default=None, ge=1, title="Steps between checkpoints")
-    """Steps between checkpoints that a job can be resumed from; null keeps only the last."""
+    """Steps between checkpoints that a job can be resumed from; null: by time, as the server is set (180 s)."""
     checkpoints_kept: int = Field(default=3, ge=1, le=2**20)
     """Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged."""
     early_stopping: EarlyStoppingSpec | None = Field(default=None, title="Stop early")

@@ -6003,7 +6003,7 @@ export interface components {
             batch_size: number;
             /**
              * Steps between checkpoints
-             * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
+             * @description Steps between checkpoints that a job can be resumed from; null: by time, as the server is set (180 s).
              */
             checkpoint_every?: number | null;
             /**
@@ -6125,7 +6125,7 @@ export interface components {
             batch_size: number;
             /**
              * Steps between checkpoints
-             * @description Steps between checkpoints that a job can be resumed from; null keeps only the last.
+             * @description Steps between checkpoints that a job can be resumed from; null: by time, as the server is set (180 s).
              * @default null
              */
             checkpoint_every: number | null;
