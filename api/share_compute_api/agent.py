@@ -174,7 +174,8 @@ class Agent:
             last_contact = time.monotonic()
             # The first time the node is kept, with the members on it: a restarted head knows them still, however long
             # it was away. If that fails, it starts anew.
-            if self._rejoins or access.ray_address != cluster.ray_address:
+            is_another = (access.ray_address, access.token) != (cluster.ray_address, cluster.token)
+            if self._rejoins or is_another:
                 self._stop_node()
             self._rejoins += 1
             self._come_online(client, access, limits)

@@ -15,6 +15,7 @@ from share_compute.store import Store
 from share_compute_api import dashboard, openapi, problems
 from share_compute_api.alerts import AlertWatch
 from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.context import Context
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
@@ -129,6 +130,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         cluster.members,
     )
     batches = BatchSupervisor(context.store, context.engines, settings.data_folder / "jobs", context.bell)
+    context.rotation = TokenRotation(cluster, jobs, context.store)
     context.spawn(cluster.run())
     context.spawn(keep_running("jobs", jobs.run))
     context.spawn(keep_running("batches", batches.run))

@@ -52,6 +52,7 @@ from share_compute_api.schemas import (
     QueueView,
     ServingRequest,
     Status,
+    TokenRotated,
     UploadKind,
     UploadList,
     UploadView,
@@ -63,6 +64,7 @@ _SILENCE_S = 30.0
 _LONGEST_PAUSE_S = 5.0
 _PLAN_TIMEOUT_S = 300.0
 _EXPORT_TIMEOUT_S = 3600.0
+_ROTATION_S = 600.0
 """The server gives a plan up before this, the wait for its turn included."""
 
 
@@ -475,9 +477,14 @@ class Client:
         """Return one machine."""
         return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
 
-    def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Ask a machine to hand over and go."""
-        return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}")
+    def remove_contributor(self, contributor_id: str, *, keep_token: bool = False) -> ContributorRecord:
+        """Ask a machine to hand over and leave; then the cluster's token is changed, unless it is to be kept."""
+        path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
+        return self._transport.read(ContributorRecord, "DELETE", path, params=params)
+
+    def rotate_token(self) -> TokenRotated:
+        """Change the cluster's token; returns when its head has it, which takes up to some minutes."""
+        return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
 
 
 def _is_end(event: EventRecord) -> bool:

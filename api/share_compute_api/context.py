@@ -15,6 +15,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
 from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.export_process import ExportProcesses
 from share_compute_api.islands import IslandMap
 from share_compute_api.metrics import Metrics
@@ -56,6 +57,8 @@ class Context:
     """What is told to Prometheus."""
     deployments: DeploymentSupervisor | None = None
     """Serves what is to be served; None without a cluster."""
+    rotation: TokenRotation | None = None
+    """Changes the cluster's token; None without a cluster."""
     measurements: Measurements | None = None
     """What measures contributors; None without a cluster."""
 

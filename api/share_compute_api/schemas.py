@@ -291,6 +291,15 @@ class Joined(View):
     cluster: ClusterAccess
 
 
+class TokenRotated(View):
+    """The cluster has another token."""
+
+    jobs: int
+    """Jobs that were suspended; they continue from the checkpoint that they wrote."""
+    seconds: float
+    """Time from the first suspension until the head ran with the new token."""
+
+
 class OnlineRequest(StrictModel):
     """A machine's Ray node runs."""
 

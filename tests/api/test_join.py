@@ -67,7 +67,7 @@ def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_
 
     with server.client() as client:
         wait_for(is_back, "the machine back", 180)
-        client.send_away(machine.record.id)
+        client.remove_contributor(machine.record.id, keep_token=True)
     assert machine.command.process.wait(120) == 0
 
 

@@ -135,7 +135,7 @@ def test_the_operator_sends_a_machine_away(door: str, store: Store, client: Any)
     joined = join(door, wanted(store.invites.create()[1]))
     assert client.contributor(joined.contributor_id).name == "ada"
     store.contributors.online(joined.contributor_id, node_id="ab", address="192.0.2.7")
-    assert client.send_away(joined.contributor_id).state == "draining"
+    assert client.remove_contributor(joined.contributor_id).state == "draining"
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.heartbeat().wanted == "leave"
         with pytest.raises(NotAuthorized, match="sent this contributor away"):
@@ -155,7 +155,7 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.online(node_id="cd", address="192.0.2.7").state == "probing"
         assert tried.wait(20)
-        client.send_away(joined.contributor_id)
+        client.remove_contributor(joined.contributor_id)
         with pytest.raises(Conflict):
             agent.online(node_id="cd", address="192.0.2.7")
 

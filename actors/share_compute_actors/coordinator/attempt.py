@@ -36,7 +36,7 @@ from share_compute_actors.coordinator.conductor import Conductor, Heard, Listene
 from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.forming import Former
-from share_compute_actors.coordinator.keeping import Keeper
+from share_compute_actors.coordinator.keeping import Keeper, suspended
 from share_compute_actors.coordinator.library import Library, LibraryFacts, TrainingState
 from share_compute_actors.coordinator.moving import Mover
 from share_compute_actors.coordinator.reality import Reality
@@ -212,9 +212,7 @@ class TrainingAttempt:
             conductor = Conductor(
                 crew, record, form, listener, self._inbox, spec.training, self._wishes, changes
             )
-            keeper = Keeper(
-                library, crew, conductor, assignment.folder, self._tell, assignment.timed_checkpoints_s
-            )
+            keeper = Keeper(library, crew, conductor, assignment, self._tell, self._wishes)
             conductor.assemble()
             balancer.reform(conductor.roster)
             if takeover is not None:
@@ -296,6 +294,8 @@ class TrainingAttempt:
         while not ray.wait([asked], timeout=1.0)[0]:
             if self._wishes.cancelled.is_set():
                 raise Cancelled
+            if self._wishes.suspended.is_set():
+                raise suspended("while its data was prepared")
             what, _ = ask_library(lambda: ray.get(library.progress.remote()))
             if what != told:
                 told = what

@@ -27,6 +27,8 @@ class Wishes:
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
+        self.suspended = threading.Event()
+        """Set when the attempt is to save where training stands, and to end: another attempt goes on from there."""
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
         self.offered: Offer | None = None
@@ -109,6 +111,11 @@ class Coordinator:
     def cancel(self) -> None:
         """Ask the attempt to end at the next step."""
         self._wishes.cancelled.set()
+
+    @ray.method(concurrency_group="control")
+    def suspend(self) -> None:
+        """Ask the attempt to write a checkpoint after the step it is in, and to end."""
+        self._wishes.suspended.set()
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 
-from share_compute.errors import ShareComputeError, StaleEpoch, Unavailable
-from share_compute.jobs.events import ArtifactSaved, AttemptEvent, CheckpointSaved, Note
+from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable
+from share_compute.jobs.events import ArtifactSaved, Assignment, AttemptEvent, CheckpointSaved, Note
 from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
+from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.library import TrainingState
 from share_compute_actors.member.rows import ask_library
@@ -45,9 +45,9 @@ class Keeper:
         library: writes the folders.
         crew: holds the model.
         conductor: sees to it that no step is computed while snapshots are taken.
-        place: the job's own folder.
+        assignment: names the job's own folder, and how often a checkpoint is due.
         tell: takes what happens.
-        every_s: time from one checkpoint to the next where the job names no interval; None writes none by time.
+        wishes: what the control plane asks.
     """
 
     def __init__(
@@ -55,19 +55,21 @@ class Keeper:
         library: Any,
         crew: Crew,
         conductor: Conductor,
-        place: Path,
+        assignment: Assignment,
         tell: Callable[[AttemptEvent], None],
-        every_s: float | None = None,
+        wishes: Wishes,
     ) -> None:
         self._library = library
         self._crew = crew
         self._conductor = conductor
-        self._place = place
+        self._place = assignment.folder
+        self._wishes = wishes
         self._tell = tell
         self._under_way: _Saving | None = None
         self._whole: str | None = None
         """The folder that was told last; one may be due for two reasons, or again when members were lost meanwhile."""
         self._has_told_of_memory = False
+        every_s = assignment.timed_checkpoints_s
         self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
 
     @property
@@ -96,7 +98,14 @@ class Keeper:
             self._pace = self._pace.paused(time.monotonic() - began_s)
 
     def checkpoint_if_due(self, state: TrainingState) -> None:
-        """Save where training stands if a checkpoint by time is due; only at a pause. Raises like `checkpoint`."""
+        """Save where training stands if a checkpoint by time is due; only at a pause. Raises like `checkpoint`.
+
+        Raises:
+            ContributorLost: the attempt is to be suspended, and its checkpoint is whole.
+        """
+        if self._wishes.suspended.is_set():
+            self.checkpoint(state, waits=True)
+            raise suspended(f"after step {state.step}")
         if self._is_due:
             self.checkpoint(state, waits=False)
 
@@ -112,7 +121,7 @@ class Keeper:
         saving = self._under_way
         if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
             self._settle(saving)
-        if self._is_due:
+        if self._is_due or self._wishes.suspended.is_set():
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
@@ -205,3 +214,8 @@ class Keeper:
             if saving.kind == "checkpoint"
             else ArtifactSaved(name=_RESULT, path=path, size_bytes=size_bytes)
         )
+
+
+def suspended(when: str) -> ContributorLost:
+    """Return the error that ends an attempt so that another one goes on."""
+    return ContributorLost(f"suspended {when}", mend="it goes on by itself")

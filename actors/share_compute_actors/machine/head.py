@@ -26,6 +26,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
 _RECONNECT_S = 600
 """How long nodes of contributors wait for a head that is being restarted."""
+_TOKEN, _STALE = "ray-token", "ray-token-is-stale"
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +66,10 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         Conflict: the port is taken.
         Unavailable: it did not start.
     """
-    token = read_or_make_secret(settings.data_folder / "ray-token")
+    if (settings.data_folder / _STALE).exists():
+        write_private(settings.data_folder / _TOKEN, secrets.token_hex(32))
+        (settings.data_folder / _STALE).unlink()
+    token = read_or_make_secret(settings.data_folder / _TOKEN)
     # Ray opens its folder to everybody; the one around it stays closed. Sockets need a short path.
     folder = roster.folder / "r" / "s"
     # With the address of an earlier run of ours in it, Ray refuses to use the same port again.
@@ -99,6 +103,11 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
     ]
     node = launch(roster, "head", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
     return Head(node, token, folder, policy, shared)
+
+
+def invalidate_token(data_folder: Path) -> None:
+    """Let the next head make another token, also after a restart of the server: somebody who left knows this one."""
+    write_private(data_folder / _STALE, "")
 
 
 def hand_over(policy: Policy, paths: Iterable[Path]) -> None:

@@ -16,6 +16,7 @@ from share_compute_api.cli.chaos import chaos
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
 from share_compute_api.cli.join import join
+from share_compute_api.cli.machines import remove, rotate_token
 from share_compute_api.cli.output import print_failure
 from share_compute_api.cli.plan import plan
 from share_compute_api.cli.serve import chat, deployments, scale, serve, undeploy
@@ -51,7 +52,18 @@ def make_app() -> typer.Typer:
         for command in commands:
             app.command(_NAMES.get(command), rich_help_panel=panel)(command)
 
-    add("Run the pool", up, status, doctor, demo, chaos, information.contributors, topology)
+    add(
+        "Run the pool",
+        up,
+        status,
+        doctor,
+        demo,
+        chaos,
+        information.contributors,
+        topology,
+        remove,
+        rotate_token,
+    )
     app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
     app.add_typer(keys.app, name="keys", rich_help_panel="Run the pool")
     add("Lend a machine", join)

@@ -173,7 +173,7 @@ class _Storm:
 
     def _let_fail(self, victim: str, gust: Gust) -> datetime:
         if gust.kind == "leave":
-            sent_away_at = self._client.send_away(victim).sent_away_at
+            sent_away_at = self._client.remove_contributor(victim, keep_token=True).sent_away_at
             assert sent_away_at is not None
             return sent_away_at
         lasts_s = gust.duration_s or 0.0

@@ -16,7 +16,7 @@ from typing import Any
 from share_compute.errors import ShareComputeError, Unavailable, as_ours
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import clean_environment, confined
-from share_compute_actors.machine.head import Head, hand_over, start_head
+from share_compute_actors.machine.head import Head, hand_over, invalidate_token, start_head
 from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Child, Roster
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
@@ -81,6 +81,8 @@ class Cluster:
         self._head_lives, self._gateway_lives = _Lives("the Ray head"), _Lives("the process that calls Ray")
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
+        self._rotated: asyncio.Future[None] | None = None
+        """Resolved when there is a head with another token, if that is wanted."""
         self.failure: ShareComputeError | None = None
         """Why there will be no other head or gateway."""
         self._head = self._start_head()
@@ -168,6 +170,17 @@ class Cluster:
             raise Unavailable("the server is not connected to Ray", mend="look into its log") from failure
         return RemoteActor(gateway, int(await gateway.call(operation, node_id, argument)))
 
+    async def rotate_token(self) -> None:
+        """Start another head with another token. All nodes of contributors end, and start anew with it.
+
+        Raises:
+            Unavailable: the head did not start.
+        """
+        await asyncio.to_thread(invalidate_token, self._settings.data_folder)
+        if self._rotated is None:
+            self._rotated = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._rotated)
+
     # -- the two processes --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -175,13 +188,22 @@ class Cluster:
         try:
             while True:
                 await self._connect_and_watch()
-                if self._head.node.child.exit_code is not None:
+                if self._rotated is not None:
+                    await asyncio.to_thread(self._replace)
+                    self._rotated.set_result(None)
+                    self._rotated = None
+                elif self._head.node.child.exit_code is not None:
                     await asyncio.to_thread(self._revive)
         except ShareComputeError as failure:
-            self.failure = failure
+            self._fail(failure)
         except Exception as failure:  # noqa: BLE001 - the server ends with it
             _log.exception("the cluster cannot be kept running")
-            self.failure = as_ours(failure)
+            self._fail(as_ours(failure))
+
+    def _fail(self, failure: ShareComputeError) -> None:
+        self.failure = failure
+        if self._rotated is not None:
+            self._rotated.set_exception(failure)
 
     async def _connect_and_watch(self) -> None:
         """Start a gateway, and return when it or the head has ended."""
@@ -199,7 +221,7 @@ class Cluster:
             self._is_connected.set()
             listening = asyncio.create_task(gateway.listen(reader))
             try:
-                while not listening.done() and self._head.node.child.exit_code is None:
+                while not (listening.done() or self._is_over):
                     await asyncio.wait([listening], timeout=_POLL_S)
             finally:
                 self._is_connected.clear()
@@ -209,12 +231,17 @@ class Cluster:
         finally:
             gateway.close()
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the present head has ended, or is to."""
+        return self._rotated is not None or self._head.node.child.exit_code is not None
+
     async def _give_up(self, child: Child) -> None:
         """End a gateway; raise Unavailable when the next one would end as well."""
         await asyncio.to_thread(self._roster.stop, child, 1.0)
         # The head may have ended first, and is noticed a moment later.
         for _ in range(20):
-            if self._head.node.child.exit_code is not None:
+            if self._is_over:
                 return
             await asyncio.sleep(_POLL_S)
         _log.warning("the process that calls Ray ended with status %s; it is started again", child.exit_code)
@@ -240,6 +267,11 @@ class Cluster:
         head = start_head(self._settings, self._roster, advertised(self._settings))
         self._head_lives.begin()
         return head
+
+    def _replace(self) -> None:
+        """Start another head in place of one that may still run."""
+        self._roster.stop(self._head.node.child, 2.0)
+        self._head = self._start_head()
 
     def _revive(self) -> None:
         """Start another head in place of the one that ended."""

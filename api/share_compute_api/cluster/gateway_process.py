@@ -37,7 +37,7 @@ NAMESPACE = "share-compute"
 _RETRY_S = 0.2
 """Pause before an actor is called again that could not be reached."""
 _METHODS: Final = {
-    "coordinator": frozenset({"events", "cancel", "offer", "drain"}),
+    "coordinator": frozenset({"events", "cancel", "suspend", "offer", "drain"}),
     "deployment": frozenset({"submit", "cancel", "pull", "status", "offer", "stop"}),
     "contributor": frozenset({"probe"}),
 }

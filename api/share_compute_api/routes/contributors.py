@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.concurrency import run_in_threadpool
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord
 from share_compute.store.records import WorkRecord
+from share_compute_actors.machine.head import invalidate_token
 from share_compute_api.context import InContext
 from share_compute_api.pool_schemas import BusyHistory, ContributorView
 from share_compute_api.problems import documented
@@ -74,7 +76,27 @@ def get_contributor_busy(
     return BusyHistory(measured=context.store.work.busy(contributor_id, since=since, points=points))
 
 
-@router.delete("/{contributor_id}", operation_id="sendContributorAway", responses=documented(404))
-def send_contributor_away(contributor_id: str, context: InContext) -> ContributorRecord:
-    """Ask a machine to hand over and go; it can come back only with a new invite."""
-    return context.store.contributors.send_away(contributor_id)
+@router.delete("/{contributor_id}", operation_id="removeContributor", responses=documented(404))
+async def remove_contributor(
+    contributor_id: str,
+    context: InContext,
+    keep_token: Annotated[
+        bool,
+        Query(
+            description="Its owner stays trusted: the cluster's token, which the machine knows, stays as it is."
+        ),
+    ] = False,
+) -> ContributorRecord:
+    """Ask a machine to hand over and leave; it can come back only with a new invite.
+
+    When it has left, the cluster's token is changed, and with that its access to the cluster ends.
+    """
+    store = context.store.contributors
+    await run_in_threadpool(store.get, contributor_id)
+    if context.rotation is None or keep_token:
+        return await run_in_threadpool(store.send_away, contributor_id)
+    # First of all, so that a server that is killed now changes the token when it starts again.
+    await run_in_threadpool(invalidate_token, context.settings.data_folder)
+    record = await run_in_threadpool(store.send_away, contributor_id)
+    context.rotation.begin()
+    return record

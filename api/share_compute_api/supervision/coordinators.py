@@ -23,6 +23,9 @@ class Attempt(Protocol):
     async def cancel(self) -> None:
         """Ask it to stop after the step it is in."""
 
+    async def suspend(self) -> None:
+        """Ask it to write a checkpoint after the step it is in, and to end; the job is queued again by that."""
+
     async def offer(self, offer: Offer) -> None:
         """Say which machines it may use from now on, in place of those it was told before.
 
@@ -98,6 +101,11 @@ class RayAttempt:
         """Ask it to stop after the step it is in."""
         with _translated(self._job_id):
             await self._actor.call("cancel")
+
+    async def suspend(self) -> None:
+        """Ask it to write a checkpoint after the step it is in, and to end."""
+        with _translated(self._job_id):
+            await self._actor.call("suspend")
 
     async def offer(self, offer: Offer) -> None:
         """Say which machines it may use from now on, in place of those it was told before."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from share_compute.planning.timings import MachineTimings
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute_api.bell import Bell
 from share_compute_api.supervision.allotting import Allotted, Allotting, allotment
-from share_compute_api.supervision.coordinators import Launch
+from share_compute_api.supervision.coordinators import Attempt, Launch
 from share_compute_api.supervision.following import Following
 from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.looking import keep_looking
@@ -31,12 +32,14 @@ _LOST = "its attempt was lost"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     """An attempt of this supervisor."""
 
     task: asyncio.Task[None]
     allotted: Allotted
+    attempt: Attempt | None = None
+    """None until it is launched."""
 
 
 class JobSupervisor:
@@ -83,6 +86,32 @@ class JobSupervisor:
         self._attempts: dict[str, _Running] = {}
         self._interruption = _RESTARTED
         """What happened to attempts that the store knows and this supervisor does not."""
+        self._is_suspended = False
+
+    @asynccontextmanager
+    async def suspended(self, within_s: float) -> AsyncIterator[int]:
+        """Have all running attempts save where they stand and end, and start none inside the block.
+
+        Args:
+            within_s: what has not ended by then goes on from its last checkpoint.
+
+        Yields:
+            The number of jobs that ran.
+        """
+        self._is_suspended = True
+        try:
+            running = list(self._attempts.values())
+            for each in running:
+                if each.attempt is not None:
+                    with suppress(ShareComputeError, TimeoutError):
+                        async with asyncio.timeout(within_s):
+                            await each.attempt.suspend()
+            if running:
+                await asyncio.wait([each.task for each in running], timeout=within_s)
+            yield len(running)
+        finally:
+            self._is_suspended = False
+            self._bell.ring()
 
     async def run(self) -> None:
         """Run jobs until cancelled; begins by queueing again what an earlier server left unfinished.
@@ -98,6 +127,8 @@ class JobSupervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
+        if self._is_suspended:
+            return
         running = await self._requeue_lost()
         waiting = await asyncio.to_thread(self._store.jobs.queued, _KINDS)
         queued = [job for job in waiting if job.id not in self._attempts]
@@ -177,6 +208,8 @@ class JobSupervisor:
             timings = await patiently(self._patience, known)
             told = await patiently(self._patience, partial(self._store.progress.last_step, job.id))
             attempt = await self._launch(self._assignment(job, machines, timings, told))
+            if job.id in self._attempts:
+                self._attempts[job.id].attempt = attempt
             try:
                 failure = await following.follow(attempt)
             finally:

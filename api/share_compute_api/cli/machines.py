@@ -1,0 +1,72 @@
+"""Commands that end a machine's access: ``remove``, ``rotate-token``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.cli.options import Json
+from share_compute_api.cli.output import console, print_json, state_text
+
+if TYPE_CHECKING:
+    from share_compute.store import ContributorRecord
+    from share_compute_api.client import Client
+
+_COST = (
+    "All machines restart their Ray nodes, which takes about a minute. Jobs write a checkpoint first and continue "
+    "from it; streams of served models wait."
+)
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def remove(
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
+    keep_token: Annotated[
+        bool, typer.Option("--keep-token", help="Its owner stays trusted: do not change the cluster's token.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a machine for good: it hands over, leaves, and its access ends with a new cluster token."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        found = _find(client, machine)
+        if not yes:
+            if not keep_token:
+                console.print(_COST)
+            typer.confirm(f"Remove {found.name}?", abort=True)
+        gone = client.remove_contributor(found.id, keep_token=keep_token)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{escape(gone.name)}  {state_text(gone.state.value)}  {escape(gone.reason)}")
+
+
+def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
+    """Change the secret that all nodes of the cluster share; whoever knew only the old one is locked out."""
+    from share_compute_api.client import Client
+
+    if not yes:
+        console.print(_COST)
+        typer.confirm("Change the cluster's token?", abort=True)
+    with Client() as client, console.status("Jobs write their checkpoints, and the head restarts..."):
+        done = client.rotate_token()
+    if as_json:
+        print_json(done)
+    else:
+        jobs = "1 job continues" if done.jobs == 1 else f"{done.jobs} jobs continue"
+        console.print(f"The token was changed in {done.seconds:.0f} s; {jobs} when the machines are back.")
+
+
+def _find(client: Client, name_or_id: str) -> ContributorRecord:
+    from share_compute.errors import NotFound
+
+    for record in client.contributors():
+        if name_or_id in (record.id, record.name) and record.state.value not in ("left",):
+            return record
+    raise NotFound(
+        f"there is no machine {name_or_id}", mend="`share-compute contributors` lists names and ids"
+    )

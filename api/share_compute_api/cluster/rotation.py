@@ -1,0 +1,89 @@
+"""Change the cluster's token: after a machine was removed, and when the operator asks for it.
+
+Ray reads its token once, when a process starts, so every node restarts. Jobs write a checkpoint first and continue from
+it; streams of served models continue when their replicas are back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from share_compute.errors import Conflict
+from share_compute.jobs.states import ContributorState
+from share_compute.store import Store
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.supervision.jobs import JobSupervisor
+
+_LEAVE_S = 90.0
+"""How long machines that were removed may take to hand over what they hold."""
+_SUSPEND_S = 120.0
+"""How long jobs may take to write their checkpoints."""
+_LOOK_S = 0.5
+_REASON = "the cluster's token was changed; its node restarts with the new one"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """What a change of the token took."""
+
+    jobs: int
+    """That were suspended, and continue from the checkpoint that they wrote."""
+    seconds: float
+    """In which nothing could be computed."""
+
+
+class TokenRotation:
+    """Changes the token, once for all who ask while it is being done.
+
+    Args:
+        cluster: whose token it is.
+        jobs: suspends what runs.
+        store: tells which machines are about to leave.
+    """
+
+    def __init__(self, cluster: Cluster, jobs: JobSupervisor, store: Store) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._store = store
+        self._under_way: asyncio.Task[Rotated] | None = None
+
+    def begin(self) -> asyncio.Task[Rotated]:
+        """Change the token, as soon as machines that were removed have handed over; return the work."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.create_task(self._rotate())
+            self._under_way.add_done_callback(_report)
+        return self._under_way
+
+    async def _rotate(self) -> Rotated:
+        deadline = time.monotonic() + _LEAVE_S
+        while time.monotonic() < deadline and await asyncio.to_thread(self._are_leaving):  # noqa: ASYNC110 - rows
+            await asyncio.sleep(_LOOK_S)
+        began_s = time.monotonic()
+        async with self._jobs.suspended(_SUSPEND_S) as jobs:
+            await self._cluster.rotate_token()
+            await asyncio.to_thread(self._call_back)
+        return Rotated(jobs, time.monotonic() - began_s)
+
+    def _are_leaving(self) -> bool:
+        leaving = self._store.contributors.list([ContributorState.draining])
+        return any(one.sent_away_at is not None for one in leaving)
+
+    def _call_back(self) -> None:
+        """Let all agents come back at their next heartbeat, and jobs wait until then."""
+        for record in self._store.contributors.list([ContributorState.ready, ContributorState.probing]):
+            with suppress(Conflict):  # it changed meanwhile
+                self._store.contributors.set_state(record, ContributorState.lost, _REASON)
+
+
+def _report(rotation: asyncio.Task[Rotated]) -> None:
+    if rotation.cancelled():
+        return
+    if (failure := rotation.exception()) is not None:
+        _log.error("the cluster's token was not changed: %s", failure)
+    else:
+        _log.warning("the cluster's token was changed; nodes restart with the new one, and jobs continue")

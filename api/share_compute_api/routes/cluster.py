@@ -1,0 +1,27 @@
+"""The cluster as a whole: change the token that its nodes share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+
+from share_compute.errors import Unavailable
+from share_compute_api.context import InContext
+from share_compute_api.problems import documented
+from share_compute_api.schemas import TokenRotated
+
+router = APIRouter(prefix="/cluster", tags=["server"])
+
+
+@router.post("/token", operation_id="rotateToken", responses=documented(503))
+async def rotate_token(context: InContext) -> TokenRotated:
+    """Give the cluster another token, and answer when its head has it.
+
+    All nodes restart with it. Jobs write a checkpoint first and continue from it; streams wait.
+    """
+    if context.rotation is None:
+        raise Unavailable("this server runs without a Ray cluster", mend="start it with `share-compute up`")
+    # A client that gives up must not stop it half-way.
+    done = await asyncio.shield(context.rotation.begin())
+    return TokenRotated(jobs=done.jobs, seconds=done.seconds)
