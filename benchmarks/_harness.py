@@ -116,9 +116,9 @@ class Ours:
     """The crew that a coordinator would lead, in blocks of steps."""
 
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
-        import ray
 
-        from share_compute_actors.coordinator.library import Library
+        from share_compute_actors.coordinator.library import FACTS, Library
+        from share_compute_actors.member.rows import ask_library
 
         topology = Topology(
             tuple(
@@ -134,7 +134,7 @@ class Ours:
         )
         assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
         self.library = cast("Any", Library).remote(assignment.model_dump_json())
-        self._facts = ray.get(self.library.prepare.remote())
+        self._facts = ask_library(FACTS, self.library.prepare.remote())
         profile = dissect(self._facts.blueprint)
         solution = solve(spec, topology, profile, 0, {})
         self.plan = solution.plan
@@ -190,11 +190,13 @@ def lead(
     from share_compute_actors.coordinator.moving import Mover
     from share_compute_actors.coordinator.record import StepRecord
     from share_compute_actors.coordinator.training import TrainingLoop
+    from share_compute_actors.member.rows import ask_library
     from share_compute_actors.testing import Mailbox, forward_mail
+    from share_compute_actors.wire import NOTHING
 
     plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()
     runs = max(plan.shares, key=len)
-    ray.get(library.cut.remote(runs))
+    ask_library(NOTHING, library.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
     crew = (crew_class or Crew)(
         assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from share_compute.serving.events import Embedded, Emitted, Failed, Finished, SequenceEvent
+from share_compute.serving.events import Embedded, Emitted, Failed, Finished, SequenceEvent, read_events
 from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
@@ -134,6 +134,9 @@ class Served:
         """Ask for ``count`` tokens behind each prompt, greedily; owners take turns."""
         import ray
 
+        from share_compute_actors.serving.server import generations_adapter
+        from share_compute_actors.wire import NOTHING, unpack_answer
+
         options = SamplingOptions(temperature=0, seed=seed, max_tokens=count)
         sequences = range(self._next, self._next + len(prompts))
         generations = [
@@ -146,7 +149,8 @@ class Served:
             for place, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True))
         ]
         streams = Streams(sequences, time.perf_counter())
-        ray.get(self.server.submit.remote(generations))
+        answer = ray.get(self.server.submit.remote(generations_adapter.dump_json(generations).decode()))
+        unpack_answer(NOTHING, answer, "the server")
         self._next = sequences.stop
         return streams
 
@@ -154,7 +158,7 @@ class Served:
         """Return what was told since the last call; waits a little."""
         import ray
 
-        events: list[SequenceEvent] = ray.get(self.server.pull.remote(self._told, 1.0))
+        events = read_events(ray.get(self.server.pull.remote(self._told, 1.0)))
         self._told += len(events)
         return events
 

@@ -25,16 +25,18 @@ from typing import Any, NamedTuple, cast
 from _harness import arguments, job, lead, print_figure, start_cluster
 from _unequal import Relays, Road, inside, processor_share
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from share_compute.jobs.events import Assignment
 from share_compute.models.blueprint import dissect
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob
-from share_compute.topology import Contributor, Link, Topology
+from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.messages import Peer, StepFigures
+from share_compute_actors.wire import TEXT, unpack_answer
 
 CORES = (0.6, 0.45, 0.3)
 """Of a processor, for each contributor; together they leave room for everything else on two."""
@@ -43,6 +45,7 @@ NEAR, FAR = (0.001, 200e6), (0.010, 20e6)
 MEMORY_BYTES = 4 * 2**30
 ERROR_GOAL, CHOICE_GOAL = 0.15, 0.05
 _SETTLING_STEPS = 4
+_DEVICES: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
 """The first step warms up, the next ones carry the profiler."""
 
 
@@ -75,12 +78,14 @@ class RelayedCrew(Crew):
 
     relays: Relays | None = None
 
-    def ask(self, workers: Collection[str], method: str, *arguments: Any) -> dict[str, Any]:
+    def ask(self, schema: Any, workers: Collection[str], method: str, *arguments: Any) -> dict[str, Any]:
         """Call a method of some members; whom they connect to they are told by the ends of relays."""
         if method != "connect":
-            return super().ask(workers, method, *arguments)
+            return super().ask(schema, workers, method, *arguments)
         seen = self._over_relays(*arguments)
-        return self.gather({worker: self.handle(worker).connect.remote(seen[worker]) for worker in workers})
+        return self.gather(
+            schema, {worker: self.handle(worker).connect.remote(seen[worker]) for worker in workers}
+        )
 
     def _over_relays(self, peers: Sequence[Peer]) -> dict[str, list[Peer]]:
         """Open a relay for each way between two members; return where each member finds the others."""
@@ -154,15 +159,18 @@ def probe(node_ids: list[str]) -> Topology:
     """Return what the product measures of these nodes."""
     import ray
 
-    from share_compute_actors.machine.contributor import read_devices, start_contributor
+    from share_compute_actors.machine.contributor import start_contributor
 
     machines = []
     for place, node in enumerate(node_ids):
         actor = start_contributor(f"c{place}", node)
-        text = ray.get(actor.probe.remote(memory_bytes=MEMORY_BYTES, cpu_threads=1, device="cpu"))
+        asked = actor.probe.remote(memory_bytes=MEMORY_BYTES, cpu_threads=1, device="cpu")
+        text = unpack_answer(TEXT, ray.get(asked), "a machine")
         ray.kill(actor)
         machines.append(
-            Contributor(f"c{place}", f"machine-{place}", read_devices(text), 1, node, f"127.0.0.{place + 1}")
+            Contributor(
+                f"c{place}", f"machine-{place}", _DEVICES.validate_json(text), 1, node, f"127.0.0.{place + 1}"
+            )
         )
     return Topology(tuple(machines), tuple(measure_links([machine.id for machine in machines])))
 
@@ -179,16 +187,16 @@ class Bench:
     """One library, and a crew for each plan."""
 
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
-        import ray
 
-        from share_compute_actors.coordinator.library import Library
+        from share_compute_actors.coordinator.library import FACTS, Library
+        from share_compute_actors.member.rows import ask_library
 
         self.spec, self.topology = spec, topology
         self._assignment = Assignment(
             job_id="reality", attempt=1, spec=spec, topology=topology, folder=folder
         )
         self._library = cast("Any", Library).remote(self._assignment.model_dump_json())
-        self._facts = ray.get(self._library.prepare.remote())
+        self._facts = ask_library(FACTS, self._library.prepare.remote())
         self.profile = dissect(self._facts.blueprint)
 
     def plan(self, case: Case, timings: dict[str, dict[int, LayerTiming]]) -> Solution:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from share_compute.protocol.messages import Label as ProtocolLabel
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
+from share_compute_actors.wire import Schema
 
 WIRE_VERSION = 2
 _SEAL = struct.Struct(">BQ")
@@ -183,6 +184,23 @@ class Extent(NamedTuple):
     start: int
     stop: int | None
     """One past the last row; None: all from ``start`` on, or a tensor without rows."""
+
+
+_EXTENTS: Schema[tuple[Extent, ...]] = Schema(tuple[Extent, ...])
+
+
+def pack_extents(extents: Sequence[Extent]) -> bytes:
+    """Return as bytes what is asked of somebody who has tensors."""
+    return _EXTENTS.pack(tuple(extents))
+
+
+def read_extents(data: bytes) -> tuple[Extent, ...]:
+    """Return what `pack_extents` wrote.
+
+    Raises:
+        Undeclared: it is something else.
+    """
+    return _EXTENTS.unpack(data, "a member")
 
 
 class Followed(NamedTuple):

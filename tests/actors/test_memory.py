@@ -35,8 +35,11 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     topology: Topology, tmp_path: Path, shape: str
 ) -> None:
     from share_compute_actors.coordinator.crew import Crew
-    from share_compute_actors.coordinator.library import Library
+    from share_compute_actors.coordinator.library import FACTS, SAVED, STATE_OF_TRAINING, Library
+    from share_compute_actors.member.rows import ask_library
+    from share_compute_actors.member.schemas import STATUS
     from share_compute_actors.testing import Mailbox
+    from share_compute_actors.wire import FLAG, NOTHING
 
     config = AutoConfig.for_model("llama", **SIZES[shape], num_attention_heads=16)
     folder = tmp_path / "pretrained"
@@ -54,26 +57,29 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     )
     assignment = Assignment(job_id="job-memory", attempt=1, spec=spec, topology=topology, folder=tmp_path)
     library = Library.remote(assignment.model_dump_json())
-    facts = ray.get(library.prepare.remote())
+    facts = ask_library(FACTS, library.prepare.remote())
     profile = dissect(facts.blueprint)
     solution = solve(spec, topology, profile, 0, {})
     mailbox = Mailbox.remote()
     runs = max(solution.plan.shares, key=len)
-    ray.get(library.cut.remote(runs))
+    ask_library(NOTHING, library.cut.remote(list(runs)))
     crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name)
     try:
         told: list[str] = []
         crew.load(solution.plan, told.append)
         holders = [pool.members[0].contributor_id for pool in solution.plan.pools]
         crew.gather(
+            FLAG,
             {
                 worker: crew.handle(worker).snapshot.remote(place, "artifact", copies=False)
                 for place, worker in enumerate(holders)
-            }
+            },
         )
-        members = [(worker, crew.handle(worker)) for worker in holders]
-        ray.get(library.save.remote("artifacts/model", "artifact", facts.state, members))
-        for worker, status in crew.ask(holders, "status").items():
+        members = [crew.handle(worker) for worker in holders]
+        state = STATE_OF_TRAINING.pack(facts.state)
+        saving = library.save.remote("artifacts/model", "artifact", state, holders, *members)
+        assert ask_library(SAVED, saving).size_bytes
+        for worker, status in crew.ask(STATUS, holders, "status").items():
             # A member that trains holds its weights and as many bytes of gradients.
             shard = 2 * 4 * profile.parameters_of(solution.plan.shard(holders.index(worker)))
             assert status.peak_resident_bytes <= shard + PROCESS_BYTES, f"{status}"

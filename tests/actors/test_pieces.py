@@ -25,7 +25,7 @@ def fetched(ask: Callable[[int], Piece | None]) -> dict[str, bytes]:
     def write(name: str, content: bytes) -> None:
         written[name] = written.get(name, b"") + content
 
-    take_all("machine-1", ask, write)
+    take_all("machine-1", 2, ask, write)
     return written
 
 

@@ -21,7 +21,7 @@ from tests.platform.serving.stages import CPU, Serving, opening
 from share_compute.errors import TooLong
 from share_compute.models.encoders import Pooling
 from share_compute.planning.partitioning import Shard
-from share_compute.serving.events import Embedded, Emitted, Finished, SequenceEvent
+from share_compute.serving.events import Embedded, Emitted, Finished, SequenceEvent, read_events
 from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.states import DeploymentState
@@ -29,7 +29,8 @@ from share_compute.serving.status import ServingStatus
 from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.server import DeploymentServer, topologies
+from share_compute_actors.serving.server import DeploymentServer, generations_adapter, topologies
+from share_compute_actors.wire import NOTHING, unpack_answer
 
 pytestmark = pytest.mark.slow
 LAYERS = 6
@@ -91,14 +92,13 @@ class Served:
     def submit(self, first: int, prompts: list[list[int]], count: int, temperature: float = 0.0) -> range:
         options = SamplingOptions(temperature=temperature, seed=11, max_tokens=count)
         sequences = range(first, first + len(prompts))
-        ray.get(
-            self.server.submit.remote(
-                [
-                    Generation(sequence=sequence, owner="key", prompt=tuple(prompt), options=options)
-                    for sequence, prompt in zip(sequences, prompts, strict=True)
-                ]
-            )
-        )
+        generations = [
+            Generation(sequence=sequence, owner="key", prompt=tuple(prompt), options=options)
+            for sequence, prompt in zip(sequences, prompts, strict=True)
+        ]
+        document = generations_adapter.dump_json(generations).decode()
+        answer = ray.get(self.server.submit.remote(document))
+        unpack_answer(NOTHING, answer, "the server")
         return sequences
 
     def status(self) -> ServingStatus:
@@ -108,7 +108,7 @@ class Served:
         deadline = time.monotonic() + DEADLINE_S
         while not reached():
             assert time.monotonic() < deadline, f"{self.status()} {self.ends}"
-            events = ray.get(self.server.pull.remote(self.told, 1.0))
+            events = read_events(ray.get(self.server.pull.remote(self.told, 1.0)))
             self.told += len(events)
             for event in events:
                 if isinstance(event, Emitted):

@@ -37,7 +37,13 @@ from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.forming import Former
 from share_compute_actors.coordinator.keeping import Keeper, suspended
-from share_compute_actors.coordinator.library import Library, LibraryFacts, TrainingState
+from share_compute_actors.coordinator.library import (
+    FACTS,
+    PROGRESS,
+    Library,
+    LibraryFacts,
+    TrainingState,
+)
 from share_compute_actors.coordinator.moving import Mover
 from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.coordinator.record import CrewFacts, StepRecord
@@ -46,6 +52,7 @@ from share_compute_actors.coordinator.takeover import Start, find_takeover, solu
 from share_compute_actors.coordinator.training import TrainingLoop
 from share_compute_actors.member.rows import ask_library
 from share_compute_actors.messages import StepFigures
+from share_compute_actors.wire import NOTHING
 
 
 class TrainingAttempt:
@@ -94,7 +101,7 @@ class TrainingAttempt:
             facts = self._prepare(library)
             start = self._start(record, facts)
             spec = self._assignment.spec.with_microbatches(start.solution.plan.microbatches)
-            ask_library(lambda: ray.get(library.cut.remote(start.runs)))
+            ask_library(NOTHING, library.cut.remote(list(start.runs)))
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
@@ -296,11 +303,11 @@ class TrainingAttempt:
                 raise Cancelled
             if self._wishes.suspended.is_set():
                 raise suspended("while its data was prepared")
-            what, _ = ask_library(lambda: ray.get(library.progress.remote()))
+            what, _ = ask_library(PROGRESS, library.progress.remote())
             if what != told:
                 told = what
                 self._note(what)
-        facts: LibraryFacts = ask_library(lambda: ray.get(asked))
+        facts = ask_library(FACTS, asked)
         for note in facts.notes:
             self._note(note)
         return facts

@@ -9,7 +9,8 @@ from share_compute.errors import ContributorLost
 from share_compute.protocol.roster import Worker
 from share_compute_actors.coordinator.party import Party
 from share_compute_actors.member.channel import Keys
-from share_compute_actors.messages import Peer
+from share_compute_actors.member.schemas import PEER, WORKERS
+from share_compute_actors.wire import NOTHING
 
 Wanted = Literal["auto", "direct", "ray"]
 """How tensors are to travel."""
@@ -34,10 +35,17 @@ def open_channels(
     """
     keys = {worker: Keys.issue() for worker in workers}
     admitted = tuple(pair.public for pair in keys.values())
-    peers: dict[Worker, Peer] = party.gather(
-        {worker: party.handle(worker).listen.remote(epoch, keys[worker], admitted) for worker in workers}
+    peers = party.gather(
+        PEER,
+        {worker: party.handle(worker).listen.remote(epoch, keys[worker], admitted) for worker in workers},
     )
-    silent: dict[Worker, list[Worker]] = party.ask(workers, "connect", list(peers.values()))
+    for worker, peer in peers.items():
+        if (peer.worker, peer.public_key) != (worker, keys[worker].public):
+            party.accuse(worker, "an end of a channel that is not its own")
+    silent = party.ask(WORKERS, workers, "connect", list(peers.values()))
+    for worker, sources in silent.items():
+        if not silent.keys() >= set(sources):
+            party.accuse(worker, "members that are not there")
     by_calls = _by_calls(party, silent, wanted)
     if by_calls and wanted == "direct":
         lost = sorted({party.name(source) for source in by_calls})
@@ -50,7 +58,8 @@ def open_channels(
         links = sum(len(targets) for targets in by_calls.values())
         note(f"{links} links go by Ray calls" + ("" if wanted == "ray" else ": no direct way"))
     party.gather(
-        {worker: party.handle(worker).use_calls.remote(targets) for worker, targets in by_calls.items()}
+        NOTHING,
+        {worker: party.handle(worker).use_calls.remote(targets) for worker, targets in by_calls.items()},
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from share_compute.errors import (
     ContributorLost,
@@ -47,8 +47,10 @@ from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.verdict import Verdict, judge, require_agreement
+from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing import Injector
+from share_compute_actors.wire import Undeclared
 
 _GLANCE_S = 0.2
 _TICK_S = 0.5
@@ -60,7 +62,8 @@ _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
 Result = TypeVar("Result")
-Heard = tuple[Worker, ToCoordinator | ShareComputeError, StepFigures | None]
+Heard = tuple[Any, Any, Any]
+"""What came as from a member, as it came: the member's name, its key, and what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +208,11 @@ class Conductor:
     def _run(self) -> None:
         while not self._is_paused:
             try:
-                worker, message, figures = self._inbox.get(timeout=_GLANCE_S)
+                heard = self._inbox.get(timeout=_GLANCE_S)
             except queue.Empty:
                 pass
             else:
-                self._hear(worker, message, figures)
+                self._open(*heard)
             if self._wishes.cancelled.is_set():
                 raise Cancelled
             self._lose(self._crew.feel_pulse())
@@ -225,6 +228,17 @@ class Conductor:
     def _pause_if_due(self) -> None:
         if self._roster is not None and self._changes.are_due(self._roster):
             self.pause_early()
+
+    def _open(self, worker: Any, key: Any, data: Any) -> None:
+        """Take in what came as from a member; one that says what it should not is lost."""
+        if not self._crew.is_from(worker, key):
+            return
+        try:
+            message, figures = unpack_said(data, worker, self._crew.name(worker))
+        except Undeclared as failure:
+            self._crew.pulse.accuse(worker, failure)
+        else:
+            self._hear(worker, message, figures)
 
     def _hear(
         self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None
@@ -282,7 +296,8 @@ class Conductor:
 
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
         for worker in sorted(workers):
-            self._listener.note(f"lost machine {self._crew.name(worker)}")
+            fault = self._crew.pulse.take_fault(worker)
+            self._listener.note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
             self._figures.pop(worker, None)
             self._lost.add(worker)
             self._changes.lost(worker)

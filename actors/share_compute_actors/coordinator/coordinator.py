@@ -14,6 +14,7 @@ import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
+from share_compute_actors.unpickling import refuse_pickles
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Coordinator:
     """
 
     def __init__(self, assignment: str) -> None:
+        refuse_pickles()
         self._assignment = Assignment.model_validate_json(assignment)
         self._events: list[AttemptEvent] = []
         self._received = 0
@@ -103,9 +105,9 @@ class Coordinator:
             return attempt_events.dump_json(self._events).decode()
 
     @ray.method(concurrency_group="mail")
-    def hear(self, worker: str, message: Any, figures: Any) -> None:
-        """Take in what a member says; `Conductor` knows what it means."""
-        self._inbox.put((worker, message, figures))
+    def hear(self, worker: str, key: bytes, message: bytes) -> None:
+        """Take in what a member says; `Conductor` knows whether it is that member, and what it means."""
+        self._inbox.put((worker, key, message))
 
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:

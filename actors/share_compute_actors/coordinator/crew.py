@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import StaleEpoch
@@ -20,11 +20,14 @@ from share_compute.protocol.roster import Worker
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.library import LibraryFacts
 from share_compute_actors.coordinator.party import MembersLost, Party
-from share_compute_actors.coordinator.pulse import answers
+from share_compute_actors.member.answering import answered
 from share_compute_actors.member.member import Member
 from share_compute_actors.member.naming import member_options
+from share_compute_actors.member.schemas import STATUS
 from share_compute_actors.messages import MemberSetup, Source, Sources, library_source
 from share_compute_actors.testing import require_carried_out
+from share_compute_actors.unpickling import is_refusal
+from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
 
 __all__ = ["DEADLINE_S", "Crew", "MembersLost"]
 
@@ -55,7 +58,7 @@ class Crew(Party):
         runs: tuple[int, ...],
         tied_name: str | None,
     ) -> None:
-        super().__init__(cancelled)
+        super().__init__(cancelled, STATUS)
         require_carried_out(assignment.failures)
         self._assignment = assignment
         self._facts = facts
@@ -113,7 +116,7 @@ class Crew(Party):
         return Member.options(  # type: ignore[attr-defined]
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
             **member_options(self._assignment.job_id, worker, self._assignment.attempt),
-        ).remote(setup, self._coordinator)
+        ).remote(setup, self._coordinator, self.issue_key(worker))
 
     def attach(self, actors: Mapping[Worker, Any]) -> None:
         """Take over members that an earlier attempt left, each with its shard.
@@ -124,8 +127,9 @@ class Crew(Party):
         self._actors.update(actors)
         self.pulse.is_patient = False
         self.gather(
+            NOTHING,
             {
-                worker: actor.follow.remote(self._coordinator, self._library)
+                worker: actor.follow.remote(self._coordinator, self._library, self.issue_key(worker))
                 for worker, actor in actors.items()
             },
             goes_on=True,
@@ -151,6 +155,7 @@ class Crew(Party):
         note("members are loading their shards")
         sources = self.beginning
         sizes = self.gather(
+            COUNT,
             {
                 worker: self._actors[worker].load.remote(self._library, shard, sources, applied)
                 for worker, shard in shards.items()
@@ -160,6 +165,7 @@ class Crew(Party):
         for worker, size in sizes.items():
             note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
         adopted = self.gather(
+            NOTHING,
             {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},
             goes_on=True,
         )
@@ -205,7 +211,7 @@ class Crew(Party):
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0] if refs else ():
             worker = refs[ref]
             actor, _ = self._invited.pop(worker)
-            if answers(ref):
+            if self.pulse.gives_sign(worker, ref):
                 self._actors[worker] = actor
             else:
                 self._refused.add((worker, self.topology[worker].node_id))
@@ -225,6 +231,15 @@ class Crew(Party):
         """Ask machines that are about to join whether they have caught up; returns what will tell."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
+    def has_caught_up(self, worker: Worker, asked: Any) -> bool:
+        """Return what a member answered to `ask_following`."""
+        try:
+            return answered(FLAG, asked, self.name(worker))
+        except (Undeclared, RayError) as failure:
+            if isinstance(failure, Undeclared) or is_refusal(failure):
+                self.pulse.accuse(worker, failure)
+            return False  # it died, which is noticed elsewhere
+
     def inventory(self, holders: Sequence[Source]) -> Sources:
         """Ask who has what; of those that have the same, the first counts.
 
@@ -235,13 +250,22 @@ class Crew(Party):
         refs = [holder.ask("inventory") for holder in holders]
         self.wait(refs)
         try:
-            names = ray.get(refs)
+            names = [self._inventory(holder, ref) for holder, ref in zip(holders, refs, strict=True)]
         except (RayActorError, ObjectLostError) as failure:
             raise StaleEpoch(
                 "who had a part of the model died", mend="nothing: the next epoch begins"
             ) from failure
         places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
         return Sources(tuple(holders), places)
+
+    def _inventory(self, holder: Source, asked: Any) -> tuple[str, ...]:
+        try:
+            return answered(NAMES, asked, holder.name)
+        except (Undeclared, RayError) as failure:
+            if holder.worker is None or not (isinstance(failure, Undeclared) or is_refusal(failure)):
+                raise
+            self.pulse.accuse(holder.worker, failure)
+            raise MembersLost(self.feel_pulse()) from failure
 
     def load_shards(
         self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
@@ -261,10 +285,11 @@ class Crew(Party):
         self.pulse.is_patient = True
         try:
             self.gather(
+                COUNT,
                 {
                     worker: self._actors[worker].load.remote(self._library, shard, sources(worker), applied)
                     for worker, shard in shards.items()
-                }
+                },
             )
         finally:
             self.pulse.is_patient = False
@@ -280,7 +305,7 @@ class Crew(Party):
         Raises:
             MembersLost: members died meanwhile.
         """
-        self.ask(workers, "adopt", epoch, applied)
+        self.ask(NOTHING, workers, "adopt", epoch, applied)
 
     def dismiss(self) -> None:
         """End all members; what they compute is of no use to anybody any more."""

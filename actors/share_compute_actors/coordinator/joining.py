@@ -107,7 +107,7 @@ class Joining:
         if len(answered) < len(self._asked):
             return False
         asked, self._asked = self._asked, {}
-        self.is_ready = all(_has_caught_up(ref) for ref in asked)
+        self.is_ready = all(self._crew.has_caught_up(worker, ref) for ref, worker in asked.items())
         return self.is_ready
 
     def _follows(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
@@ -161,10 +161,3 @@ def follows(
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> range:
     """Return the layers that two shards [start, stop) have in common."""
     return range(max(one[0], other[0]), min(one[1], other[1]))
-
-
-def _has_caught_up(ref: Any) -> bool:
-    try:
-        return bool(ray.get(ref))
-    except ray.exceptions.RayError:
-        return False  # it died, which is noticed elsewhere

@@ -10,16 +10,23 @@ from typing import Any, NamedTuple
 
 import ray
 
-from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable
+from share_compute.errors import (
+    ContributorLost,
+    ShareComputeError,
+    StaleEpoch,
+    Unavailable,
+    VerificationFailed,
+)
 from share_compute.jobs.events import ArtifactSaved, Assignment, AttemptEvent, CheckpointSaved, Note
 from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
-from share_compute_actors.coordinator.library import TrainingState
+from share_compute_actors.coordinator.library import SAVED, STATE_OF_TRAINING, TrainingState
 from share_compute_actors.member.rows import ask_library
 from share_compute_actors.messages import FolderKind
+from share_compute_actors.wire import FLAG
 
 _RESULT = "model"
 
@@ -30,8 +37,8 @@ class _Saving(NamedTuple):
     folder: str
     kind: FolderKind
     step: int
-    holders: frozenset[Worker]
-    """Who has the snapshots."""
+    holders: tuple[Worker, ...]
+    """Who has the snapshots, in the order of their pools."""
     answer: Any
 
 
@@ -126,7 +133,7 @@ class Keeper:
 
     def release(self, workers: Collection[Worker]) -> None:
         """Let members leave: what is fetched from them is waited for; only at a pause."""
-        if self._under_way is not None and not self._under_way.holders.isdisjoint(workers):
+        if self._under_way is not None and not set(workers).isdisjoint(self._under_way.holders):
             self._conductor.at_pause(self._finish)
 
     @contextmanager
@@ -164,14 +171,16 @@ class Keeper:
         """Have snapshots taken and fetched; return whether training may go on meanwhile."""
         first = {pool[0]: place for place, pool in enumerate(self._conductor.roster.pools)}
         are_copies = self._crew.gather(
+            FLAG,
             {
                 worker: self._crew.handle(worker).snapshot.remote(place, kind, copies=copies)
                 for worker, place in first.items()
-            }
+            },
         )
-        holders = [(self._crew.name(worker), self._crew.handle(worker)) for worker in first]
-        answer = self._library.save.remote(folder, kind, state, holders)
-        self._under_way = _Saving(folder, kind, state.step, frozenset(first), answer)
+        names = [self._crew.name(worker) for worker in first]
+        members = [self._crew.handle(worker) for worker in first]
+        answer = self._library.save.remote(folder, kind, STATE_OF_TRAINING.pack(state), names, *members)
+        self._under_way = _Saving(folder, kind, state.step, tuple(first), answer)
         if copies and not all(are_copies.values()) and not self._has_told_of_memory:
             self._has_told_of_memory = True
             short = ", ".join(sorted(self._crew.name(worker) for worker in first if not are_copies[worker]))
@@ -197,7 +206,10 @@ class Keeper:
         self._under_way = None
         if self._pace is not None:
             self._pace = self._pace.written(time.monotonic())
-        size_bytes: int | None = ask_library(lambda: ray.get(saving.answer))
+        saved = ask_library(SAVED, saving.answer)
+        if saved.culprit is not None and saving.holders[saved.culprit] in self._crew.workers:
+            self._crew.pulse.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
+        size_bytes = saved.size_bytes
         if size_bytes is None:
             self._tell(
                 Note(

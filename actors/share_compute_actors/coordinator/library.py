@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from share_compute.data import Prepared, StepOrder, prepare
 from share_compute.data.tokenization import load_tokenizer
@@ -28,8 +28,11 @@ from share_compute.models.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.export import adapter_description
 from share_compute.models.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
 from share_compute.training.loss_scale import LossScale, first_loss_scale
-from share_compute_actors.member.pieces import Piece, take_all
-from share_compute_actors.messages import Extent, FolderKind
+from share_compute_actors.member.answering import answered, answers
+from share_compute_actors.member.pieces import PIECE, Piece, take_all
+from share_compute_actors.messages import FolderKind, read_extents
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import NAMES, NOTHING, TEXT, Schema, Undeclared
 
 if TYPE_CHECKING:
     from share_compute.models.conversion import PretrainedWeights
@@ -80,6 +83,24 @@ class LibraryFacts:
         return self.state.step + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What came of saving a folder."""
+
+    size_bytes: int | None
+    """None: it is not whole, since a member was lost before all was fetched from it."""
+    culprit: int | None = None
+    """Place, among those that were asked, of a member that sent what it should not have."""
+    fault: str = ""
+    """What that was."""
+
+
+FACTS: Schema[LibraryFacts] = Schema(LibraryFacts)
+SAVED: Schema[Saved] = Schema(Saved)
+STATE_OF_TRAINING: Schema[TrainingState] = Schema(TrainingState)
+PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
+
+
 @ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1})
 class Library:
     """Gives out and takes in, for one attempt.
@@ -89,6 +110,7 @@ class Library:
     """
 
     def __init__(self, assignment: str) -> None:
+        refuse_pickles()
         self._assignment = Assignment.model_validate_json(assignment)
         self._spec = self._assignment.spec
         self._progress = ("", 0.0)
@@ -105,10 +127,12 @@ class Library:
     # -- before training -----------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
+    @answers(PROGRESS)
     def progress(self) -> tuple[str, float]:
         """Return what is being prepared and how much of it is, 0 to 1."""
         return self._progress
 
+    @answers(FACTS)
     def prepare(self) -> LibraryFacts:
         """Read and tokenize the data, open the weights, resolve the model's configuration."""
 
@@ -191,10 +215,11 @@ class Library:
             tuple((int(step), float(loss)) for step, loss in state.get("validations", ())),
         )
 
-    def cut(self, runs: tuple[int, ...]) -> None:
+    @answers(NOTHING)
+    def cut(self, runs: Sequence[int]) -> None:
         """Cut all batches into as many pieces as these runs have, as the plan says."""
         self._spec = self._spec.with_microbatches(sum(runs))
-        self._runs = runs
+        self._runs = tuple(runs)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
         """Return the ids that generation needs; the defaults of a configuration belong to another tokenizer."""
@@ -239,10 +264,13 @@ class Library:
         return inputs if part == "inputs" else targets
 
     @ray.method(concurrency_group="weights")
-    def weights(self, extents: Sequence[Extent]) -> list[Piece]:
+    def weights(self, extents: bytes) -> list[Piece]:
         """Return rows of the starting weights, as float32."""
         assert self._weights is not None
-        return [Piece.of_rows(extent.name, self._weights.read(*extent).float()) for extent in extents]
+        return [
+            Piece.of_rows(extent.name, self._weights.read(*extent).float())
+            for extent in read_extents(extents)
+        ]
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -250,16 +278,20 @@ class Library:
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
-    def optimizer_state(self, extents: Sequence[Extent]) -> list[Piece]:
+    def optimizer_state(self, extents: bytes) -> list[Piece]:
         """Return rows of the optimizer's tensors, as float32."""
         assert self._optimizer is not None
-        return [Piece.of_rows(extent.name, self._optimizer.read(*extent).float()) for extent in extents]
+        return [
+            Piece.of_rows(extent.name, self._optimizer.read(*extent).float())
+            for extent in read_extents(extents)
+        ]
 
     @ray.method(concurrency_group="weights")
-    def inventory(self) -> list[str]:
+    @answers(NAMES)
+    def inventory(self) -> tuple[str, ...]:
         """Return the stored names of all parameters and buffers that training starts from."""
         assert self._weights is not None
-        return self._weights.names()
+        return tuple(self._weights.names())
 
     @ray.method(concurrency_group="weights")
     def loss_scale(self) -> LossScale:
@@ -267,6 +299,7 @@ class Library:
         return self._state.loss_scale
 
     @ray.method(concurrency_group="serve")
+    @answers(TEXT)
     def text(self, ids: Sequence[int]) -> str:
         """Return what these ids of tokens say."""
         text: str = self._tokenizer.decode(ids)
@@ -275,40 +308,42 @@ class Library:
     # -- results -------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="saving")
+    @answers(SAVED)
     def save(
-        self, folder: str, kind: FolderKind, state: TrainingState, holders: Sequence[tuple[str, Any]]
-    ) -> int | None:
+        self, folder: str, kind: FolderKind, state: bytes, machines: Sequence[str], *members: Any
+    ) -> Saved:
         """Fetch and write a folder below the job's own; nobody sees it before it is whole.
 
         Args:
             folder: its path.
             kind: what it is for.
-            state: where training stood when the snapshots were taken.
-            holders: names of machines, and the members there that have a snapshot.
-
-        Returns:
-            Its bytes; None when one of them died before all was fetched.
+            state: where training stood when the snapshots were taken: a `TrainingState`.
+            machines: names of those that have a snapshot, in the order of their pools.
+            members: the members there.
 
         Raises:
             Unavailable: the disk is full.
             ContributorLost: what a machine gives arrives damaged.
         """
         writer = FolderWriter(self._assignment.folder / folder)
+        place = 0
         try:
-            self._describe(writer, kind, state)
-            for machine, member in holders:
+            self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
+            for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
                 # Members do not send: what an actor answers is freed at once, what it sends as arguments piles up.
-                take_all(machine, partial(_piece, member), writer.write)
+                take_all(machine, place, partial(_piece, member, machine), writer.write)
             size_bytes = writer.finish()
         except BaseException as failure:
             writer.discard()
-            _let_go(member for _, member in holders)
+            _let_go(members)
             if isinstance(failure, _DEATHS):
-                return None
+                return Saved(None)
+            if isinstance(failure, (Undeclared, RayError)):
+                return Saved(None, place, getattr(failure, "message", type(failure).__name__))
             raise
         if kind == "checkpoint":
             prune_folders(writer.target.parent, self._spec.training.checkpoints_kept)
-        return size_bytes
+        return Saved(size_bytes)
 
     def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
         """Write what makes a folder usable: configuration, tokenizer, state."""
@@ -343,11 +378,11 @@ class Library:
             writer.copy(base.glob("generation_config.json"))
 
 
-def _piece(member: Any, number: int) -> Any:
-    return ray.get(member.piece.remote(number))
+def _piece(member: Any, machine: str, number: int) -> Piece | None:
+    return answered(PIECE, member.piece.remote(number), machine)
 
 
 def _let_go(members: Iterable[Any]) -> None:
     for member in members:
-        with suppress(*_DEATHS):  # who is dead holds nothing
+        with suppress(RayError):  # who is dead holds nothing
             ray.get(member.let_go.remote())

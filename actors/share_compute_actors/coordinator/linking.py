@@ -11,6 +11,7 @@ from share_compute_actors.collective.backend import Meeting
 from share_compute_actors.coordinator.channels import open_channels
 from share_compute_actors.coordinator.crew import DEADLINE_S, Crew, MembersLost
 from share_compute_actors.messages import Followed, Rendezvous
+from share_compute_actors.wire import NOTHING
 
 _FORMING_S = 60.0
 
@@ -61,7 +62,7 @@ class Links:
                         address=crew.topology[worker].address,
                     )
                 calls[worker] = crew.handle(worker).form.remote(roster.epoch, meeting, rank, len(pool))
-        crew.gather(calls)
+        crew.gather(NOTHING, calls)
 
     def _keep_copies(self, roster: Roster) -> None:
         """Tell everybody whose shards to keep copies of."""
@@ -74,10 +75,11 @@ class Links:
                         owner, crew.handle(owner), roster.shards[place], number
                     )
         crew.gather(
+            NOTHING,
             {
                 worker: crew.handle(worker).keep_copies.remote(
                     roster.epoch, roster.step - 1, owners, roster.keepers(worker)
                 )
                 for worker, owners in followed.items()
-            }
+            },
         )

@@ -10,7 +10,9 @@ from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.roster import Roster, Worker
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.member.schemas import HOLDING
 from share_compute_actors.messages import Source, Sources
+from share_compute_actors.wire import FLAG
 
 
 class Mover:
@@ -106,7 +108,7 @@ class Mover:
                 for keeper in keepers & moved.keys()
                 if not lacking[keeper].isdisjoint(range(*shard))
             }
-            for keeper, has_it in self._crew.gather(calls).items():
+            for keeper, has_it in self._crew.gather(FLAG, calls).items():
                 if has_it:
                     found.setdefault(keeper, []).append(self._crew.source(keeper, shard))
                     lacking[keeper].difference_update(range(*shard))
@@ -119,7 +121,7 @@ class Mover:
     def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:
         """Return the layers of each member that has them as the last committed step left them."""
         current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
-        answers = self._crew.ask(current, "holding") if current else {}
+        answers = self._crew.ask(HOLDING, current, "holding") if current else {}
         return {worker: shard for worker, shard in answers.items() if shard is not None}
 
     def _sources(
@@ -157,6 +159,6 @@ class Mover:
     def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
         """Return a copy of a shard, brought to the last committed step; None if nobody has one that can be."""
         for worker in sorted(self._crew.workers):
-            if self._crew.ask([worker], "bring_to", shard, committed, scales)[worker]:
+            if self._crew.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
                 return self._crew.source(worker, shard)
         return None

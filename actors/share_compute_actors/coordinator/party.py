@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable
 from share_compute.protocol.roster import Worker
 from share_compute_actors.coordinator.coordinator import Cancelled
 from share_compute_actors.coordinator.pulse import Pulse
-from share_compute_actors.member.rows import library_lost
+from share_compute_actors.member.answering import answered
+from share_compute_actors.unpickling import is_refusal
+from share_compute_actors.wire import Packs, Undeclared, undeclared
 
 _GLANCE_S = 0.2
+_KEY_BYTES = 16
+
+Answer = TypeVar("Answer")
 
 
 class MembersLost(Exception):
@@ -32,12 +38,14 @@ class Party(ABC):
 
     Args:
         cancelled: set when all is to end.
+        sign: schema of a sign of life.
     """
 
-    def __init__(self, cancelled: threading.Event) -> None:
+    def __init__(self, cancelled: threading.Event, sign: Packs[Any]) -> None:
         self._cancelled = cancelled
         self._actors: dict[Worker, Any] = {}
-        self.pulse = Pulse()
+        self._keys: dict[Worker, bytes] = {}
+        self.pulse = Pulse(sign, self.name)
 
     @property
     def workers(self) -> frozenset[Worker]:
@@ -60,16 +68,40 @@ class Party(ABC):
         """Return the actor of a member."""
         return self._actors[worker]
 
-    def ask(self, workers: Collection[Worker], method: str, *arguments: Any) -> dict[Worker, Any]:
-        """Call a method of some members and wait for all answers."""
+    def issue_key(self, worker: Worker) -> bytes:
+        """Return a new secret that a member is to show with all that it tells, instead of the one before."""
+        key = self._keys[worker] = secrets.token_bytes(_KEY_BYTES)
+        return key
+
+    def is_from(self, worker: Any, key: Any) -> bool:
+        """Whether it is this member that shows a key: they all know the actor that they tell things, and each other."""
+        known = self._keys.get(worker) if isinstance(worker, str) else None
+        return known is not None and isinstance(key, bytes) and secrets.compare_digest(known, key)
+
+    def accuse(self, worker: Worker, fault: str) -> None:
+        """Count a member as lost, since it sent what it should not have.
+
+        Raises:
+            MembersLost: it is.
+        """
+        self.pulse.accuse(worker, undeclared(self.name(worker), fault))
+        raise MembersLost(self.feel_pulse())
+
+    def ask(
+        self, schema: Packs[Answer], workers: Collection[Worker], method: str, *arguments: Any
+    ) -> dict[Worker, Answer]:
+        """Call a method of some members and wait for all answers; see `gather`."""
         return self.gather(
-            {worker: getattr(self._actors[worker], method).remote(*arguments) for worker in workers}
+            schema, {worker: getattr(self._actors[worker], method).remote(*arguments) for worker in workers}
         )
 
-    def gather(self, calls: Mapping[Worker, Any], *, goes_on: bool = False) -> dict[Worker, Any]:
-        """Wait for the answers to calls.
+    def gather(
+        self, schema: Packs[Answer], calls: Mapping[Worker, Any], *, goes_on: bool = False
+    ) -> dict[Worker, Answer]:
+        """Wait for the answers to calls. A member whose answer is none of the declared kind counts as lost.
 
         Args:
+            schema: of an answer.
             calls: by member.
             goes_on: whether the loss of some members lets the others go on; else the first loss ends the wait.
 
@@ -79,15 +111,15 @@ class Party(ABC):
             ShareComputeError: what a member raised on purpose.
         """
         waiting = {ref: worker for worker, ref in calls.items()}
-        answers: dict[Worker, Any] = {}
+        answers: dict[Worker, Answer] = {}
         while waiting:
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_GLANCE_S)
             lost: set[Worker] = set()
             for ref in ready:
                 worker = waiting.pop(ref)
                 try:
-                    answers[worker] = ray.get(ref)
-                except RayError as failure:
+                    answers[worker] = answered(schema, ref, self.name(worker))
+                except (RayError, ShareComputeError) as failure:
                     lost |= self._explain(worker, failure)
             if self._cancelled.is_set():
                 raise Cancelled
@@ -118,27 +150,18 @@ class Party(ABC):
         self.remove(lost)
         return lost
 
-    def _explain(self, worker: Worker, failure: RayError) -> set[Worker]:
+    def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
         """Return who is lost, or raise what else a failed call means."""
-        cause = failure.cause if isinstance(failure, RayTaskError) else None
-        if isinstance(cause, RayActorError):
-            # What a member asks while it works is the library, or a member whose loss is noticed by its own silence.
-            raise library_lost() from failure
-        if isinstance(cause, StaleEpoch):
-            raise cause from failure
-        if isinstance(cause, ShareComputeError):
-            if not isinstance(cause, Unavailable):
-                cause.machine = cause.machine or self.name(worker)
-            raise cause from failure
+        if isinstance(failure, Undeclared) or is_refusal(failure):
+            self.pulse.accuse(worker, failure)
+            return set()  # the next look finds it lost
+        if isinstance(failure, ShareComputeError):
+            if not isinstance(failure, (Unavailable, StaleEpoch)):
+                failure.machine = failure.machine or self.name(worker)
+            raise failure
         if isinstance(failure, (RayActorError, ObjectLostError)):  # the latter: with what it answered
             self.remove([worker])
             return {worker}
-        if cause is not None:
-            raise ShareComputeError(
-                f"{type(cause).__name__} on {self.name(worker)}: {cause}",
-                machine=self.name(worker),
-                mend="look at the job's log; if the cause is not yours, report it",
-            ) from failure
         raise ContributorLost(
             f"{self.name(worker)} does not answer: {failure}",
             machine=self.name(worker),

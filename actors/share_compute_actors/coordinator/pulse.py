@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from share_compute.errors import ShareComputeError
 from share_compute.protocol.roster import Worker
+from share_compute_actors.member.answering import answered
+from share_compute_actors.unpickling import is_refusal
+from share_compute_actors.wire import Packs, Undeclared, undeclared
 
 _PERIOD_S = 0.5
 """Time between two questions."""
@@ -27,9 +31,18 @@ _LATE_S = 0.5
 
 
 class Pulse:
-    """Signs of life of a crew, as its coordinator asks for them."""
+    """Signs of life of a crew, as its coordinator asks for them.
 
-    def __init__(self) -> None:
+    Args:
+        schema: of a sign of life.
+        name: tells the name of a member's machine.
+    """
+
+    def __init__(self, schema: Packs[Any], name: Callable[[Worker], str]) -> None:
+        self._schema = schema
+        self._name = name
+        self._accused: set[Worker] = set()
+        self._faults: dict[Worker, str] = {}
         self._is_patient = True
         self.signs: dict[Worker, Any] = {}
         """The last sign of life of each member."""
@@ -57,6 +70,15 @@ class Pulse:
             self._asks_at_once = True
             self._asked_s = now_s  # who owes a sign already gets as long as the others
 
+    def accuse(self, worker: Worker, failure: Exception) -> None:
+        """Count a member as lost from the next look on: what it sent shows that it is not what it should be."""
+        self._accused.add(worker)
+        self._faults[worker] = _fault(failure, self._name(worker))
+
+    def take_fault(self, worker: Worker) -> str:
+        """Return, once, what a member was accused of; nothing if it was not."""
+        return self._faults.pop(worker, "")
+
     def calm(self) -> None:
         """All goes well again."""
         self._worried_until_s = 0.0
@@ -68,6 +90,9 @@ class Pulse:
 
     def feel(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
         """Ask these members now and then; return who is dead, or owes a sign of life for too long."""
+        accused, self._accused = self._accused & actors.keys(), set()
+        if accused:
+            return frozenset(accused)
         now_s = time.monotonic()
         late_s, self._looked_s = now_s - self._looked_s, now_s
         if late_s > _LATE_S:
@@ -87,11 +112,20 @@ class Pulse:
         return frozenset()
 
     def _take(self, ref: Any) -> bool:
-        """Take in an answer; return whether it is a sign of life."""
-        sign = _answer(ref)
-        if sign is not None:
-            self.signs[self._owed[ref]] = sign
-        return sign is not None
+        return self.gives_sign(self._owed[ref], ref)
+
+    def gives_sign(self, worker: Worker, ref: Any) -> bool:
+        """Take in an answer of a member; return whether it is a sign of its life."""
+        try:
+            sign = answered(self._schema, ref, self._name(worker))
+            if sign.worker != worker:
+                raise undeclared(self._name(worker), "a sign of life of another member")
+        except (RayError, ShareComputeError) as failure:
+            if isinstance(failure, Undeclared) or is_refusal(failure):
+                self._faults[worker] = _fault(failure, self._name(worker))
+            return False
+        self.signs[worker] = sign
+        return True
 
     def _longest_silence_s(self, now_s: float) -> float:
         if self.is_patient:
@@ -99,14 +133,7 @@ class Pulse:
         return _WORRIED_SILENCE_S if now_s < self._worried_until_s else _SILENCE_S
 
 
-def answers(ref: Any) -> bool:
-    """Whether a member gave a sign of life."""
-    return _answer(ref) is not None
-
-
-def _answer(ref: Any) -> Any:
-    try:
-        sign = ray.get(ref)
-    except RayError:
-        return None
-    return sign if sign.worker else None
+def _fault(failure: Exception, machine: str) -> str:
+    if isinstance(failure, ShareComputeError):
+        return failure.message
+    return undeclared(machine, "a pickle, or an error that cannot be read").message

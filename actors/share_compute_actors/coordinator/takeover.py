@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from share_compute.errors import ShareComputeError
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout
 from share_compute.planning.planner import Solution, workload
@@ -24,8 +25,11 @@ from share_compute.topology import Topology
 from share_compute_actors.coordinator.library import TrainingState
 from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.rosters import shared, standing
-from share_compute_actors.member.naming import members_of
+from share_compute_actors.member.answering import answered
+from share_compute_actors.member.naming import workers_of
+from share_compute_actors.member.schemas import STATUS
 from share_compute_actors.messages import MemberStatus
+from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
 """A member that has not said within this time what it holds is given up."""
@@ -62,7 +66,7 @@ def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeov
         topology: machines that it may use.
         record: its own, claimed: nobody commits a step meanwhile.
     """
-    left = members_of(job_id)
+    left = workers_of(job_id)
     crew, committed = record.crew, record.read().committed
     usable: dict[Worker, Any] = {}
     if crew is not None:
@@ -148,20 +152,26 @@ def state_of(record: StepRecord, beginning: TrainingState) -> TrainingState:
 def _adopts(member: Any, epoch: int, committed: int) -> bool:
     """Let a member work with what it has loaded; return whether it does."""
     try:
-        ray.get(member.adopt.remote(epoch, committed), timeout=_ANSWER_S)
-    except (RayError, TimeoutError) as failure:
+        asked = member.adopt.remote(epoch, committed)
+        ray.wait([asked], timeout=_ANSWER_S)
+        unpack_answer(NOTHING, ray.get(asked, timeout=0), "a member")
+    except (RayError, ShareComputeError, TimeoutError) as failure:
         _log.info("a member of an earlier attempt does not answer: %s", failure)
         return False
     return True
 
 
-def _statuses(members: Sequence[Any]) -> list[tuple[Any, MemberStatus]]:
+def _statuses(members: Mapping[Any, Worker]) -> list[tuple[Any, MemberStatus]]:
     asked = {member.status.remote(): member for member in members}
     ready = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0] if asked else ()
     answers = []
     for ref in ready:
+        worker = members[asked[ref]]
         try:
-            answers.append((asked[ref], ray.get(ref)))
-        except RayError as failure:  # it is dead
+            status = answered(STATUS, ref, worker)
+        except (RayError, ShareComputeError) as failure:  # it is dead, or not what it should be
             _log.info("a member of an earlier attempt does not answer: %s", failure)
+            continue
+        if status.worker == worker:
+            answers.append((asked[ref], status))
     return answers

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-import ray
 import torch
 from torch import Tensor
 
@@ -29,7 +28,9 @@ from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
 from share_compute_actors.coordinator.record import StepFacts
 from share_compute_actors.coordinator.verdict import Verdict
 from share_compute_actors.member.rows import ask_library
+from share_compute_actors.member.schemas import EVALUATION, FINDING, LOGITS
 from share_compute_actors.messages import EvaluationResult, StepFigures
+from share_compute_actors.wire import TEXT
 
 Checkpoint: TypeAlias = Callable[[TrainingState, bool], None]
 _SMOOTHED_STEPS = 10
@@ -130,10 +131,11 @@ class TrainingLoop:
                 own.setdefault(task.worker, (place, []))[1].append(microbatch)
         try:
             findings = self._crew.gather(
+                FINDING,
                 {
                     worker: self._crew.handle(worker).find_nonfinite.remote(step, place, microbatches)
                     for worker, (place, microbatches) in own.items()
-                }
+                },
             )
         except MembersLost:
             return failure
@@ -248,11 +250,12 @@ class TrainingLoop:
     ) -> list[EvaluationResult]:
         roster = conductor.roster
         answers = self._crew.gather(
+            EVALUATION,
             {
                 worker: self._crew.handle(worker).evaluate.remote(split, step, chunk, place, roster.pools)
                 for place, pool in enumerate(roster.pools)
                 for worker in pool
-            }
+            },
         )
         return [answer for answer in answers.values() if answer is not None]
 
@@ -265,15 +268,19 @@ class TrainingLoop:
         window = (self._facts.blueprint.config or {}).get("max_position_embeddings")
         for prompt, row in zip(wanted.prompts, self._facts.prompts, strict=True):
             made = continue_greedily(next_logits, row, wanted.max_tokens, window, self._facts.text_ends)
-            text = ask_library(lambda: ray.get(self._library.text.remote(made)))  # noqa: B023 - called at once
+            text = ask_library(TEXT, self._library.text.remote(list(made)))
             self._tell(Sampled(step=step, prompt=prompt, text=text))
 
     def _next_logits(self, step: int, ids: list[int], conductor: Conductor) -> Tensor:
         way = [pool[0] for pool in conductor.roster.pools]
         answers = self._crew.gather(
+            LOGITS,
             {
                 worker: self._crew.handle(worker).next_logits.remote(step, ids, place, way)
                 for place, worker in enumerate(way)
-            }
+            },
         )
-        return torch.from_numpy(answers[way[-1]])
+        logits = answers[way[-1]]
+        if logits is None or not len(logits):
+            self._crew.accuse(way[-1], "no logits of the last pool")
+        return torch.tensor(logits)

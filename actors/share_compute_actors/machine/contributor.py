@@ -14,9 +14,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import UserError
+from share_compute.errors import UserError, as_ours
 from share_compute_actors.machine.probe_links import Payload, measure_link
 from share_compute_actors.machine.processes import tied
+from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
 
@@ -33,6 +34,7 @@ class Contributor:
         self._id = contributor_id
 
     @ray.method(concurrency_group="measure")
+    @answers_by(TEXT, as_ours)
     def probe(self, memory_bytes: int, cpu_threads: int, device: str) -> str:
         """Measure the devices in a process of its own; returns JSON of a list of `Device`.
 

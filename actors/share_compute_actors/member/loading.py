@@ -25,7 +25,8 @@ from share_compute_actors.member.pieces import Piece, whole
 from share_compute_actors.member.reading import GivesState
 from share_compute_actors.member.rows import library_lost
 from share_compute_actors.member.runner import Runner
-from share_compute_actors.messages import Extent, MemberSetup, Source, Sources
+from share_compute_actors.messages import Extent, MemberSetup, Source, Sources, pack_extents
+from share_compute_actors.wire import NAMES, unpack_answer
 
 _CALLS_AHEAD = 2
 """Asked at one time: what the next one brings travels while this one is copied, and no more is in memory."""
@@ -112,7 +113,11 @@ def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
     if not stage.added:
         return tensors
     stage.initialize_added(seed)
-    known = {name for source in givers.sources.all for name in givers.ask(source, "inventory")}
+    known = {
+        name
+        for source in givers.sources.all
+        for name in unpack_answer(NAMES, givers.ask(source, "inventory"), source.name)
+    }
     return {name: tensor for name, tensor in tensors.items() if name in known or name not in stage.added}
 
 
@@ -147,12 +152,14 @@ def fill(
         UserError: the weights do not belong to the configuration.
     """
     calls = list(_calls(tensors, givers.sources, dtype.itemsize))
-    asked = deque(givers.begin(source, method, extents) for source, extents in calls[:_CALLS_AHEAD])
+    asked = deque(
+        givers.begin(source, method, pack_extents(extents)) for source, extents in calls[:_CALLS_AHEAD]
+    )
     for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
         pieces: list[Piece] = asked.popleft()()
         if number < len(calls):
             later, wanted = calls[number]
-            asked.append(givers.begin(later, method, wanted))
+            asked.append(givers.begin(later, method, pack_extents(wanted)))
         for extent, piece in zip(extents, pieces, strict=True):
             arrived = piece if piece.is_whole else _again(givers, source, method, extent)
             copy_into(tensors[extent.name], extent.start, extent.stop, arrived.content, dtype)
@@ -171,7 +178,7 @@ def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece
     )
 
     def ask() -> Piece:
-        pieces: list[Piece] = givers.ask(source, method, [extent])
+        pieces: list[Piece] = givers.ask(source, method, pack_extents([extent]))
         return pieces[0]
 
     return whole(ask, damaged)

@@ -22,6 +22,7 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.training.finiteness import Finding, first_of
 from share_compute_actors.collective.backend import join_group
 from share_compute_actors.member.allocator import passing_through, peak_resident_bytes
+from share_compute_actors.member.answering import answers
 from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
@@ -31,11 +32,20 @@ from share_compute_actors.member.greeting import greet_all
 from share_compute_actors.member.lifeline import Lifeline
 from share_compute_actors.member.loading import Givers, build_runner, fill_runner
 from share_compute_actors.member.passing import Passing
-from share_compute_actors.member.pieces import Piece, Pieces
+from share_compute_actors.member.pieces import PIECE, Piece, Pieces
 from share_compute_actors.member.reading import GivesState
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.saving import copied, folder_tensors
+from share_compute_actors.member.schemas import (
+    EVALUATION,
+    FINDING,
+    LOGITS,
+    PEER,
+    STATUS,
+    WORKERS,
+    pack_said,
+)
 from share_compute_actors.messages import (
     EvaluationResult,
     FolderKind,
@@ -47,6 +57,7 @@ from share_compute_actors.messages import (
     StepFigures,
 )
 from share_compute_actors.testing import Injector, freeze, kill
+from share_compute_actors.wire import COUNT, FLAG, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
@@ -54,11 +65,16 @@ class Member(GivesState, KeepsCopies):
     """One machine's work for one job, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other; the others always answer.
+
+    Args:
+        setup: what it is to do.
+        coordinator: the actor that leads it.
+        key: shown to that one with all that it is told, so that no other member can speak for this one.
     """
 
-    def __init__(self, setup: MemberSetup, coordinator: Any) -> None:
+    def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         self._setup = setup
-        self._coordinator = coordinator
+        self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)
         self._tree = SummationTree(setup.runs)
         injector = Injector(setup.failures, setup.worker)
@@ -82,11 +98,13 @@ class Member(GivesState, KeepsCopies):
         self._lifeline = Lifeline()
 
     def _tell(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
-        self._coordinator.hear.remote(self._setup.worker, message, figures)
+        coordinator, key = self._coordinator
+        coordinator.hear.remote(self._setup.worker, key, pack_said(message, figures))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
+    @answers(COUNT)
     def load(self, library: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
         """Build a shard for the next epoch and fill it; return the bytes of its weights.
 
@@ -117,6 +135,7 @@ class Member(GivesState, KeepsCopies):
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
 
     @ray.method(concurrency_group="orders")
+    @answers(STATUS)
     def build(self, shard: Shard) -> MemberStatus:
         """Build a shard that will be loaded, since that takes longest: the first thing that is asked of a newcomer.
 
@@ -124,10 +143,10 @@ class Member(GivesState, KeepsCopies):
             PlanInfeasible: the shard does not fit into this machine's memory.
         """
         self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard))
-        status: MemberStatus = self.status()
-        return status
+        return self._status()
 
     @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def adopt(self, epoch: int, applied: int) -> None:
         """Work with what was loaded.
 
@@ -151,6 +170,7 @@ class Member(GivesState, KeepsCopies):
     # -- epochs ------------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
+    @answers(PEER)
     def listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
         """Open this member's end of the epoch's channel and return where it is."""
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
@@ -162,6 +182,7 @@ class Member(GivesState, KeepsCopies):
         return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
 
     @ray.method(concurrency_group="orders")
+    @answers(WORKERS)
     def connect(self, peers: Sequence[Peer]) -> list[Worker]:
         """Link to all other members, and return those whose greeting did not arrive by the direct link."""
         return self._engine.order(partial(self._connect, peers))
@@ -171,12 +192,14 @@ class Member(GivesState, KeepsCopies):
         return greet_all(self._open_channel(), self._setup.worker, peers)
 
     @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def use_calls(self, members: Mapping[Worker, Any]) -> None:
         """Send to these members by Ray calls, not directly."""
         for member, handle in members.items():
             self._engine.order(partial(self._open_channel().use_calls, member, handle.deliver.remote))
 
     @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         """Join the group of the pool, if it has other members.
 
@@ -199,6 +222,7 @@ class Member(GivesState, KeepsCopies):
     # -- between steps -----------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
+    @answers(EVALUATION)
     def evaluate(
         self,
         split: Literal["validation", "test"],
@@ -218,6 +242,7 @@ class Member(GivesState, KeepsCopies):
         )
 
     @ray.method(concurrency_group="orders")
+    @answers(LOGITS)
     def next_logits(
         self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
@@ -232,6 +257,7 @@ class Member(GivesState, KeepsCopies):
         return Passing(self._here(), self._open_channel(), self._names, self._library, self._setup.deadline_s)
 
     @ray.method(concurrency_group="orders")
+    @answers(FINDING)
     def find_nonfinite(self, step: int, pool: int, microbatches: Sequence[int]) -> Finding | None:
         """Compute some microbatches of the open step again, and return where numbers stop being finite."""
         return self._engine.order(partial(self._find_nonfinite, step, pool, microbatches))
@@ -251,6 +277,7 @@ class Member(GivesState, KeepsCopies):
         return first_of(findings)
 
     @ray.method(concurrency_group="orders")
+    @answers(FLAG)
     def snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
         """Let the library fetch this shard, piece by piece; the first member of a pool speaks for all.
 
@@ -274,11 +301,12 @@ class Member(GivesState, KeepsCopies):
     # -- always answering --------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
-    def follow(self, coordinator: Any, library: Any) -> None:
-        """Listen to another attempt's coordinator, and ask its library, from now on."""
+    @answers(NOTHING)
+    def follow(self, coordinator: Any, library: Any, key: bytes) -> None:
+        """Listen to another attempt's coordinator, show it this key, and ask its library, from now on."""
         self._library, self._pieces = library, None
         self._engine.use_library(library)
-        self._coordinator = coordinator  # last: what was said of the library before is not for this one
+        self._coordinator = coordinator, key  # last: what was said of the library before is not for this one
 
     @ray.method(concurrency_group="control")
     def hear(self, message: ToMember) -> None:
@@ -291,20 +319,26 @@ class Member(GivesState, KeepsCopies):
         self._open_channel().deliver(envelope, content)
 
     @ray.method(concurrency_group="pieces")
+    @answers(PIECE)
     def piece(self, number: int) -> Piece | None:
         """Give a piece of the snapshot: the next one, or the last one again; None after the last of all."""
         assert self._pieces is not None
         return self._pieces.give(number)
 
     @ray.method(concurrency_group="pieces")
+    @answers(NOTHING)
     def let_go(self) -> None:
         """Forget the snapshot: nobody fetches it any more."""
         self._pieces = None
 
     @ray.method(concurrency_group="control")
+    @answers(STATUS)
     def status(self) -> MemberStatus:
         """Say that this member is alive, and how far it is."""
         self._lifeline.pull()
+        return self._status()
+
+    def _status(self) -> MemberStatus:
         machine, runner = self._machine, self._runner
         # In this order: the compute thread may apply a step meanwhile.
         reaches = machine.applied + machine.is_complete

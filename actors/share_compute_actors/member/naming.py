@@ -40,11 +40,16 @@ def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
         job_id: the job.
         worker: only those on this contributor.
     """
-    found = []
+    return [actor for actor, known in workers_of(job_id).items() if worker in (None, known)]
+
+
+def workers_of(job_id: str) -> dict[Any, Worker]:
+    """Return the members of a job that are not known to be dead, with the contributor that each was started on."""
+    found = {}
     for namespace, name in _named():
-        if namespace == f"{_PREFIX}{job_id}" and (worker is None or name.startswith(f"{worker}/")):
+        if namespace == f"{_PREFIX}{job_id}":
             try:
-                found.append(ray.get_actor(name, namespace))
+                found[ray.get_actor(name, namespace)] = name.partition("/")[0]
             except ValueError:  # it died meanwhile
                 continue
     return found

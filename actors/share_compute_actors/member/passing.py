@@ -108,6 +108,6 @@ class Passing:
 
     def _samples(self, split: Held, microbatches: Sequence[int], part: Part) -> dict[int, Tensor]:
         rows: Mapping[int, NDArray[Any]] = ray.get(
-            self.library.evaluation_rows.remote(split, microbatches, part)
+            self.library.evaluation_rows.remote(split, list(microbatches), part)
         )
         return {microbatch: torch.tensor(values) for microbatch, values in rows.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost
 from share_compute.models.weights import files, stream_file
+from share_compute_actors.wire import Content, Schema, WithContent, undeclared
 
 TRIES = 3
 """So often a piece is asked for that arrives damaged."""
@@ -43,6 +45,25 @@ class Piece(NamedTuple):
         """Whether it is what was sealed."""
         return self.seal == _seal(self.name, self.content)
 
+
+class PieceSchema:
+    """How pieces travel to whoever does not unpickle what others made; None after the last one."""
+
+    _frame = WithContent(Schema(tuple[str, int] | None))
+
+    def pack(self, message: Piece | None) -> bytes:
+        """Return a piece as bytes."""
+        if message is None:
+            return self._frame.pack(Content(None, b""))
+        return self._frame.pack(Content((message.name, message.seal), message.content.data))
+
+    def unpack(self, data: Any, sender: str) -> Piece | None:
+        """Return what `pack` wrote; see `share_compute_actors.wire.Packs`."""
+        header, content = self._frame.unpack(data, sender)
+        return None if header is None else Piece(header[0], np.frombuffer(content, np.uint8), header[1])
+
+
+PIECE = PieceSchema()
 
 Answer = TypeVar("Answer", Piece, Piece | None)
 
@@ -76,6 +97,15 @@ class Pieces:
         return self._last
 
 
+_STEMS = ("model", "optimizer", "adapter_model")
+"""Names of files that members write begin with one of these."""
+
+
+def _is_part(name: str, place: int) -> bool:
+    stem, _, rest = name.rpartition(f"-{place:04}-")
+    return stem in _STEMS and re.fullmatch(r"[0-9]{4,8}\.part", rest) is not None
+
+
 def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piece]:
     for stem, tensors in parts.items():
         for number, group in enumerate(files(tensors)):
@@ -98,16 +128,20 @@ def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
     raise damaged
 
 
-def take_all(machine: str, ask: Callable[[int], Piece | None], write: Callable[[str, bytes], None]) -> None:
+def take_all(
+    machine: str, place: int, ask: Callable[[int], Piece | None], write: Callable[[str, bytes], None]
+) -> None:
     """Ask for all pieces, and write those that arrive as they were sealed; others are asked for again.
 
     Args:
         machine: name of the one that gives them.
+        place: of its pool.
         ask: returns a piece by its number, None after the last one.
         write: takes the name of a file and what to add to it.
 
     Raises:
         ContributorLost: a piece arrived damaged whenever it was asked for.
+        Undeclared: a piece is of a file that is not for this machine to write.
     """
     damaged = ContributorLost(
         f"a piece of what {machine} saves arrived damaged {TRIES} times",
@@ -118,4 +152,6 @@ def take_all(machine: str, ask: Callable[[int], Piece | None], write: Callable[[
         piece = whole(partial(ask, number), damaged)
         if piece is None:
             return
+        if not _is_part(piece.name, place):
+            raise undeclared(machine, f"a piece of a file named {piece.name[:80]!r}")
         write(piece.name, piece.content.tobytes())

@@ -10,12 +10,15 @@ from torch import Tensor
 from share_compute.models.weights import rows_of
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import optimizer_tensors
+from share_compute_actors.member.answering import answers
 from share_compute_actors.member.copies.copying import ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.engine import Engine
 from share_compute_actors.member.pieces import Piece
 from share_compute_actors.member.runner import Runner
-from share_compute_actors.messages import Extent
+from share_compute_actors.member.schemas import HOLDING
+from share_compute_actors.messages import Extent, read_extents
+from share_compute_actors.wire import NAMES
 
 
 class GivesState:
@@ -28,17 +31,19 @@ class GivesState:
     _runner: Runner | None
 
     @ray.method(concurrency_group="pieces")
+    @answers(HOLDING)
     def holding(self) -> ShardRange | None:
         """Return the layers [start, stop) whose weights are here; None when there are none yet."""
         shard = self._runner.stage.shard if self._runner is not None else None
         return None if shard is None else (shard.start, shard.stop)
 
     @ray.method(concurrency_group="pieces")
-    def inventory(self, shard: ShardRange | None = None) -> list[str]:
+    @answers(NAMES)
+    def inventory(self, shard: ShardRange | None = None) -> tuple[str, ...]:
         """Return the stored names of all parameters and buffers."""
         if shard is not None:
-            return self._copy(shard).inventory()
-        return list(self._here().stage.persistent())
+            return tuple(self._copy(shard).inventory())
+        return tuple(self._here().stage.persistent())
 
     @ray.method(concurrency_group="pieces")
     def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
@@ -46,11 +51,11 @@ class GivesState:
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
     @ray.method(concurrency_group="pieces")
-    def weights(self, extents: Sequence[Extent], shard: ShardRange | None = None) -> list[Piece]:
+    def weights(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
         """Return rows of parameters and buffers, as float32."""
         if shard is not None:
-            return self._copied(extents, shard)
-        return _as_they_are(self._here().stage.persistent(), extents)
+            return self._copied(read_extents(extents), shard)
+        return _as_they_are(self._here().stage.persistent(), read_extents(extents))
 
     @ray.method(concurrency_group="pieces")
     def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
@@ -60,11 +65,11 @@ class GivesState:
         return {name: tuple(tensor.shape) for name, tensor in self._optimizer_tensors().items()}
 
     @ray.method(concurrency_group="pieces")
-    def optimizer_state(self, extents: Sequence[Extent], shard: ShardRange | None = None) -> list[Piece]:
+    def optimizer_state(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
         """Return rows of the optimizer's tensors, as float32."""
         if shard is not None:
-            return self._copied(extents, shard)
-        return _as_they_are(self._optimizer_tensors(), extents)
+            return self._copied(read_extents(extents), shard)
+        return _as_they_are(self._optimizer_tensors(), read_extents(extents))
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         runner = self._here()

@@ -9,10 +9,11 @@ from typing import Any, Literal, TypeVar
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
-from share_compute.errors import LibraryLost, ShareComputeError
+from share_compute.errors import LibraryLost
+from share_compute_actors.wire import Packs, unpack_answer
 
 Answer = TypeVar("Answer")
 Part = Literal["inputs", "targets"]
@@ -26,19 +27,19 @@ def library_lost() -> LibraryLost:
     )
 
 
-def ask_library(call: Callable[[], Answer]) -> Answer:
-    """Return what ``call`` returns; what the library raises on purpose comes out as it was raised.
+def ask_library(schema: Packs[Answer], asked: Any) -> Answer:
+    """Wait for what the library answers to the coordinator, and return it.
+
+    Args:
+        schema: of what the method returns.
+        asked: the reference that the call gave.
 
     Raises:
         ShareComputeError: the library raised it.
         LibraryLost: the library died.
     """
     try:
-        return call()
-    except RayTaskError as failure:
-        if isinstance(failure.cause, ShareComputeError):
-            raise failure.cause from failure
-        raise
+        return unpack_answer(schema, ray.get(asked), "the library")
     except RayActorError as failure:
         raise library_lost() from failure
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any
 
 from share_compute.errors import (
     ContributorLost,
@@ -104,6 +105,14 @@ class Assembly:
         """Count on less memory for caches on a machine, where it did not suffice."""
         self._room_left[worker] = _LEFT * self._room_left.get(worker, 1.0)
 
+    def is_from(self, worker: Any, key: Any) -> bool:
+        """Whether it is this member that shows a key."""
+        return self._crew.is_from(worker, key)
+
+    def accuse(self, worker: Worker, failure: ShareComputeError) -> None:
+        """Count a member as lost, since it sent what it should not have."""
+        self._crew.pulse.accuse(worker, failure)
+
     def worry(self) -> None:
         """Something went wrong between members: look closely whether all are there."""
         self._crew.pulse.worry()
@@ -147,6 +156,8 @@ class Assembly:
         names = listed(lost)
         _log.warning("lost %s", names)
         for worker in workers:
+            if fault := self._crew.pulse.take_fault(worker):
+                _log.warning("%s", fault)
             self._rests.lost(worker, time.monotonic())
         if self.placement is not None and not set(self.placement.workers).isdisjoint(workers):
             self.break_up(f"lost {names}", lost)

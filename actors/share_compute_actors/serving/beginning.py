@@ -18,7 +18,7 @@ from share_compute_actors.serving.deployment import Deployment, Heard
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.planner import Planner
 from share_compute_actors.serving.standing import Standing
-from share_compute_actors.serving.weights import ServedModel, ServedWeights
+from share_compute_actors.serving.weights import SERVED, ServedModel, ServedWeights
 
 _GLANCE_S = 0.2
 
@@ -60,5 +60,4 @@ def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:
     while not ray.wait([asked], timeout=_GLANCE_S)[0]:
         if stopped.is_set():
             raise Cancelled
-    model: ServedModel = ask_library(lambda: ray.get(asked))
-    return model
+    return ask_library(SERVED, asked)

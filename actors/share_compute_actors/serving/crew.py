@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ShareComputeError, as_ours
@@ -17,10 +17,12 @@ from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Placement
 from share_compute.serving.turns import Turn
 from share_compute_actors.coordinator.party import Party
+from share_compute_actors.member.answering import answered
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.member import ServingMember
-from share_compute_actors.serving.messages import Held, Row, ServingSetup
+from share_compute_actors.serving.messages import HELD, SIGN, Held, Row, ServingSetup
 from share_compute_actors.serving.weights import ServedModel
+from share_compute_actors.wire import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class ServingCrew(Party):
         server: Any,
         cancelled: threading.Event,
     ) -> None:
-        super().__init__(cancelled)
+        super().__init__(cancelled, SIGN)
         self._assignment = assignment
         self._model = model
         self._weights = weights
@@ -88,7 +90,7 @@ class ServingCrew(Party):
         )
         here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
         return ServingMember.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
-            setup, self._server
+            setup, self._server, self.issue_key(worker)
         )
 
     def invite(self, placement: Placement | None) -> None:
@@ -125,11 +127,10 @@ class ServingCrew(Party):
             worker = calls[call]
             newcomer = self._newcomers.pop(worker)
             try:
-                self.held[worker] = ray.get(call)
-            except RayError as failure:
+                self.held[worker] = answered(HELD, call, self.name(worker))
+            except (RayError, ShareComputeError) as failure:
                 ray.kill(newcomer.actor)
-                cause = failure.cause if isinstance(failure, RayTaskError) else failure
-                refused[worker] = as_ours(cause)
+                refused[worker] = as_ours(failure)
             else:
                 self._actors[worker] = newcomer.actor
                 self._lives[newcomer.actor.live.remote()] = worker
@@ -174,7 +175,7 @@ class ServingCrew(Party):
                 worker: self._load(self._actors[worker], worker, placement, is_awaited=True)
                 for worker in placement.workers
             }
-            self.held.update(self.gather(calls))
+            self.held.update(self.gather(HELD, calls))
         finally:
             self.pulse.is_patient = False
 
@@ -184,7 +185,7 @@ class ServingCrew(Party):
         Raises:
             MembersLost: members died meanwhile.
         """
-        self.ask(row.workers, "begin", row)
+        self.ask(NOTHING, row.workers, "begin", row)
 
     def send(self, turns: list[Turn], workers: Collection[Worker]) -> None:
         """Send turns to members; nobody waits for an answer."""

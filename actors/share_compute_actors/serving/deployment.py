@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from contextlib import closing
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from share_compute.errors import (
     ContributorLost,
@@ -25,8 +25,9 @@ from share_compute.serving.turns import Turn, TurnResult
 from share_compute.topology import Topology
 from share_compute_actors.serving.assembly import Assembly
 from share_compute_actors.serving.desk import Desk
-from share_compute_actors.serving.messages import ToServer, Trouble
+from share_compute_actors.serving.messages import Trouble, unpack_to_server
 from share_compute_actors.serving.standing import Standing
+from share_compute_actors.wire import Undeclared, undeclared
 
 _GLANCE_S = 0.05
 """Time between two looks at the members while nothing is heard of them."""
@@ -38,8 +39,9 @@ _MOST_TROUBLES = 3
 """So often in a row members fail without a token in between before what they were at is given up."""
 _log = logging.getLogger(__name__)
 
-Heard: TypeAlias = tuple[Worker, ToServer] | Topology | None
-"""What a member says; machines that may be used from now on; None where there may be turns to send."""
+Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
+"""What came as from a member, as it came: its name, its key, and messages; machines that may be used from now on; None
+where there may be turns to send."""
 
 
 class Deployment:
@@ -128,10 +130,25 @@ class Deployment:
         if isinstance(heard, Topology):
             self._assembly.offer(heard)
         elif heard is not None:
-            worker, message = heard
-            if message.epoch != self._assembly.epoch or self._assembly.placement is None:
+            self._open(*heard)
+
+    def _open(self, worker: Any, key: Any, messages: Any) -> None:
+        """Take in what came as from a member; one that says what it should not is lost."""
+        if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
+            return
+        name = self._assembly.name(worker)
+        for data in messages:
+            try:
+                message = unpack_to_server(data, name)
+            except Undeclared as failure:
+                self._assembly.accuse(worker, failure)
                 return
+            if message.epoch != self._assembly.epoch or self._assembly.placement is None:
+                continue
             if isinstance(message, TurnResult):
+                if worker != self._assembly.placement.workers[-1]:
+                    self._assembly.accuse(worker, undeclared(name, "tokens, though others draw them"))
+                    return
                 self._complete(message)
             else:
                 self._trouble(worker, message)

@@ -23,13 +23,25 @@ from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
 from share_compute_actors.member.allocator import trim
+from share_compute_actors.member.answering import answers
 from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.member.greeting import greet_all
 from share_compute_actors.member.loading import fits
+from share_compute_actors.member.schemas import PEER, WORKERS
 from share_compute_actors.messages import Peer
 from share_compute_actors.serving.loading import build_shard, fill_shard
-from share_compute_actors.serving.messages import Held, Row, ServingSetup, Sign, ToServer
+from share_compute_actors.serving.messages import (
+    HELD,
+    SIGN,
+    Held,
+    Row,
+    ServingSetup,
+    Sign,
+    ToServer,
+    pack_to_server,
+)
 from share_compute_actors.serving.turns import TurnEngine
+from share_compute_actors.wire import NOTHING
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +51,17 @@ class ServingMember:
     """One machine's work for one deployment, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other; the others always answer.
+
+    Args:
+        setup: what it is to do.
+        server: the actor that leads it.
+        key: shown to that one with all that it is told, so that no other member can speak for this one.
     """
 
-    def __init__(self, setup: ServingSetup, server: Any) -> None:
+    def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
         self._setup = setup
         self._server = server
+        self._key = key
         self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
         self._engine = TurnEngine(self._said.put)
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
@@ -52,11 +70,11 @@ class ServingMember:
         """Send what is said to the server, beside computing: a call takes as long as many of a token's operations."""
         try:
             while True:
-                messages = [self._said.get()]
+                messages = [pack_to_server(self._said.get())]
                 with suppress(queue.Empty):
                     while True:
-                        messages.append(self._said.get_nowait())
-                self._server.hear.remote(self._setup.worker, messages)
+                        messages.append(pack_to_server(self._said.get_nowait()))
+                self._server.hear.remote(self._setup.worker, self._key, messages)
         except BaseException:  # noqa: BLE001 - whatever it was, nothing is heard of this member any more
             _log.exception("%s cannot be heard any more, and ends", self._setup.name)
             os._exit(1)  # whoever waits for it learns at once that it is gone
@@ -64,6 +82,7 @@ class ServingMember:
     # -- between epochs ----------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
+    @answers(HELD)
     def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
         """Hold a shard; what is here of it already stays, all else goes.
 
@@ -106,6 +125,7 @@ class ServingMember:
         return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
 
     @ray.method(concurrency_group="orders")
+    @answers(PEER)
     def listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
         """Open this member's end of the epoch's channel and return where it is."""
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
@@ -117,17 +137,20 @@ class ServingMember:
         return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
 
     @ray.method(concurrency_group="orders")
+    @answers(WORKERS)
     def connect(self, peers: Sequence[Peer]) -> list[Worker]:
         """Link to all other members, and return those whose greeting did not arrive by the direct link."""
         return self._engine.order(lambda: greet_all(self._channel(), self._setup.worker, peers))
 
     @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def use_calls(self, members: Mapping[Worker, Any]) -> None:
         """Send to these members by Ray calls, not directly."""
         for member, handle in members.items():
             self._engine.order(partial(self._channel().use_calls, member, handle.deliver.remote))
 
     @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
     def begin(self, row: Row) -> None:
         """Take the turns of an epoch, with no caches."""
         self._engine.order(partial(self._engine.begin, row, row.workers.index(self._setup.worker)))
@@ -150,6 +173,7 @@ class ServingMember:
         self._channel().deliver(envelope, content)
 
     @ray.method(concurrency_group="control")
+    @answers(SIGN)
     def status(self) -> Sign:
         """Say that this member is alive, and what it does."""
         stage = self._engine.stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from share_compute.errors import ShareComputeError
 from share_compute.models.blueprint import Blueprint
@@ -12,6 +13,7 @@ from share_compute.serving.placement import Holding
 from share_compute.serving.turns import TurnResult
 from share_compute.specification import ServedPrecision
 from share_compute.topology import DeviceKind
+from share_compute_actors.wire import Messages, Raised, Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,43 @@ class Trouble:
 
 
 ToServer = TurnResult | Trouble
+
+HELD: Schema[Held] = Schema(Held)
+SIGN: Schema[Sign] = Schema(Sign)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """A `Trouble` on its way."""
+
+    epoch: int
+    failure: Raised
+    turn: int | None
+
+
+_TO_SERVER: Messages[TurnResult | _Trouble] = Messages(
+    TurnResult=Schema(TurnResult), Trouble=Schema(_Trouble)
+)
+
+
+def pack_to_server(message: ToServer) -> bytes:
+    """Return what a member tells the server as bytes."""
+    if isinstance(message, TurnResult):
+        return _TO_SERVER.pack("TurnResult", message)
+    return _TO_SERVER.pack("Trouble", _Trouble(message.epoch, Raised.of(message.failure), message.turn))
+
+
+def unpack_to_server(data: Any, sender: str) -> ToServer:
+    """Return what a member told the server.
+
+    Args:
+        data: as it came.
+        sender: name of its machine.
+
+    Raises:
+        Undeclared: it is no declared message.
+    """
+    message = _TO_SERVER.unpack(data, sender)
+    if isinstance(message, TurnResult):
+        return message
+    return Trouble(message.epoch, message.failure.error(sender), message.turn)

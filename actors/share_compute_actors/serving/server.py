@@ -24,6 +24,8 @@ from share_compute_actors.coordinator.coordinator import Cancelled
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.standing import Standing
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import NOTHING, answers_by
 
 topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
 """Reads and writes what a server is offered as JSON."""
@@ -43,6 +45,7 @@ class DeploymentServer:
     """
 
     def __init__(self, assignment: str) -> None:
+        refuse_pickles()
         self._assignment = ServingAssignment.model_validate_json(assignment)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopped = threading.Event()
@@ -73,6 +76,7 @@ class DeploymentServer:
         self._desk.close(failure)
 
     @ray.method(concurrency_group="requests")
+    @answers_by(NOTHING, as_ours)
     def submit(self, generations: str) -> None:
         """Take sequences in, all or none of them: a list of `Generation` as JSON; `pull` gives what comes of them.
 
@@ -98,10 +102,9 @@ class DeploymentServer:
         return write_events(self._desk.pull(after, timeout_s))
 
     @ray.method(concurrency_group="mail")
-    def hear(self, worker: str, messages: list[Any]) -> None:
-        """Take in what a member says; `Deployment` knows what it means."""
-        for message in messages:
-            self._inbox.put((worker, message))
+    def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
+        """Take in what a member says; `Deployment` knows whether it is that member, and what it means."""
+        self._inbox.put((worker, key, messages))
 
     @ray.method(concurrency_group="control")
     def offer(self, topology: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,11 @@ from share_compute.models.weights import WeightFolder
 from share_compute.planning.profile import ModelProfile
 from share_compute.serving.quantization import integers_of, require_linear_layers, scale_of, weight_of
 from share_compute.specification import ModelSpec, ServedPrecision
+from share_compute_actors.member.answering import answers
 from share_compute_actors.member.pieces import Piece
-from share_compute_actors.messages import Extent
+from share_compute_actors.messages import Extent, read_extents
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import Schema
 
 if TYPE_CHECKING:
     from share_compute.models.conversion import PretrainedWeights
@@ -39,6 +42,9 @@ class ServedModel:
     profile: ModelProfile
 
 
+SERVED: Schema[ServedModel] = Schema(ServedModel)
+
+
 @ray.remote(num_cpus=0, concurrency_groups={"weights": 1})
 class ServedWeights:
     """Reads a model's folder, some rows at a time.
@@ -50,6 +56,7 @@ class ServedWeights:
     """
 
     def __init__(self, folder: Path, dtype: ServedPrecision, *, embeds: bool = False) -> None:
+        refuse_pickles()
         self._folder = folder
         self._embeds = embeds
         self._quantizes = dtype == "int8"
@@ -59,6 +66,7 @@ class ServedWeights:
         self._opened: PretrainedWeights | None = None
 
     @ray.method(concurrency_group="weights")
+    @answers(SERVED)
     def prepare(self) -> ServedModel:
         """Read the configuration, open the weights, and count what the model costs.
 
@@ -103,24 +111,29 @@ class ServedWeights:
         return self._opened
 
     @ray.method(concurrency_group="weights")
-    def weights(self, extents: Sequence[Extent]) -> list[Piece]:
+    def weights(self, extents: bytes) -> list[Piece]:
         """Return rows of tensors, in the deployment's dtype."""
-        return [Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in extents]
+        return [
+            Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in read_extents(extents)
+        ]
 
     @ray.method(concurrency_group="weights")
-    def exact_weights(self, extents: Sequence[Extent]) -> list[Piece]:
+    def exact_weights(self, extents: bytes) -> list[Piece]:
         """Return rows of tensors as float32, whatever the deployment's dtype is."""
-        return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in extents]
+        return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
-    def int8_weights(self, extents: Sequence[Extent]) -> list[Piece]:
+    def int8_weights(self, extents: bytes) -> list[Piece]:
         """Return rows of matrices as integers."""
-        return [Piece.of_rows(extent.name, self._integers(extent)) for extent in extents]
+        return [Piece.of_rows(extent.name, self._integers(extent)) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
-    def scales(self, extents: Sequence[Extent]) -> list[Piece]:
+    def scales(self, extents: bytes) -> list[Piece]:
         """Return what rows of integers are to be multiplied by, as float32."""
-        return [Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent)))) for extent in extents]
+        return [
+            Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
+            for extent in read_extents(extents)
+        ]
 
     def _integers(self, extent: Extent) -> Tensor:
         name = weight_of(extent.name)

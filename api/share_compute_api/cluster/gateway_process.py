@@ -1,8 +1,8 @@
 """The gateway: the only process of the server that calls Ray. It holds the cluster's token, and no other secret.
 
 Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
---socket FD``. It answers `calls.Call` on that socket until it is closed. What contributors' processes answer is
-deserialized here, never in the control plane.
+--socket FD``. It answers `calls.Call` on that socket until it is closed. What contributors' processes answer arrives
+here, never in the control plane, and no pickle of theirs is read here either.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from share_compute_actors.machine.contributor import start_contributor
 from share_compute_actors.member import naming
 from share_compute_actors.serving.server import DeploymentServer
 from share_compute_actors.testing import make_fail
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import NOTHING, TEXT, Schema, unpack_answer
 from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure, NodeFacts
 
 NAMESPACE = "share-compute"
@@ -41,6 +43,8 @@ _METHODS: Final = {
     "deployment": frozenset({"submit", "cancel", "pull", "status", "offer", "stop"}),
     "contributor": frozenset({"probe"}),
 }
+_ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}
+"""Methods that raise on purpose: their answers are bytes that say so."""
 _log = logging.getLogger(__name__)
 
 
@@ -81,7 +85,9 @@ class Operations:
             raise ValueError(f"a {actor.kind} has no method {method}")
         while True:
             try:
-                return await getattr(actor.handle, method).remote(*arguments)
+                answer = await getattr(actor.handle, method).remote(*arguments)
+                schema = _ANSWERS.get(method)
+                return answer if schema is None else unpack_answer(schema, answer, f"a {actor.kind}")
             except ActorUnavailableError as failure:
                 if actor.kind == "contributor":
                     raise
@@ -278,6 +284,7 @@ def main(arguments: Sequence[str]) -> None:
         _node_ip_address=wanted.node_address,
         _temp_dir=wanted.temp_dir,
     )
+    refuse_pickles()
     try:
         asyncio.run(_serve(connection))
     finally:

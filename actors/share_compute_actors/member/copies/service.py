@@ -8,10 +8,12 @@ from functools import partial
 import ray
 
 from share_compute.protocol.roster import Worker
+from share_compute_actors.member.answering import answers
 from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
 from share_compute_actors.member.engine import Engine
 from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Followed
+from share_compute_actors.wire import FLAG, NOTHING
 
 
 class KeepsCopies:
@@ -39,6 +41,7 @@ class KeepsCopies:
     # -- as buddy ----------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="copies")
+    @answers(NOTHING)
     def keep_copies(
         self, epoch: int, committed: int, followed: Mapping[int, Followed], keepers: Collection[Worker]
     ) -> None:
@@ -56,6 +59,7 @@ class KeepsCopies:
         self._engine.order(partial(self._engine.copies.keep, epoch, committed, followed))
 
     @ray.method(concurrency_group="copies")
+    @answers(FLAG)
     def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
         """Bring a copy to a committed step; return whether that was possible.
 
@@ -68,6 +72,7 @@ class KeepsCopies:
         return follower is not None and follower.bring_to(step, scales)
 
     @ray.method(concurrency_group="copies")
+    @answers(FLAG)
     def is_up_to_date(self) -> bool:
         """Return whether all copies are whole, and little is left to bring them to the last committed step."""
         return self._engine.copies.catch_up()

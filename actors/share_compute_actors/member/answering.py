@@ -1,0 +1,51 @@
+"""What methods of actors return and raise, as bytes that nobody has to unpickle."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from share_compute.errors import ShareComputeError
+from share_compute_actors.member.allocator import as_told
+from share_compute_actors.member.rows import library_lost
+from share_compute_actors.wire import Packs, answers_by, unpack_answer
+
+Parameters = ParamSpec("Parameters")
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
+    """Return a decorator that lets a method of an actor answer in bytes; see `share_compute_actors.wire.answers_by`."""
+    return answers_by(schema, _told)
+
+
+def _told(failure: Exception) -> ShareComputeError:
+    if isinstance(failure, RayActorError):
+        # Members ask the library, or a member whose loss the coordinator notices by its own silence.
+        return library_lost()
+    cause = failure.cause if isinstance(failure, RayTaskError) else failure
+    if isinstance(cause, ShareComputeError):
+        return cause
+    _log.error("a call failed", exc_info=failure)
+    return as_told(failure)
+
+
+def answered(schema: Packs[T], asked: Any, sender: str) -> T:
+    """Wait for the answer to a call, and return what the method returned.
+
+    Args:
+        schema: of what the method returns.
+        asked: the reference that the call gave.
+        sender: name of the machine that answers, or of the actor.
+
+    Raises:
+        Undeclared: the answer is none of this kind.
+        ShareComputeError: the method raised it.
+        RayError: the actor died.
+    """
+    return unpack_answer(schema, ray.get(asked), sender)

@@ -1,0 +1,90 @@
+"""What members of a training job answer to the coordinator and tell it, as bytes of declared schemas."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Report, ToCoordinator
+from share_compute.protocol.roster import Worker
+from share_compute.training.finiteness import Finding
+from share_compute_actors.member.copies.copying import ShardRange
+from share_compute_actors.messages import EvaluationResult, MemberStatus, Peer, StepFigures
+from share_compute_actors.wire import (
+    Content,
+    Messages,
+    Raised,
+    Schema,
+    WithContent,
+    undeclared,
+)
+
+STATUS: Schema[MemberStatus] = Schema(MemberStatus)
+PEER: Schema[Peer] = Schema(Peer)
+WORKERS: Schema[list[Worker]] = Schema(list[Worker])
+HOLDING: Schema[ShardRange | None] = Schema(ShardRange | None)
+EVALUATION: Schema[EvaluationResult | None] = Schema(EvaluationResult | None)
+FINDING: Schema[Finding | None] = Schema(Finding | None)
+
+_LOGIT = np.dtype("<f4")
+
+
+class Logits:
+    """What a model expects to follow a text, ``[vocabulary]``; None of a member that is not in the last pool."""
+
+    _frame = WithContent(Schema(int | None))
+
+    def pack(self, message: NDArray[np.float32] | None) -> bytes:
+        """Return them as bytes."""
+        if message is None:
+            return self._frame.pack(Content(None, b""))
+        return self._frame.pack(Content(len(message), message.astype(_LOGIT).tobytes()))
+
+    def unpack(self, data: Any, sender: str) -> NDArray[np.float32] | None:
+        """Return what `pack` wrote; see `share_compute_actors.wire.Packs`."""
+        count, content = self._frame.unpack(data, sender)
+        if len(content) != (count or 0) * _LOGIT.itemsize:
+            raise undeclared(sender, f"{len(content)} bytes for {count} numbers")
+        return None if count is None else np.frombuffer(content, _LOGIT)
+
+
+LOGITS = Logits()
+
+# -- what is told --------------------------------------------------------------------------------------------------
+
+Said: TypeAlias = tuple[ToCoordinator | ShareComputeError, StepFigures | None]
+
+_SAID: Messages[tuple[ToCoordinator | Raised, StepFigures | None]] = Messages(
+    **{
+        kind.__name__: Schema(tuple[kind, StepFigures | None])  # type: ignore[valid-type]
+        for kind in (Report, Formed, Prepared, Broken, Applied, Raised)
+    }
+)
+
+
+def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> bytes:
+    """Return what a member tells its coordinator as bytes."""
+    said = Raised.of(message) if isinstance(message, ShareComputeError) else message
+    return _SAID.pack(type(said).__name__, (said, figures))
+
+
+def unpack_said(data: Any, worker: Worker, sender: str) -> Said:
+    """Return what a member told.
+
+    Args:
+        data: as it came.
+        worker: the member that sent it.
+        sender: name of its machine.
+
+    Raises:
+        Undeclared: it is no declared message, or one of another member.
+    """
+    message, figures = _SAID.unpack(data, sender)
+    if isinstance(message, Raised):
+        return message.error(sender), figures
+    if message.worker != worker:
+        raise undeclared(sender, f"{type(message).__name__} in the name of another member")
+    return message, figures

@@ -1,0 +1,101 @@
+"""Keeps Ray from unpickling anything in this process.
+
+The values that Ray passes are of two kinds. Bytes, texts, numbers, lists and dicts of these travel as msgpack. All
+others are pickles, and reading a pickle runs code of the sender's choice. A process that hears from contributors calls
+`refuse_pickles` first. From then on a pickle in an argument, an answer or an error is an error of whoever sent it:
+
+- an argument: the call fails at the caller;
+- an answer: `ray.get` raises `ray.exceptions.RaySystemError`;
+- an error: `ray.get` raises `ray.exceptions.UnserializableException`, with the text that the sender gave.
+
+Ray 2.60 reads pickles at these places, and all of them are closed here: ``_private/serialization.py`` (values, nested
+object references and actor handles), ``exceptions.py`` (errors), ``_private/function_manager.py`` (functions and actor
+classes from the GCS), and ``_raylet.pyx`` (the list of exceptions after which a call is to be repeated, and the
+metadata of tensors that travel outside the object store). Besides, a call or an answer can ask this process to open a
+debugger.
+
+Ray's trust in the holders of a cluster's token stays: they can start processes on nodes of that cluster. This module is
+about what comes from actors that were started as they should be.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import ray
+import ray._raylet
+import ray.cloudpickle
+from ray._private.function_manager import FunctionActorManager
+from ray._private.worker import Worker
+from ray.exceptions import RaySystemError, RayTaskError, UnserializableException
+from ray.util import rpdb
+
+_ACTORS: Mapping[str, frozenset[str]] = {
+    "share_compute_actors.coordinator.coordinator": frozenset({"Coordinator"}),
+    "share_compute_actors.coordinator.library": frozenset({"Library"}),
+    "share_compute_actors.machine.contributor": frozenset({"Contributor"}),
+    "share_compute_actors.member.member": frozenset({"Member"}),
+    "share_compute_actors.serving.member": frozenset({"ServingMember"}),
+    "share_compute_actors.serving.server": frozenset({"DeploymentServer"}),
+    "share_compute_actors.serving.weights": frozenset({"ServedWeights"}),
+    "share_compute_actors.testing": frozenset({"Mailbox"}),
+}
+"""Actor classes by module: a handle of an actor of another class is no use here."""
+
+
+class PickleRefused(pickle.UnpicklingError):
+    """A pickle arrived in a process that reads none."""
+
+
+def refuse_pickles() -> None:
+    """Let Ray unpickle nothing in this process from now on; may be called again."""
+    for loader in ("load", "loads"):
+        setattr(ray.cloudpickle, loader, _refuse)
+        setattr(ray.cloudpickle.cloudpickle, loader, _refuse)
+    # Compiled, but its globals are looked up when they are used.
+    ray._raylet.pickle = SimpleNamespace(  # noqa: SLF001
+        **{**vars(pickle), "load": _refuse, "loads": _refuse, "Unpickler": _refuse}
+    )
+    FunctionActorManager._load_actor_class_from_gcs = _actor_class  # noqa: SLF001
+    if Worker.get_objects is not _get_objects:
+        global _ray_get_objects
+        _ray_get_objects, Worker.get_objects = Worker.get_objects, _get_objects
+    rpdb.set_trace = _open_no_debugger
+
+
+def is_refusal(failure: BaseException) -> bool:
+    """Return whether a failed call means that its answer or its error was a pickle, or could not be read at all."""
+    return isinstance(failure, (RaySystemError, UnserializableException, RayTaskError))
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise PickleRefused(
+        "this process reads no pickles: only bytes, texts, numbers, lists and dicts are taken in"
+    )
+
+
+def _actor_class(_: FunctionActorManager, job_id: Any, descriptor: Any) -> type:  # noqa: ARG001 - Ray calls it so
+    """Import the class of an actor whose handle arrived, where Ray would unpickle it."""
+    name = descriptor.class_name.rpartition(".")[2]
+    if name not in _ACTORS.get(descriptor.module_name, ()):
+        raise PickleRefused(f"{descriptor.module_name}.{descriptor.class_name} is no actor of share-compute")
+    actor = getattr(importlib.import_module(descriptor.module_name), name)
+    found: type = actor.__ray_metadata__.modified_class
+    return found
+
+
+_ray_get_objects: Any = None
+
+
+def _get_objects(worker: Worker, *arguments: Any, **options: Any) -> tuple[Any, bytes]:
+    """Do what Ray's does, but open no debugger where an answer asks for it."""
+    values, _ = _ray_get_objects(worker, *arguments, **options)
+    return values, b""
+
+
+def _open_no_debugger(*_: Any, **__: Any) -> None:
+    """Do nothing, where a call asks for a debugger."""

@@ -1,0 +1,297 @@
+"""Messages between actors as bytes of a declared schema, so that no actor unpickles what another one made.
+
+A `Schema` is JSON that pydantic validates strictly: no unknown fields, no other types, no more bytes than were agreed.
+Tensors travel as raw bytes behind such a header (`WithContent`). What a method returns, or raises on purpose, is one
+answer (`pack_answer`, `unpack_answer`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from types import GenericAlias
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from share_compute import errors
+from share_compute.errors import ShareComputeError, VerificationFailed
+
+MOST_BYTES = 16 * 2**20
+"""Of one message, unless its schema says otherwise."""
+MOST_CONTENT_BYTES = 2**30
+"""Of the raw bytes that one message carries."""
+_CONFIG = ConfigDict(
+    extra="forbid",
+    strict=True,
+    ser_json_bytes="base64",
+    val_json_bytes="base64",
+    ser_json_inf_nan="constants",  # a loss that is not finite is for the coordinator to judge
+)
+_LENGTH = struct.Struct(">I")
+_GOOD, _BAD = b"+", b"-"
+_SHOWN = 3
+"""Faults of one message that are named."""
+
+T = TypeVar("T")
+Parameters = ParamSpec("Parameters")
+
+
+class Undeclared(VerificationFailed):
+    """What a machine sent is no message of the declared kind; its sender is at fault."""
+
+    code = "undeclared-message"
+
+
+def undeclared(sender: str, fault: str) -> Undeclared:
+    """Return the error for what ``sender`` should not have sent.
+
+    Args:
+        sender: name of a machine, or of an actor on the server.
+        fault: what is wrong with it.
+    """
+    return Undeclared(
+        f"{sender} sent what is no declared message: {fault}",
+        machine=sender,
+        mend="check that this machine runs the same version of share-compute; remove it if it does",
+    )
+
+
+class Packs(Protocol[T]):
+    """Writes messages of one kind as bytes, and reads them."""
+
+    def pack(self, message: T) -> bytes:
+        """Return a message as bytes."""
+
+    def unpack(self, data: Any, sender: str) -> T:
+        """Return the message that these bytes are.
+
+        Raises:
+            Undeclared: they are none, or ``data`` is not bytes at all.
+        """
+
+
+class Schema(Generic[T]):
+    """Messages of one type as JSON.
+
+    Args:
+        kind: the type: of dataclasses, named tuples, pydantic models, containers and primitives.
+        most_bytes: a longer message is refused.
+    """
+
+    def __init__(self, kind: Any, most_bytes: int = MOST_BYTES) -> None:
+        self._kind = kind
+        self._most_bytes = most_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (self._kind, self._most_bytes)  # Ray carries classes of actors by value
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        inside: Any = GenericAlias(tuple, (self._kind,))  # where the configuration holds for dataclasses, too
+        return TypeAdapter(inside, config=_CONFIG)
+
+    def pack(self, message: T) -> bytes:
+        """Return a message as bytes."""
+        return self._adapter.dump_json((message,))
+
+    def unpack(self, data: Any, sender: str) -> T:
+        """Return the message that these bytes are; see `Packs.unpack`."""
+        found = _bytes(data, self._most_bytes, sender)
+        try:
+            message: T = self._adapter.validate_json(found)[0]
+        except ValidationError as failure:
+            raise undeclared(sender, _faults(failure)) from None
+        return message
+
+
+class Messages(Generic[T]):
+    """Messages of a closed union, each named by its type.
+
+    Args:
+        schemas: of each of the union's types, by the name that it is sent under.
+    """
+
+    def __init__(self, **schemas: Schema[Any]) -> None:
+        self._schemas = {name.encode(): schema for name, schema in schemas.items()}
+
+    def pack(self, name: str, message: T) -> bytes:
+        """Return a message of the type with this name as bytes."""
+        return name.encode() + b" " + self._schemas[name.encode()].pack(message)
+
+    def unpack(self, data: Any, sender: str) -> T:
+        """Return the message that these bytes are; see `Packs.unpack`."""
+        name, _, body = _bytes(data, MOST_BYTES, sender).partition(b" ")
+        schema = self._schemas.get(name)
+        if schema is None:
+            raise undeclared(sender, f"no message is named {name[:40]!r}")
+        message: T = schema.unpack(body, sender)
+        return message
+
+
+class Content(NamedTuple):
+    """A header, and the raw bytes that it speaks of."""
+
+    header: Any
+    content: bytes | memoryview
+
+
+class WithContent:
+    """Messages that carry raw bytes.
+
+    Args:
+        header: schema of what stands before them.
+    """
+
+    def __init__(self, header: Schema[Any]) -> None:
+        self._header = header
+
+    def pack(self, message: Content) -> bytes:
+        """Return a message as bytes."""
+        header = self._header.pack(message.header)
+        return b"".join((_LENGTH.pack(len(header)), header, message.content))
+
+    def unpack(self, data: Any, sender: str) -> Content:
+        """Return the message that these bytes are; see `Packs.unpack`. Its content is a view of them."""
+        found = memoryview(_bytes(data, MOST_CONTENT_BYTES, sender))
+        length = _LENGTH.unpack_from(found)[0] if len(found) >= _LENGTH.size else len(found)
+        body = _LENGTH.size + length
+        if body > len(found):
+            raise undeclared(sender, f"{len(found)} bytes are too few for its header")
+        return Content(self._header.unpack(bytes(found[_LENGTH.size : body]), sender), found[body:])
+
+
+def _bytes(data: Any, most_bytes: int, sender: str) -> bytes:
+    if not isinstance(data, (bytes, memoryview)):
+        raise undeclared(sender, f"a {type(data).__name__} where bytes are due")
+    if len(data) > most_bytes:
+        raise undeclared(sender, f"{len(data)} bytes, of {most_bytes} at most")
+    return bytes(data)
+
+
+def _faults(failure: ValidationError) -> str:
+    faults = failure.errors(include_url=False, include_input=False, include_context=False)[:_SHOWN]
+    return "; ".join(f"{'.'.join(map(str, fault['loc'][1:])) or 'all'}: {fault['msg']}" for fault in faults)
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+_KINDS: dict[str, type[ShareComputeError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, ShareComputeError)
+}
+_FACTS: dict[str, dict[str, type]] = {
+    "OutOfMemory": {"room_bytes": int},
+    "Busy": {"retry_after_s": int},
+    "NoCopy": {"lacks_room": bool, "epoch": int, "owner": str},
+}
+"""Details that errors of some kinds must have, since whoever catches them reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An error that was raised on purpose, on its way to another process."""
+
+    kind: str
+    """Its class, one of those in `share_compute.errors`."""
+    message: str
+    mend: str | None = None
+    job: str | None = None
+    step: int | None = None
+    machine: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: ShareComputeError) -> Raised:
+        """Return an error as it is sent: as the nearest of its classes that all processes know."""
+        kind = next(base.__name__ for base in type(error).__mro__ if _KINDS.get(base.__name__) is base)
+        return cls(kind, error.message, error.mend, error.job, error.step, error.machine, dict(error.details))
+
+    def error(self, sender: str) -> ShareComputeError:
+        """Return the error.
+
+        Raises:
+            Undeclared: there is none like this.
+        """
+        kind = _KINDS.get(self.kind)
+        if kind is None:
+            raise undeclared(sender, f"no error is named {self.kind[:40]!r}")
+        for name, wanted in _FACTS.get(self.kind, {}).items():
+            if type(self.details.get(name)) is not wanted:
+                raise undeclared(sender, f"{self.kind} without its {name}")
+        return kind(
+            self.message,
+            mend=self.mend,
+            job=self.job,
+            step=self.step,
+            machine=self.machine,
+            details=dict(self.details),
+        )
+
+
+RAISED: Schema[Raised] = Schema(Raised)
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+NOTHING: Schema[None] = Schema(None)
+FLAG: Schema[bool] = Schema(bool)
+COUNT: Schema[int] = Schema(int)
+TEXT: Schema[str] = Schema(str)
+NAMES: Schema[tuple[str, ...]] = Schema(tuple[str, ...])
+
+
+def pack_answer(schema: Packs[T], message: T) -> bytes:
+    """Return what a method returns as bytes."""
+    return _GOOD + schema.pack(message)
+
+
+def pack_failure(failure: ShareComputeError) -> bytes:
+    """Return what a method raises on purpose as bytes."""
+    return _BAD + RAISED.pack(Raised.of(failure))
+
+
+def answers_by(
+    schema: Packs[T], told: Callable[[Exception], ShareComputeError]
+) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
+    """Return a decorator that lets a method of an actor answer in bytes.
+
+    The method raises nothing any more: what went wrong is in the answer.
+
+    Args:
+        schema: of what the method returns.
+        told: makes of what it raises an error that is raised on purpose.
+    """
+
+    def decorate(method: Callable[Parameters, T]) -> Callable[Parameters, bytes]:
+        @wraps(method)
+        def answer(*arguments: Parameters.args, **options: Parameters.kwargs) -> bytes:
+            try:
+                return pack_answer(schema, method(*arguments, **options))
+            except Exception as failure:  # noqa: BLE001 - the caller is told, and decides
+                return pack_failure(told(failure))
+
+        return answer
+
+    return decorate
+
+
+def unpack_answer(schema: Packs[T], data: Any, sender: str) -> T:
+    """Return what a method returned.
+
+    Args:
+        schema: of what it returns.
+        data: its answer, as it came.
+        sender: name of the machine whose answer it is, or of the actor.
+
+    Raises:
+        Undeclared: it is no answer of this kind.
+        ShareComputeError: what the method raised.
+    """
+    if isinstance(data, bytes) and data[:1] == _GOOD:
+        return schema.unpack(memoryview(data)[1:], sender)
+    if isinstance(data, bytes) and data[:1] == _BAD:
+        raise RAISED.unpack(data[1:], sender).error(sender)
+    raise undeclared(sender, f"a {type(data).__name__} where an answer is due")
