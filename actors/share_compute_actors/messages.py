@@ -18,7 +18,7 @@ from share_compute.protocol.messages import Label as ProtocolLabel
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
-from share_compute_actors.wire import Schema
+from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
 WIRE_VERSION = 2
 _SEAL = struct.Struct(">BQ")
@@ -181,8 +181,8 @@ class Extent(NamedTuple):
 
     name: str
     """As it is stored."""
-    start: int
-    stop: int | None
+    start: Natural
+    stop: Natural | None
     """One past the last row; None: all from ``start`` on, or a tensor without rows."""
 
 
@@ -244,10 +244,10 @@ class Rendezvous:
 class StepFigures:
     """What one member says of one step beside what the protocol needs."""
 
-    targets: int
+    targets: Natural
     """Of one microbatch; only the last pool knows it, others say 0."""
-    seconds: float
-    waited_s: float
+    seconds: Seconds
+    waited_s: Seconds
     """Of ``seconds``, how long it waited for other members."""
     layer_timings: Mapping[int, LayerTiming] | None = None
     """Means over the first steps, of each layer of its shard; told once in an epoch."""
@@ -258,8 +258,8 @@ class EvaluationResult:
     """What one member of the last pool says of some microbatches that are not trained on."""
 
     loss_sum: float
-    targets: int
-    correct: int
+    targets: Natural
+    correct: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +267,15 @@ class MemberStatus:
     """A sign of life."""
 
     worker: Worker
-    step: int
+    step: StepNumber
     """Last one whose update its weights have."""
-    resident_bytes: int
-    peak_resident_bytes: int
-    reaches: int = 0
+    resident_bytes: Natural
+    peak_resident_bytes: Natural
+    reaches: StepNumber = 0
     """Last step whose update its weights have, or could be given at once: its gradient is there."""
     holds: tuple[int, int] | None = None
     """Layers [start, stop) whose weights are here."""
     loaded: tuple[int, int] | None = None
     """Layers that were loaded, and are not worked with before it is told to."""
-    loaded_step: int = 0
+    loaded_step: StepNumber = 0
     """Last step whose update those have."""

@@ -12,13 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from types import GenericAlias
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from share_compute import errors
 from share_compute.errors import ShareComputeError, VerificationFailed
 
+Natural: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
+"""A count, or a number of bytes."""
+StepNumber: TypeAlias = Annotated[int, Field(ge=-1, lt=2**53)]
+"""Last step of something; -1 where there is none yet."""
+Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_BYTES = 16 * 2**20
 """Of one message, unless its schema says otherwise."""
 MOST_CONTENT_BYTES = 2**30
@@ -238,7 +243,7 @@ RAISED: Schema[Raised] = Schema(Raised)
 
 NOTHING: Schema[None] = Schema(None)
 FLAG: Schema[bool] = Schema(bool)
-COUNT: Schema[int] = Schema(int)
+COUNT: Schema[int] = Schema(Natural)
 TEXT: Schema[str] = Schema(str)
 NAMES: Schema[tuple[str, ...]] = Schema(tuple[str, ...])
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComputeError, UserError
+from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Report
 from share_compute.serving.turns import Pooled, Sampled, TurnResult
 from share_compute_actors.member.pieces import PIECE, Piece, take_all
@@ -54,14 +55,44 @@ TO_SERVER = [
 @pytest.mark.parametrize("message", SAID, ids=lambda message: type(message).__name__)
 def test_what_a_member_says_arrives_as_it_was_said(message: Any) -> None:
     figures = StepFigures(12, 0.1, 0.05)
-    assert unpack_said(pack_said(message, figures), "c0", "machine-0") == (message, figures)
-    assert unpack_said(pack_said(message, None), "c0", "machine-0") == (message, None)
+    assert unpack_said(pack_said(message, figures), "c0", "machine-0", 12) == (message, figures)
+    assert unpack_said(pack_said(message, None), "c0", "machine-0", 12) == (message, None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Report(3, "c0", 4, 5, frozenset({12})),
+        Report(3, "c0", 4, 5, gradients=frozenset({-1})),
+        Prepared(3, "c0", 5, losses={10**30: 1.0}),
+    ],
+)
+def test_nobody_speaks_of_microbatches_that_there_are_not(message: Any) -> None:
+    with pytest.raises(Undeclared, match="microbatches"):
+        unpack_said(pack_said(message, None), "c0", "machine-0", 12)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        StepFigures(-1, 0.1, 0.1),
+        StepFigures(10**30, 0.1, 0.1),
+        StepFigures(1, float("nan"), 0.1),
+        StepFigures(1, 0.1, float("inf")),
+        StepFigures(1, 0.1, 0.1, {0: LayerTiming(0.1, float("nan"))}),
+        StepFigures(1, 0.1, 0.1, {0: LayerTiming(-0.1, 0.1)}),
+    ],
+    ids=repr,
+)
+def test_times_and_counts_are_such(figures: StepFigures) -> None:
+    with pytest.raises(Undeclared, match="machine-0"):
+        unpack_said(pack_said(Formed(3, "c0"), figures), "c0", "machine-0", 12)
 
 
 @pytest.mark.parametrize("message", SAID, ids=lambda message: type(message).__name__)
 def test_nobody_speaks_for_another_member(message: Any) -> None:
     with pytest.raises(Undeclared, match=r"machine-1 .* in the name of another member"):
-        unpack_said(pack_said(message, None), "c1", "machine-1")
+        unpack_said(pack_said(message, None), "c1", "machine-1", 12)
 
 
 @pytest.mark.parametrize("message", TO_SERVER, ids=repr)
@@ -80,7 +111,7 @@ ERRORS: list[ShareComputeError] = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
 def test_errors_arrive_as_they_were_raised(error: ShareComputeError) -> None:
     found: list[ShareComputeError] = []
-    told, _ = unpack_said(pack_said(error, None), "c0", "machine-0")
+    told, _ = unpack_said(pack_said(error, None), "c0", "machine-0", 12)
     assert isinstance(told, ShareComputeError)
     found.append(told)
     with pytest.raises(type(error)) as raised:
@@ -129,6 +160,8 @@ def _packed(**changes: Any) -> bytes:
         _packed(step="4"),
         _packed(step=4.5),
         _packed(worker=None),
+        _packed(resident_bytes=-1),
+        _packed(resident_bytes=10**40),
         _packed(holds=[0, 1, 2]),
         _packed(holds={"0": 1}),
         b"[" + b" " * (17 * 2**20) + b"]",
@@ -155,7 +188,7 @@ READERS: list[Callable[[Any], Any]] = [
     lambda data: PIECE.unpack(data, "m"),
     lambda data: LOGITS.unpack(data, "m"),
     lambda data: COUNT.unpack(data, "m"),
-    lambda data: unpack_said(data, "c0", "m"),
+    lambda data: unpack_said(data, "c0", "m", 12),
     lambda data: unpack_to_server(data, "m"),
     lambda data: unpack_answer(STATUS, data, "m"),
 ]

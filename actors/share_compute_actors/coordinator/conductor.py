@@ -234,7 +234,7 @@ class Conductor:
         if not self._crew.is_from(worker, key):
             return
         try:
-            message, figures = unpack_said(data, worker, self._crew.name(worker))
+            message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
         except Undeclared as failure:
             self._crew.pulse.accuse(worker, failure)
         else:

@@ -79,6 +79,11 @@ class Crew(Party):
         return self._assignment.spec.parallelism.channel
 
     @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        return sum(self._runs)
+
+    @property
     def attempt(self) -> str:
         """Name of the job's attempt, unique in the cluster."""
         return f"{self._assignment.job_id}/{self._assignment.attempt}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import math
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Report, ToCoordinator
+from share_compute.planning.timings import LayerTiming
+from share_compute.protocol.messages import Prepared, Report, ToCoordinator
 from share_compute.protocol.roster import Worker
 from share_compute.training.finiteness import Finding
 from share_compute_actors.member.copies.copying import ShardRange
@@ -57,11 +59,9 @@ LOGITS = Logits()
 
 Said: TypeAlias = tuple[ToCoordinator | ShareComputeError, StepFigures | None]
 
+_KINDS: tuple[Any, ...] = (*get_args(ToCoordinator), Raised)
 _SAID: Messages[tuple[ToCoordinator | Raised, StepFigures | None]] = Messages(
-    **{
-        kind.__name__: Schema(tuple[kind, StepFigures | None])  # type: ignore[valid-type]
-        for kind in (Report, Formed, Prepared, Broken, Applied, Raised)
-    }
+    **{kind.__name__: Schema(tuple[kind, StepFigures | None]) for kind in _KINDS}  # type: ignore[valid-type]
 )
 
 
@@ -71,20 +71,39 @@ def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures |
     return _SAID.pack(type(said).__name__, (said, figures))
 
 
-def unpack_said(data: Any, worker: Worker, sender: str) -> Said:
+def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Said:
     """Return what a member told.
 
     Args:
         data: as it came.
         worker: the member that sent it.
         sender: name of its machine.
+        microbatches: of a step.
 
     Raises:
-        Undeclared: it is no declared message, or one of another member.
+        Undeclared: it is no declared message, or one of another member, or speaks of what there is not.
     """
     message, figures = _SAID.unpack(data, sender)
     if isinstance(message, Raised):
         return message.error(sender), figures
     if message.worker != worker:
         raise undeclared(sender, f"{type(message).__name__} in the name of another member")
+    if not _microbatches_of(message).issubset(range(microbatches)):
+        raise undeclared(sender, f"{type(message).__name__} of microbatches that there are not")
+    if figures is not None and not all(map(_is_time, (figures.layer_timings or {}).values())):
+        raise undeclared(sender, "times that are none")
     return message, figures
+
+
+def _microbatches_of(message: ToCoordinator) -> frozenset[int]:
+    match message:
+        case Report():
+            return message.summed | message.forwarded | message.activations | message.gradients
+        case Prepared():
+            return frozenset(message.losses)
+        case _:
+            return frozenset()
+
+
+def _is_time(timing: LayerTiming) -> bool:
+    return all(math.isfinite(seconds) and seconds >= 0 for seconds in (timing.forward_s, timing.backward_s))

@@ -13,7 +13,7 @@ from share_compute.serving.placement import Holding
 from share_compute.serving.turns import TurnResult
 from share_compute.specification import ServedPrecision
 from share_compute.topology import DeviceKind
-from share_compute_actors.wire import Messages, Raised, Schema
+from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Row:
 class Held:
     """What a member holds after it loaded a shard."""
 
-    loaded_bytes: int
+    loaded_bytes: Natural
     """Weights that it did not have before."""
     holding: Holding
     """What the planner is to know of it."""
@@ -64,17 +64,17 @@ class Sign:
     """A sign of life of a member."""
 
     worker: Worker
-    epoch: int
-    process_id: int
+    epoch: Natural
+    process_id: Natural
     """On its machine."""
     is_computing: bool
     """Whether it computes now, and does not wait for others."""
-    computed_s: float
+    computed_s: Seconds
     """Time that it computed since it was started."""
-    at_s: float
+    at_s: Seconds
     """When this was said, by a clock of its own that only grows."""
-    resident_bytes: int
-    cache_bytes: int
+    resident_bytes: Natural
+    cache_bytes: Natural
 
 
 @dataclass(frozen=True, slots=True)

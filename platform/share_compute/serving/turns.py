@@ -23,7 +23,9 @@ What holds of them, and what everybody relies on:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from share_compute.serving.options import SamplingOptions
 
@@ -98,7 +100,7 @@ class Sampled:
     sequence: int
     position: int
     """In the whole sequence, prompt included: the end of the chunk that it was sampled from."""
-    token: int
+    token: Annotated[int, Field(ge=0, lt=2**31)]
     logprob: float | None = None
     """Its log-probability, when asked for."""
     top: tuple[tuple[int, float], ...] = ()
