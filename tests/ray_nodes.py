@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.warm_workers import Forks
 
 from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
@@ -68,6 +69,11 @@ def nodes(cluster: Cluster) -> list[Any]:
 def add_node(cluster: Cluster) -> Any:
     """Start a raylet that stands for a contributor."""
     return cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, setup_worker_path=str(Forks.script))
+
+
+def on_the_head() -> NodeAffinitySchedulingStrategy:
+    """Return where the server starts its actors: on no contributor's machine."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def processes_on(node: Any, actor: str) -> list[psutil.Process]:
@@ -132,7 +138,9 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             failures=tuple(failures),
             timings=timings or {},
         )
-        coordinator = Coordinator.remote(assignment.model_dump_json())
+        coordinator = Coordinator.options(scheduling_strategy=on_the_head()).remote(
+            assignment.model_dump_json()
+        )
         running = coordinator.run.remote()
         told: list[AttemptEvent] = []
         while not told or told[-1].type != "ended":

@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
-from tests.ray_nodes import Attempt
+from tests.ray_nodes import Attempt, on_the_head
 from tests.security.hostile_worker import ORDERS, Bomb, marker_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -161,7 +161,7 @@ def test_the_library_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
     del cluster
     spec = parse_job(job(tmp_path, members=1))
     assignment = Assignment(job_id="job-1", attempt=1, spec=spec, topology=Topology(()), folder=tmp_path)
-    library = Library.remote(assignment.model_dump_json())
+    library = Library.options(scheduling_strategy=on_the_head()).remote(assignment.model_dump_json())
     facts = ask_library(FACTS, library.prepare.remote())
     ask_library(NOTHING, library.cut.remote([2, 2]))
     bomb = Bomb(tmp_path / "marker")
@@ -202,7 +202,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Topology], Any]]:
         assignment = ServingAssignment(
             deployment_id="dep-evil", spec=spec, folder=folder, window_tokens=128, topology=machines
         )
-        server = DeploymentServer.remote(assignment.model_dump_json())
+        server = DeploymentServer.options(scheduling_strategy=on_the_head()).remote(
+            assignment.model_dump_json()
+        )
         started.append((server, server.run.remote()))
         return server
 
