@@ -7,6 +7,7 @@ answer (`pack_answer`, `unpack_answer`).
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ _LENGTH = struct.Struct(">I")
 _GOOD, _BAD = b"+", b"-"
 _SHOWN = 3
 """Faults of one message that are named."""
+_MOST_NAME = 80
+"""Characters that are shown of what a sender calls something."""
+_MOST_TEXT = 20_000
+"""Characters of an error's message."""
 
 T = TypeVar("T")
 Parameters = ParamSpec("Parameters")
@@ -104,9 +109,9 @@ class Schema(Generic[T]):
 
     def unpack(self, data: Any, sender: str) -> T:
         """Return the message that these bytes are; see `Packs.unpack`."""
-        found = _bytes(data, self._most_bytes, sender)
+        found = _sized(data, self._most_bytes, sender)
         try:
-            message: T = self._adapter.validate_json(found)[0]
+            message: T = self._adapter.validate_json(bytes(found))[0]
         except ValidationError as failure:
             raise undeclared(sender, _faults(failure)) from None
         return message
@@ -128,7 +133,7 @@ class Messages(Generic[T]):
 
     def unpack(self, data: Any, sender: str) -> T:
         """Return the message that these bytes are; see `Packs.unpack`."""
-        name, _, body = _bytes(data, MOST_BYTES, sender).partition(b" ")
+        name, _, body = bytes(_sized(data, MOST_BYTES, sender)).partition(b" ")
         schema = self._schemas.get(name)
         if schema is None:
             raise undeclared(sender, f"no message is named {name[:40]!r}")
@@ -160,7 +165,7 @@ class WithContent:
 
     def unpack(self, data: Any, sender: str) -> Content:
         """Return the message that these bytes are; see `Packs.unpack`. Its content is a view of them."""
-        found = memoryview(_bytes(data, MOST_CONTENT_BYTES, sender))
+        found = memoryview(_sized(data, MOST_CONTENT_BYTES, sender))
         length = _LENGTH.unpack_from(found)[0] if len(found) >= _LENGTH.size else len(found)
         body = _LENGTH.size + length
         if body > len(found):
@@ -168,17 +173,20 @@ class WithContent:
         return Content(self._header.unpack(bytes(found[_LENGTH.size : body]), sender), found[body:])
 
 
-def _bytes(data: Any, most_bytes: int, sender: str) -> bytes:
+def _sized(data: Any, most_bytes: int, sender: str) -> bytes | memoryview:
     if not isinstance(data, (bytes, memoryview)):
         raise undeclared(sender, f"a {type(data).__name__} where bytes are due")
     if len(data) > most_bytes:
         raise undeclared(sender, f"{len(data)} bytes, of {most_bytes} at most")
-    return bytes(data)
+    return data
 
 
 def _faults(failure: ValidationError) -> str:
     faults = failure.errors(include_url=False, include_input=False, include_context=False)[:_SHOWN]
-    return "; ".join(f"{'.'.join(map(str, fault['loc'][1:])) or 'all'}: {fault['msg']}" for fault in faults)
+    named = (f"{'.'.join(map(str, fault['loc'][1:])) or 'all'}"[:_MOST_NAME] for fault in faults)
+    return "; ".join(
+        f"{name}: {fault['msg'][:_MOST_NAME]}" for name, fault in zip(named, faults, strict=True)
+    )
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -202,7 +210,7 @@ class Raised:
 
     kind: str
     """Its class, one of those in `share_compute.errors`."""
-    message: str
+    message: Annotated[str, Field(max_length=_MOST_TEXT)]
     mend: str | None = None
     job: str | None = None
     step: int | None = None
@@ -213,7 +221,9 @@ class Raised:
     def of(cls, error: ShareComputeError) -> Raised:
         """Return an error as it is sent: as the nearest of its classes that all processes know."""
         kind = next(base.__name__ for base in type(error).__mro__ if _KINDS.get(base.__name__) is base)
-        return cls(kind, error.message, error.mend, error.job, error.step, error.machine, dict(error.details))
+        details = json.loads(json.dumps(error.details, default=str))
+        message = error.message[:_MOST_TEXT]
+        return cls(kind, message, error.mend, error.job, error.step, error.machine, details)
 
     def error(self, sender: str) -> ShareComputeError:
         """Return the error.

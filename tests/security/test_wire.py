@@ -157,6 +157,7 @@ def _packed(**changes: Any) -> bytes:
         b"[" * 100_000,
         b"\xff\xfe",
         _packed(evil=1),
+        _packed(**{"evil" * 10_000: 1}),
         _packed(step="4"),
         _packed(step=4.5),
         _packed(worker=None),
