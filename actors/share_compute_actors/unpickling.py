@@ -56,7 +56,11 @@ def refuse_pickles() -> None:
     for loader in ("load", "loads"):
         setattr(ray.cloudpickle, loader, _refuse)
         setattr(ray.cloudpickle.cloudpickle, loader, _refuse)
-    # Compiled, but its globals are looked up when they are used.
+    # Compiled, but its globals are looked up when they are used. An error in the callback that takes the metadata of
+    # tensors would end the process, so that one gets nothing; errors elsewhere are those of a call.
+    ray._raylet.ray_pickle = SimpleNamespace(  # noqa: SLF001
+        **{**vars(ray.cloudpickle), "load": _nothing, "loads": _nothing}
+    )
     ray._raylet.pickle = SimpleNamespace(  # noqa: SLF001
         **{**vars(pickle), "load": _refuse, "loads": _refuse, "Unpickler": _refuse}
     )
@@ -76,6 +80,10 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise PickleRefused(
         "this process reads no pickles: only bytes, texts, numbers, lists and dicts are taken in"
     )
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Read nothing."""
 
 
 def _actor_class(_: FunctionActorManager, job_id: Any, descriptor: Any) -> type:  # noqa: ARG001 - Ray calls it so

@@ -173,6 +173,10 @@ def test_the_library_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
         library.text.remote([ray.put(1)]),
         library.text.remote([library]),
         library.__ray_call__.remote(len, 1),
+        # What it is to be repeated after is a pickle, too, which is read when the call fails.
+        library.train_rows.options(max_task_retries=1, retry_exceptions=[ValueError]).remote(
+            "x", [0], "inputs"
+        ),
     ):
         with pytest.raises(RayError):
             ray.get(asked, timeout=DEADLINE_S)

@@ -274,7 +274,7 @@ refuse_pickles()
 data = bytes.fromhex(sys.stdin.read())
 for module in (
     ray.cloudpickle, ray.cloudpickle.cloudpickle, functions.pickle, serialization.pickle, exceptions.pickle,
-    raylet.pickle, raylet.ray_pickle,
+    raylet.pickle,
 ):
     for read in (module.loads, module.load):
         try:
@@ -285,8 +285,9 @@ for module in (
 failure = exceptions.RayTaskError("f", "the trace", ValueError("x"), "title", 1, "ip").to_bytes()
 found = exceptions.RayError.from_bytes(failure)
 assert isinstance(found, exceptions.UnserializableException), found
+assert raylet.ray_pickle.loads(data) is None  # where an error would end the process
 import pickle
-for module in (raylet.pickle, ray.cloudpickle):
+for module in (raylet.pickle, raylet.ray_pickle, ray.cloudpickle):
     assert pickle.loads(module.dumps({1: 2})) == {1: 2}  # what is not Ray's own stays as it was
 """
 _CONTROL = "import pickle, sys; pickle.loads(bytes.fromhex(sys.stdin.read()))"
