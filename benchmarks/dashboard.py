@@ -40,6 +40,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from share_compute.jobs.events import Measured, Planned, PoolTiming, Started, StepCommitted
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import make_fleet
@@ -217,7 +218,7 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
     port = listener.getsockname()[1]
     while not server.started:
         time.sleep(0.01)
-    end.send((port, store.keys.create("benchmark")[1], filled.machines[0].id))
+    end.send((port, store.keys.create("benchmark", [Scope.admin])[1], filled.machines[0].id))
     rate, sent, due = 0.0, 0, time.monotonic()
     while True:
         wait = max(0.0, due - time.monotonic()) if rate else None

@@ -140,9 +140,10 @@ class RunningServer:
 
 @contextmanager
 def run_server(data_folder: Path, *arguments: str, port: int = 0) -> Iterator[RunningServer]:
-    """Run a server inside the block."""
+    """Run a server inside the block; jobs may name files beside its data folder."""
     data_folder.mkdir(parents=True, exist_ok=True)
-    given = ("--json", "--port", str(port), "--data-folder", str(data_folder), *arguments)
+    places = ("--data-folder", str(data_folder), "--data-root", str(data_folder.parent))
+    given = ("--json", "--port", str(port), *places, *arguments)
     with run_command(data_folder, "up", *given) as command:
         url = command.first_json()["url"]
         key = json.loads((data_folder / "credentials.json").read_text())["api_key"]

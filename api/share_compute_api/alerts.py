@@ -14,6 +14,7 @@ from typing import Final
 
 from share_compute.errors import ShareComputeError, VersionMismatch
 from share_compute.jobs.states import ContributorState
+from share_compute.planning.words import bytes_text
 from share_compute.serving.states import DeploymentState
 from share_compute.store import DeploymentRecord, JobRecord, PresenceRecord, QueuedJob
 from share_compute_actors.machine.preflight import check_disk
@@ -61,7 +62,9 @@ def _of_server(context: Context) -> Iterator[Alert]:
         )
     disk = check_disk(context.settings.data_folder)
     if disk.state != "ok":
-        yield Alert(id="disk", kind="disk", severity="error", text=disk.text, mend=disk.mend)
+        missing = bytes_text(disk.details["missing_bytes"])
+        text = f"the disk of the data folder lacks {missing} of what the server needs"
+        yield Alert(id="disk", kind="disk", severity="error", text=text, mend=disk.mend)
 
 
 def of_machines(

@@ -14,6 +14,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api import dashboard, openapi, problems
 from share_compute_api.alerts import AlertWatch
+from share_compute_api.auth import check_routes
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.context import Context
@@ -77,6 +78,7 @@ def create_app(settings: Settings, store: Store, *, cluster: Cluster | None = No
     app.include_router(api_router())
     app.include_router(openai_router)
     app.include_router(metrics_router)
+    check_routes(app)
     dashboard.mount(app)
     return app
 

@@ -1,14 +1,22 @@
-"""Who may do what: API keys for people and programs, sessions for browsers, a key of its own for each contributor."""
+"""Who may do what: API keys for people and programs, sessions for browsers, a key of its own for each contributor.
+
+Every route names the scope that it needs by a dependency of this module; `check_routes` refuses an app that has a route
+without one, unless the route is in `OPEN`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi import Depends, FastAPI, Request, Security
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
-from share_compute.errors import NotAuthorized, OtherSite
+from share_compute.errors import MissingScope, NotAuthorized, NotOwner, OtherSite
+from share_compute.scopes import Scope, held, in_order
 from share_compute.store import ApiKeyRecord, ContributorRecord
 from share_compute_api.context import Context, InContext
 
@@ -23,16 +31,25 @@ _contributor_key = HTTPBearer(
     scheme_name="ContributorKey",
     description="The key that a contributor got when it joined; opens its own routes only.",
 )
+OPEN: Final = frozenset({"getHealth", "getJobSchema", "signIn", "getSession", "signOut", "join"})
+"""Operations that need no key. ``join`` asks for an invite, ``signIn`` for a key in its body."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 
 
 def require_api_key(
     request: Request,
+    needed: SecurityScopes,
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_api_key)],
 ) -> ApiKeyRecord:
-    """Let requests pass with a valid API key, or with the cookie of a session and from our own pages."""
+    """Return the API key of a request, or of the session that its cookie stands for, if it has the scopes needed.
+
+    Raises:
+        NotAuthorized: there is no key, or one that is not valid.
+        OtherSite: the cookie was sent by a page of another site.
+        MissingScope: the key may not do this.
+    """
     if bearer is not None:
         record = context.store.keys.verify(bearer.credentials)
     else:
@@ -40,16 +57,48 @@ def require_api_key(
         record = None if found is None else found[0]
         if record is not None:
             refuse_other_sites(request)
+    if record is None and bearer is not None and context.store.contributors.of_key(bearer.credentials):
+        raise _missing(needed, (Scope.contribute,), "send an API key; a machine's own key is for its agent")
     if record is None:
         raise NotAuthorized(
             "this needs an API key" if bearer is None else "this API key is not valid",
             mend="send the header Authorization: Bearer KEY; `share-compute up` shows the key",
         )
+    if not held(record.scopes).issuperset(needed.scopes):
+        raise _missing(needed, record.scopes, "ask an operator for a key with this scope")
     return record
 
 
-Caller = Annotated[ApiKeyRecord, Depends(require_api_key)]
-"""The key that a request is made by."""
+def needs(scope: Scope) -> Any:
+    """Return the dependency of a route that needs an API key with this scope."""
+    return Security(require_api_key, scopes=[scope.value])
+
+
+CHAT, READ, SUBMIT, ADMIN = ([needs(scope)] for scope in (Scope.chat, Scope.read, Scope.submit, Scope.admin))
+"""For routes that do not ask which key it is: ``@router.get(..., dependencies=READ)``."""
+Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
+Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
+Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
+Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
+"""The key that a request is made by, once it is known to have the scope."""
+
+
+def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
+    """Raise NotOwner unless a thing that the caller can see is the caller's to change."""
+    if not caller.owns(owner):
+        raise NotOwner(
+            f"{what} belongs to another key",
+            mend="use the key that made it, or one with the scope admin",
+        )
+
+
+def _missing(needed: SecurityScopes, found: tuple[Scope, ...], mend: str) -> MissingScope:
+    has = [scope.value for scope in found]
+    return MissingScope(
+        f"this needs the scope {' and '.join(needed.scopes)}; this key has {', '.join(has)}",
+        mend=mend,
+        details={"needed": list(needed.scopes), "has": has},
+    )
 
 
 def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, datetime] | None:
@@ -91,13 +140,43 @@ def refuse_other_sites(request: Request) -> None:
 
 def require_contributor(
     contributor_id: str,
+    needed: SecurityScopes,
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> ContributorRecord:
-    """Let a contributor pass that shows its own key."""
+    """Return the contributor that shows its own key: for these routes, and for this machine alone, it has the scope.
+
+    Raises:
+        NotAuthorized: there is no key, or not the one of this contributor.
+        MissingScope: it is an API key.
+    """
+    mend = "join with an invite to get one"
     if bearer is None:
-        raise NotAuthorized("this needs the contributor's own key", mend="join with an invite to get one")
+        raise NotAuthorized("this needs the contributor's own key", mend=mend)
+    record = context.store.keys.verify(bearer.credentials)
+    if record is not None:
+        raise _missing(needed, record.scopes, mend)
     return context.store.contributors.authorize(contributor_id, bearer.credentials)
 
 
-SelfContributor = Annotated[ContributorRecord, Depends(require_contributor)]
+SelfContributor = Annotated[ContributorRecord, Security(require_contributor, scopes=[Scope.contribute.value])]
+
+
+def check_routes(app: FastAPI) -> None:
+    """Raise RuntimeError when a route of the API neither names a scope nor is open on purpose."""
+    for route, scopes in declared_scopes(app):
+        if bool(scopes) == (route.operation_id in OPEN):
+            raise RuntimeError(f"{route.path} must name a scope, or be open, and not both")
+
+
+def declared_scopes(app: FastAPI) -> Iterator[tuple[RouteContext, tuple[Scope, ...]]]:
+    """Yield each route of the API with the scopes that it needs."""
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute):
+            yield route, in_order({Scope(name) for name in _scopes(route.dependant)})
+
+
+def _scopes(dependant: Dependant) -> Iterator[str]:
+    yield from dependant.own_oauth_scopes or ()
+    for inner in dependant.dependencies:
+        yield from _scopes(inner)

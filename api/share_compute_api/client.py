@@ -13,6 +13,7 @@ from httpx_sse import EventSource, connect_sse
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.report import PlanReport
+from share_compute.scopes import Scope
 from share_compute.serving.states import DeploymentState
 from share_compute.specification import BatchJob, EmbedJob, GenerateJob, Kind, ServeJob, TrainJob
 from share_compute.store.records import (
@@ -437,9 +438,10 @@ class Client:
 
     # Keys, invites and contributors
 
-    def create_key(self, name: str) -> KeyCreated:
-        """Make an API key; only this answer has it."""
-        return self._transport.read(KeyCreated, "POST", "/keys", json={"name": name})
+    def create_key(self, name: str, scopes: Sequence[Scope] = (Scope.chat,)) -> KeyCreated:
+        """Make an API key with these scopes; only this answer has it."""
+        body = {"name": name, "scopes": [scope.value for scope in scopes]}
+        return self._transport.read(KeyCreated, "POST", "/keys", json=body)
 
     def api_keys(self) -> list[ApiKeyRecord]:
         """Return all API keys, oldest first, without the keys themselves."""

@@ -16,6 +16,7 @@ from share_compute.store import Store
 from share_compute_api.bell import Bell
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
+from share_compute_api.data_roots import DataRoots
 from share_compute_api.export_process import ExportProcesses
 from share_compute_api.islands import IslandMap
 from share_compute_api.metrics import Metrics
@@ -43,6 +44,8 @@ class Context:
     bell: Bell = field(default_factory=Bell)
     uploads: Uploads = field(init=False)
     """What people sent."""
+    data_roots: DataRoots = field(init=False)
+    """Which files of the server jobs may name."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
@@ -66,6 +69,7 @@ class Context:
         """Start what needs the other parts, and find the uploads of earlier runs."""
         self.islands = IslandMap(self.store)
         settings = self.settings
+        self.data_roots = DataRoots(settings.data_roots, [settings.data_folder])
         self.uploads = Uploads(
             settings.data_folder / "uploads",
             settings.uploads_limit_bytes,

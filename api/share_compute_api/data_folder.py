@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from share_compute.durable import write_private
 from share_compute.errors import Conflict, Unavailable
+from share_compute.scopes import Scope
 from share_compute.store import Store
 from share_compute_api.discovery import CREDENTIALS_FILE, SERVER_FILE, CredentialsFile, ServerFile
 
@@ -56,9 +57,10 @@ def write_server_file(folder: Path, url: str) -> Path:
 def first_api_key(folder: Path, store: Store) -> str:
     """Return the operator's API key from the folder; a new one is made when there is none that works."""
     key = written_api_key(folder)
-    if key is not None and store.keys.verify(key) is not None:
+    record = None if key is None else store.keys.verify(key)
+    if key is not None and record is not None and record.may(Scope.admin):
         return key
-    _, key = store.keys.create("operator")
+    _, key = store.keys.create("operator", (Scope.admin,))
     write_private(folder / CREDENTIALS_FILE, json.dumps({"api_key": key}))
     return key
 

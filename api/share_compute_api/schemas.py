@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.plain_text import PlainText
 from share_compute.planning.workload import ServingWorkload
+from share_compute.scopes import GRANTABLE, Scope
 from share_compute.serving.status import ServingStatus
 from share_compute.specification import Kind, Replicas, TrainJob, parse_job
 from share_compute.store.records import (
@@ -98,12 +107,15 @@ class Status(View):
     """The pool at a glance."""
 
     url: str
-    data_folder: str
+    data_folder: str | None = None
+    """null for keys without the scope ``admin``."""
+    data_roots: tuple[str, ...]
+    """Folders of the server below which jobs may name files; empty where data comes by uploads alone."""
     database: Literal["sqlite", "postgresql"]
     has_cluster: bool
     """Whether machines can join and jobs can run."""
     ray_address: str | None = None
-    """host:port of the Ray head; none without a cluster."""
+    """host:port of the Ray head; none without a cluster, and for keys without the scope ``admin``."""
     versions: Versions
     started_at: datetime
     disk_free_bytes: int
@@ -175,22 +187,34 @@ class SessionView(View):
     """Number of the newest event: a stream that begins there leaves out nothing of what is asked for from now on."""
 
 
+def _grantable(scope: Scope) -> Scope:
+    if scope not in GRANTABLE:
+        raise ValueError(f"{scope} is what the key of a joined machine holds; an API key cannot be given it")
+    return scope
+
+
+GrantedScope: TypeAlias = Annotated[Scope, AfterValidator(_grantable)]
+
+
 class KeyRequest(StrictModel):
     """A new API key."""
 
-    model_config = _example(name="Ada's scripts")
+    model_config = _example(name="Ada's scripts", scopes=["submit"])
 
     name: PlainText = Field(min_length=1, max_length=200)
     """For whom or what it is."""
+    scopes: tuple[GrantedScope, ...] = Field(default=(Scope.chat,), min_length=1, max_length=len(GRANTABLE))
+    """What it may do: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all."""
 
 
 class KeyCreated(View):
     """The only answer that ever shows the key."""
 
-    model_config = _example(id="key-k3v7q2ma", name="Ada's scripts", key="sck_...")
+    model_config = _example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
 
     id: str
     name: str
+    scopes: tuple[Scope, ...]
     key: str
     """Send it as ``Authorization: Bearer KEY``."""
 
@@ -478,6 +502,8 @@ class UploadView(View):
     """Data or a model that somebody sent. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
 
     id: str
+    owner: str | None = None
+    """Id of the API key that sent it; null for those of earlier versions, which belong to admins."""
     name: str
     kind: UploadKind
     state: Literal["open", "complete"]

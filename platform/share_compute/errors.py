@@ -13,6 +13,8 @@
     │       ├── InviteUnknown  no invite has this code
     │       ├── InviteExpired  its time is over
     │       ├── InviteRevoked  it was taken back
+    │       ├── MissingScope   the key is valid, but may not do this; says which scope it lacks
+    │       ├── NotOwner       it belongs to another key
     │       └── OtherSite      a page of another site asks in a browser's name
     ├── PlanInfeasible         the machines cannot hold the job; says what is missing, in bytes
     │   └── OutOfMemory        a machine had less memory than it lends; says how much it had
@@ -175,6 +177,20 @@ class InviteRevoked(NotAuthorized):
 
     code = "invite-revoked"
     status = 410
+
+
+class MissingScope(NotAuthorized):
+    """The key is valid, but lacks a scope; ``details`` has the one that is needed and those that it has."""
+
+    code = "missing-scope"
+    status = 403
+
+
+class NotOwner(NotAuthorized):
+    """What is to be changed belongs to another key."""
+
+    code = "not-owner"
+    status = 403
 
 
 class OtherSite(NotAuthorized):

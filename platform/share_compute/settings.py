@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_data_path
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
 class Settings(BaseSettings):
@@ -42,6 +44,9 @@ class Settings(BaseSettings):
     """Seconds from one checkpoint to the next for jobs without ``training.checkpoint_every``; 0 turns that off."""
     allow_failures: bool = False
     """Whether whoever has an API key may let members of running jobs fail on purpose (`share-compute chaos`)."""
+    data_roots: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Folders of the server below which jobs may name files, as JSON or separated as in PATH; default: none, so that
+    data comes by uploads alone, but `up` offers its working folder where it listens to its own machine only."""
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Most bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
@@ -49,6 +54,21 @@ class Settings(BaseSettings):
     data_roots: list[Path] = Field(default_factory=list)
     """Folders below which jobs may name files and models on the server."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("data_roots", mode="before")
+    @classmethod
+    def _split_roots(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            return json.loads(value)
+        return [part for part in value.split(os.pathsep) if part]
+
+    @field_validator("data_roots")
+    @classmethod
+    def _full_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        # Not resolved: a root may be a link that is set anew.
+        return tuple(Path(os.path.abspath(root.expanduser())) for root in value)  # noqa: PTH100
 
     @property
     def resolved_database_url(self) -> str:

@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app, end_streams
@@ -81,7 +82,7 @@ class Plane:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(data_folder=tmp_path / "data", database_url=None)
+    return Settings(data_folder=tmp_path / "data", database_url=None, data_roots=(tmp_path,))
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def store(settings: Settings) -> Iterator[Store]:
 
 @pytest.fixture
 def plane(settings: Settings, store: Store) -> Iterator[Plane]:
-    _, api_key = store.keys.create("first")
+    _, api_key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)
     plane = Plane(settings, store, app, LiveServer(app), api_key)
     yield plane
@@ -104,10 +105,11 @@ def plane(settings: Settings, store: Store) -> Iterator[Plane]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """One control plane for all tests of a module that serve models of their own there."""
-    settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None)
+    roots = (tmp_path_factory.getbasetemp(),)
+    settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None, data_roots=roots)
     upgrade(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
-    _, key = store.keys.create("first")
+    _, key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)
     plane = Plane(settings, store, app, LiveServer(app), key)
     yield plane

@@ -146,9 +146,15 @@ def test_invites_are_made_listed_and_revoked(run: Run) -> None:
 
 
 def test_keys_are_made_listed_and_revoked(run: Run) -> None:
-    made = json.loads(run("keys", "create", "Ada's scripts", "--json").stdout)
+    chat = json.loads(run("keys", "create", "Ada's chats", "--json").stdout)
+    assert chat["scopes"] == ["chat"]
+    refused = run("contributors", SHARE_COMPUTE_API_KEY=chat["key"])
+    assert (refused.returncode, "needs the scope read" in refused.stderr) == (5, True)
+    made = json.loads(run("keys", "create", "Ada's scripts", "--scope", "read", "--json").stdout)
     assert run("contributors", SHARE_COMPUTE_API_KEY=made["key"]).returncode == 0
-    assert made["id"] in run("keys", "list").stdout
+    listed = run("keys", "list").stdout
+    assert made["id"] in listed
+    assert "admin" in listed
     assert json.loads(run("keys", "revoke", made["id"], "--json").stdout)["revoked_at"] is not None
     refused = run("contributors", SHARE_COMPUTE_API_KEY=made["key"])
     assert (refused.returncode, "not valid" in refused.stderr) == (5, True)

@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app
@@ -41,7 +42,7 @@ def schema(tmp_path: Path) -> Iterator[Any]:
     places = Settings(data_folder=tmp_path, database_url=None)
     upgrade(places.resolved_database_url)
     store = Store(places.resolved_database_url)
-    _, key = store.keys.create("fuzz")
+    _, key = store.keys.create("fuzz", [Scope.admin])
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", create_app(places, store))
     schema.config.update(headers={"Authorization": f"Bearer {key}"})
     yield schema.exclude(path=STREAMS)

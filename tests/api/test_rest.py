@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models
 
 from share_compute.errors import NotAuthorized, NotFound, UserError
 from share_compute.jobs.events import AttemptEnded, StepCommitted
+from share_compute.scopes import Scope
 from share_compute.specification import parse_job
 from share_compute_api.client import Client
 from share_compute_api.submission import check_job
@@ -87,7 +88,8 @@ def test_a_contributors_key_opens_its_own_routes_only(plane: Any) -> None:
             if operation in OPEN:
                 continue
             answer = agent.request(method, path.replace("{contributor_id}", grace), json=body)
-            problem(answer, 401, "not-authorized")
+            is_agents = operation in ("online", "heartbeat", "rejoin", "leave")
+            problem(answer, *((401, "not-authorized") if is_agents else (403, "missing-scope")))
         assert agent.post(f"/api/v1/contributors/{ada}/heartbeat").json()["state"] == "joining"
 
 
@@ -122,7 +124,7 @@ def test_a_mistake_of_the_server_shows_no_stack_trace(plane: Any, http: httpx.Cl
 
 
 def test_a_key_opens_until_it_is_revoked(plane: Any, client: Client) -> None:
-    made = client.create_key("Ada's scripts")
+    made = client.create_key("Ada's scripts", [Scope.admin])
     with Client(plane.url, made.key) as ada:
         assert [key.name for key in ada.api_keys()] == ["first", "Ada's scripts"]
         assert client.revoke_key(made.id).revoked_at is not None

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tests.api.test_rest import problem
 
+from share_compute.scopes import Scope
 from share_compute_api import streams
 from share_compute_api.sessions import LIFE, Sessions
 
@@ -116,7 +117,7 @@ def test_a_key_that_is_sent_counts_more_than_the_cookie(plane: Any, browser: htt
 
 
 def test_a_session_ends_with_its_key(plane: Any, browser: httpx.Client) -> None:
-    record, key = plane.store.keys.create("lent")
+    record, key = plane.store.keys.create("lent", [Scope.read])
     sign_in(browser, key)
     assert browser.get("/api/v1/status").is_success
     plane.store.keys.revoke(record.id)
@@ -128,7 +129,7 @@ def test_a_stream_ends_with_its_key(
     plane: Any, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_KEEPALIVE_S", 0.05)
-    record, key = plane.store.keys.create("lent")
+    record, key = plane.store.keys.create("lent", [Scope.read])
     sign_in(browser, key)
     with browser.stream("GET", "/api/v1/events", timeout=30) as stream:
         lines = stream.iter_lines()

@@ -19,12 +19,17 @@ from safetensors.numpy import save_file
 from tests.api.conftest import wait_until
 
 from share_compute.errors import Conflict, NotFound, TooLarge, UserError
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
+from share_compute.store import ApiKeyRecord
 from share_compute_api.client import Client
 from share_compute_api.uploads.shelf import Uploads
 
 ROOM = 1 << 20
 TEXT = b"a line of text\n" * 100
+OPERATOR = ApiKeyRecord(
+    id="key-a", name="operator", scopes=(Scope.admin,), created_at=datetime.now(UTC), revoked_at=None
+)
 
 
 @pytest.fixture
@@ -34,6 +39,7 @@ def settings(tmp_path: Path) -> Settings:
         database_url=None,
         upload_limit_bytes=ROOM,
         uploads_limit_bytes=3 * ROOM // 2,
+        data_roots=(tmp_path,),
     )
 
 
@@ -314,23 +320,23 @@ def test_the_command_line_sends_lists_and_removes(run: Callable[..., Any], tmp_p
 def test_what_was_left_for_a_day_goes_when_the_next_one_begins(tmp_path: Path) -> None:
     now = datetime(2026, 1, 31, tzinfo=UTC)
     uploads = Uploads(tmp_path / "uploads", ROOM, ROOM, lambda: now)
-    left, complete = uploads.create("left", "data"), uploads.create("complete", "data")
-    arrival = uploads.receive(complete.id, "a.txt")
+    left, complete = uploads.create("left", "data", OPERATOR), uploads.create("complete", "data", OPERATOR)
+    arrival = uploads.receive(complete.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
     arrival.finish()
-    uploads.complete(complete.id)
+    uploads.complete(complete.id, OPERATOR)
     now += timedelta(days=2)
-    fresh = uploads.create("fresh", "data")
-    assert {one.id for one in uploads.list()} == {complete.id, fresh.id}
+    fresh = uploads.create("fresh", "data", OPERATOR)
+    assert {one.id for one in uploads.list(OPERATOR)} == {complete.id, fresh.id}
     assert not (tmp_path / "uploads" / left.id).exists()
 
 
 def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path / "uploads", ROOM, ROOM)
-    upload = uploads.create("corpus", "data")
-    arrival = uploads.receive(upload.id, "a.txt")
+    upload = uploads.create("corpus", "data", OPERATOR)
+    arrival = uploads.receive(upload.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
-    uploads.remove(upload.id, lambda _: [])
+    uploads.remove(upload.id, lambda _: [], OPERATOR)
     with pytest.raises(NotFound):
         arrival.finish()
     arrival.close()
@@ -340,14 +346,14 @@ def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> No
 
 def test_what_a_request_reads_is_not_removed_meanwhile(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path / "uploads", ROOM, ROOM)
-    upload = uploads.create("corpus", "data")
-    arrival = uploads.receive(upload.id, "a.txt")
+    upload = uploads.create("corpus", "data", OPERATOR)
+    arrival = uploads.receive(upload.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
     arrival.finish()
-    uploads.complete(upload.id)
-    with uploads.reading(upload.id), pytest.raises(Conflict):
-        uploads.remove(upload.id, lambda _: [])
-    uploads.remove(upload.id, lambda _: [])
+    uploads.complete(upload.id, OPERATOR)
+    with uploads.reading(upload.id, OPERATOR), pytest.raises(Conflict):
+        uploads.remove(upload.id, lambda _: [], OPERATOR)
+    uploads.remove(upload.id, lambda _: [], OPERATOR)
 
 
 def test_a_check_says_all_that_is_wrong_without_refusing(http: httpx.Client) -> None:

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app, end_streams
@@ -84,7 +85,7 @@ def open_pool(folder: Path, make_server: Callable[[Settings, Store], Server] = S
     store = Store(settings.resolved_database_url)
     server = make_server(settings, store)
     try:
-        yield Pool(server, store.keys.create("browser")[1], store, folder)
+        yield Pool(server, store.keys.create("browser", [Scope.admin])[1], store, folder)
     finally:
         server.stop()
         store.close()

@@ -104,6 +104,8 @@ def _shown(settings: BaseSettings, name: str) -> Any:
     value = getattr(settings, name)
     if value is None:
         return None
+    if isinstance(value, tuple):
+        return [str(part) for part in value]
     if name == "api_key":
         return "(set)"
     if name == "database_url":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from share_compute.scopes import Scope
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, print_table, since, state_text
 
@@ -15,19 +17,36 @@ app = typer.Typer(
 )
 
 
+class _Given(StrEnum):
+    """Choices of ``--scope``: `scopes.GRANTABLE`, as a class that typer reads."""
+
+    chat = "chat"
+    read = "read"
+    submit = "submit"
+    admin = "admin"
+
+
 @app.command("create")
 def create_key(
     name: Annotated[str, typer.Argument(metavar="NAME", help="For whom or what it is.")],
+    scope: Annotated[
+        list[_Given] | None,
+        typer.Option(
+            help="What it may do; may be given several times. chat: use served models (the default). read: look at "
+            "jobs and machines. submit: also run one's own jobs, and chat. admin: everything."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make an API key. Only this answer shows it."""
     from share_compute_api.client import Client
 
     with Client() as client:
-        made = client.create_key(name)
+        made = client.create_key(name, [Scope(one.value) for one in scope or [_Given.chat]])
     if as_json:
         print_json(made)
         return
+    console.print(f"[dim]Scopes: {', '.join(made.scopes)}.[/]")
     console.print(f"[dim]Not shown again; `share-compute keys revoke {made.id}` ends it:[/dim]")
     console.print(made.key, markup=False, soft_wrap=True)
 
@@ -43,10 +62,16 @@ def list_keys(as_json: Json = False) -> None:
         print_json(found)
         return
     rows = (
-        (one.id, escape(one.name), since(one.created_at), since(one.revoked_at) if one.revoked_at else "")
+        (
+            one.id,
+            escape(one.name),
+            ", ".join(one.scopes),
+            since(one.created_at),
+            since(one.revoked_at) if one.revoked_at else "",
+        )
         for one in found
     )
-    print_table(("id", "name", "made", "revoked"), rows, empty="No keys yet.")
+    print_table(("id", "name", "scopes", "made", "revoked"), rows, empty="No keys yet.")
 
 
 @app.command("revoke")

@@ -25,7 +25,10 @@ def status(as_json: Json = False) -> None:
     if as_json:
         print_json({"server": found, "alerts": alerts, "contributors": here, "jobs": jobs})
         return
-    console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)} in {escape(found.data_folder)}")
+    place = f" in {escape(found.data_folder)}" if found.data_folder else ""
+    console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)}{place}")
+    roots = ", ".join(found.data_roots) or "none; share-compute upload sends files"
+    console.print(f"[dim]jobs may name files below: {escape(roots)}[/]")
     for alert in alerts:
         console.print(f"{_SIGNS[alert.severity]} {escape(alert.text)}")
         if alert.mend:

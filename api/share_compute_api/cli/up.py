@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,13 @@ def up(
     database_url: Annotated[
         str | None, typer.Option(help="e.g. postgresql+psycopg://user@host/name; default: SQLite.")
     ] = None,
+    data_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder below which jobs may name files of this machine; may be given several times. Default: the "
+            "working folder, if the server listens to this machine only."
+        ),
+    ] = None,
     contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
     allow_failures: Annotated[
         bool,
@@ -34,6 +42,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when it answers.")] = False,
 ) -> None:
     """Run a server: a Ray head and the control plane. Ctrl-C stops all it started; twice: at once."""
+    from share_compute_api.data_roots import offered
     from share_compute_api.server import serve
 
     given: dict[str, Any] = {
@@ -41,9 +50,11 @@ def up(
         "port": port,
         "data_folder": data_folder,
         "database_url": database_url,
+        "data_roots": data_root,
         "allow_failures": allow_failures or None,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = offered(settings, Path.cwd())
     console = Terminal(stderr=as_json)
     with console.status("starting") as status:
 
@@ -52,7 +63,7 @@ def up(
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)
             else:
-                console.print(_panel(running))
+                console.print(_panel(running, settings.data_roots))
 
         try:
             serve(
@@ -76,12 +87,14 @@ def _facts(running: Running) -> dict[str, str]:
     }
 
 
-def _panel(running: Running) -> Panel:
+def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
+    roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
     lines = (
         "[bold]Dashboard[/]",
         f"  {escape(running.dashboard_url)}",
         "[bold]Let a machine join[/] (works once, for an hour; `share-compute invite` makes more)",
         f"  {escape(running.join_command)}",
+        f"[dim]Jobs may name files below: {escape(roots)}[/]",
         "[dim]Ctrl-C stops the server; it finds its state again.[/]",
     )
     return Panel("\n".join(lines), title="share-compute is up", title_align="left", expand=False)

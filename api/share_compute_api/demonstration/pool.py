@@ -54,6 +54,8 @@ class LocalPool:
         command = own_command(
             *("up", "--json", "--host", "127.0.0.1", "--port", "0"),
             *("--data-folder", str(self._data_folder)),
+            # What the demonstration writes lies beside it; the working folder is for whoever goes on from there.
+            *("--data-root", str(self._data_folder.parent), "--data-root", str(Path.cwd())),
             *("--database-url", f"sqlite:///{self._data_folder / 'share-compute.db'}"),
         )
         self._server = self._roster.start("server", command, environment=_OWN_SETTINGS)

@@ -43,7 +43,7 @@ def join(wanted: JoinRequest, context: InContext) -> Joined:
     return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
 
 
-@router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 409, 503))
+@router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
 async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
     """The machine's Ray node runs; measuring it begins."""
     if context.measurements is None:
@@ -55,7 +55,7 @@ async def online(told: OnlineRequest, contributor: SelfContributor, context: InC
     return record
 
 
-@router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401))
+@router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 def heartbeat(contributor: SelfContributor, context: InContext) -> ContributorWork:
     """Take a sign of life; answer with what the machine does and whether it should go."""
     context.store.contributors.seen(contributor.id)
@@ -74,14 +74,14 @@ def heartbeat(contributor: SelfContributor, context: InContext) -> ContributorWo
     )
 
 
-@router.post("/{contributor_id}/rejoin", operation_id="rejoin", responses=documented(401, 409, 503))
+@router.post("/{contributor_id}/rejoin", operation_id="rejoin", responses=documented(401, 403, 409, 503))
 def rejoin(contributor: SelfContributor, context: InContext) -> ClusterAccess:
     """Give the machine the cluster's access again, after the head was restarted."""
     cluster = _cluster(context)
     return _access(cluster, context.store.contributors.rejoin(contributor.id).id)
 
 
-@router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401))
+@router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401, 403))
 def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
     """The machine's owner takes it back; it hands over, then goes."""
     return context.store.contributors.leave(contributor.id)

@@ -9,7 +9,9 @@ from fastapi.responses import FileResponse
 
 from share_compute.errors import NotFound
 from share_compute.store import ArtifactRecord
+from share_compute_api.auth import Reader
 from share_compute_api.context import InContext
+from share_compute_api.owned import require_results
 from share_compute_api.problems import documented
 from share_compute_api.schemas import ArtifactFiles, ArtifactList, FileEntry
 
@@ -17,14 +19,16 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 
 @router.get("", operation_id="listArtifacts", responses=documented(404))
-def list_artifacts(job_id: str, context: InContext) -> ArtifactList:
-    """List a job's finished results."""
+def list_artifacts(job_id: str, context: InContext, caller: Reader) -> ArtifactList:
+    """List a job's finished results. They are for the key that submitted it, and for admins."""
+    require_results(context.store, job_id, caller)
     return ArtifactList(artifacts=context.store.progress.artifacts(job_id))
 
 
 @router.get("/{name}", operation_id="getArtifact", responses=documented(404))
-def get_artifact(job_id: str, name: str, context: InContext) -> ArtifactFiles:
+def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> ArtifactFiles:
     """Return one result and its files."""
+    require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
     return ArtifactFiles(artifact=artifact, files=_files(artifact))
 
@@ -40,8 +44,9 @@ def get_artifact(job_id: str, name: str, context: InContext) -> ArtifactFiles:
         416: {"description": "The Range header asks for what is not there."},
     },
 )
-def get_artifact_file(job_id: str, name: str, path: str, context: InContext) -> FileResponse:
+def get_artifact_file(job_id: str, name: str, path: str, context: InContext, caller: Reader) -> FileResponse:
     """Return one file of a result; Range and If-Range work, so a download can go on where it stopped."""
+    require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
     file = _inside(artifact.path, path)
     if file is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from share_compute.errors import UserError
 from share_compute.specification import Job, ServeJob, TrainJob, parse_submission
+from share_compute.store import ApiKeyRecord
 from share_compute_api.batches.submission import check_batch
 from share_compute_api.context import Context
 from share_compute_api.model_folders import refused
@@ -14,7 +15,7 @@ from share_compute_api.submission import check_job
 from share_compute_api.uploads.naming import resolved
 
 
-def checked(context: Context, content_type: str, body: bytes) -> SpecCheck:
+def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> SpecCheck:
     """Return what submitting this would say.
 
     Raises:
@@ -24,7 +25,7 @@ def checked(context: Context, content_type: str, body: bytes) -> SpecCheck:
     try:
         spec = read_spec(content_type, body, parse_submission)
         kind = spec.kind
-        with resolved(spec, context.uploads) as found:
+        with resolved(spec, context, caller) as found:
             if isinstance(found, ServeJob):
                 _check_name(found, context)
                 check_deployment(found, context.store)

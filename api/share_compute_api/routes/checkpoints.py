@@ -13,8 +13,10 @@ from fastapi.concurrency import run_in_threadpool
 from share_compute.errors import NotFound
 from share_compute.jobs.events import ArtifactSaved
 from share_compute.store import ArtifactRecord
+from share_compute_api.auth import Reader, Submitter
 from share_compute_api.context import Context, InContext
 from share_compute_api.exporting import ExportRequest
+from share_compute_api.owned import require_results
 from share_compute_api.problems import documented
 from share_compute_api.schemas import CheckpointEntry, CheckpointList
 
@@ -25,9 +27,9 @@ Step = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 
 
 @router.get("", operation_id="listCheckpoints", responses=documented(404))
-def list_checkpoints(job_id: str, context: InContext) -> CheckpointList:
-    """List the checkpoints of a job that are on the server's disk, oldest first."""
-    context.store.jobs.get(job_id)
+def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> CheckpointList:
+    """List the checkpoints of a job that are on the server's disk, oldest first; for its key, and for admins."""
+    require_results(context.store, job_id, caller)
     entries = (_entry(step, folder) for step, folder in _found(job_id, context).items())
     return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])
 
@@ -35,12 +37,12 @@ def list_checkpoints(job_id: str, context: InContext) -> CheckpointList:
 @router.post(
     "/{step}/export", status_code=201, operation_id="exportCheckpoint", responses=documented(404, 503)
 )
-async def export_checkpoint(job_id: str, step: Step, context: InContext) -> ArtifactRecord:
+async def export_checkpoint(job_id: str, step: Step, context: InContext, caller: Submitter) -> ArtifactRecord:
     """Make a checkpoint into an artifact: a Hugging Face folder, or adapters, as the job's own result will be.
 
     Its name is ``step-`` and the step in eight digits. One that was made before is returned as it is.
     """
-    job = await run_in_threadpool(context.store.jobs.get, job_id)
+    job = await run_in_threadpool(require_results, context.store, job_id, caller)
     name = f"{_STEP}{step:08}"
     async with context.exports.turn:
         made = await run_in_threadpool(_made, job_id, name, context)

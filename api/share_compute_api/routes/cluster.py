@@ -7,6 +7,7 @@ import asyncio
 from fastapi import APIRouter
 
 from share_compute.errors import Unavailable
+from share_compute_api.auth import ADMIN
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import TokenRotated
@@ -14,7 +15,7 @@ from share_compute_api.schemas import TokenRotated
 router = APIRouter(prefix="/cluster", tags=["server"])
 
 
-@router.post("/token", operation_id="rotateToken", responses=documented(503))
+@router.post("/token", operation_id="rotateToken", dependencies=ADMIN, responses=documented(503))
 async def rotate_token(context: InContext) -> TokenRotated:
     """Give the cluster another token, and answer when its head has it.
 

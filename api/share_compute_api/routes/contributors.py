@@ -12,6 +12,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord
 from share_compute.store.records import WorkRecord
 from share_compute_actors.machine.head import invalidate_token
+from share_compute_api.auth import ADMIN, READ
 from share_compute_api.context import InContext
 from share_compute_api.pool_schemas import BusyHistory, ContributorView
 from share_compute_api.problems import documented
@@ -21,7 +22,7 @@ from share_compute_api.streams import MOST
 router = APIRouter(prefix="/contributors", tags=["contributors"])
 
 
-@router.get("", operation_id="listContributors")
+@router.get("", operation_id="listContributors", dependencies=READ)
 def list_contributors(
     context: InContext,
     state: Annotated[list[ContributorState] | None, Query(description="May be given several times.")] = None,
@@ -33,7 +34,7 @@ def list_contributors(
     return ContributorList(contributors=found, next_cursor=next_cursor)
 
 
-@router.get("/{contributor_id}", operation_id="getContributor", responses=documented(404))
+@router.get("/{contributor_id}", operation_id="getContributor", dependencies=READ, responses=documented(404))
 def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
     """Return one machine with what was measured on it, and what it works for."""
     record = context.store.contributors.get(contributor_id)
@@ -41,7 +42,12 @@ def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
     return ContributorView(**dict(record), owner=glance.owner, held=glance.held)
 
 
-@router.get("/{contributor_id}/events", operation_id="getContributorEvents", responses=documented(404))
+@router.get(
+    "/{contributor_id}/events",
+    operation_id="getContributorEvents",
+    dependencies=READ,
+    responses=documented(404),
+)
 def get_contributor_events(
     contributor_id: str,
     context: InContext,
@@ -54,7 +60,9 @@ def get_contributor_events(
     return EventPage.of(events, after)
 
 
-@router.get("/{contributor_id}/work", operation_id="getContributorWork", responses=documented(404))
+@router.get(
+    "/{contributor_id}/work", operation_id="getContributorWork", dependencies=READ, responses=documented(404)
+)
 def get_contributor_work(
     contributor_id: str, context: InContext, limit: Annotated[int, Query(ge=1, le=500)] = 200
 ) -> WorkRecord:
@@ -63,7 +71,9 @@ def get_contributor_work(
     return context.store.work.of(contributor_id, limit=limit)
 
 
-@router.get("/{contributor_id}/busy", operation_id="getContributorBusy", responses=documented(404))
+@router.get(
+    "/{contributor_id}/busy", operation_id="getContributorBusy", dependencies=READ, responses=documented(404)
+)
 def get_contributor_busy(
     contributor_id: str,
     context: InContext,
@@ -76,7 +86,9 @@ def get_contributor_busy(
     return BusyHistory(measured=context.store.work.busy(contributor_id, since=since, points=points))
 
 
-@router.delete("/{contributor_id}", operation_id="removeContributor", responses=documented(404))
+@router.delete(
+    "/{contributor_id}", operation_id="removeContributor", dependencies=ADMIN, responses=documented(404)
+)
 async def remove_contributor(
     contributor_id: str,
     context: InContext,

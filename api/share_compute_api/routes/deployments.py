@@ -9,8 +9,10 @@ from fastapi.concurrency import run_in_threadpool
 
 from share_compute.serving.states import LIVE, DeploymentState
 from share_compute.specification import parse_deployment
-from share_compute.store import DeploymentRecord
+from share_compute.store import ApiKeyRecord, DeploymentRecord
+from share_compute_api.auth import READ, Reader, Submitter, require_owner
 from share_compute_api.context import Context, InContext
+from share_compute_api.owned import shown
 from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
 from share_compute_api.schemas import (
@@ -39,40 +41,47 @@ _BODY = spec_body(
     openapi_extra={"requestBody": _BODY},
     responses=documented(400, 409, 413, 415),
 )
-async def create_deployment(request: Request, context: InContext) -> DeploymentView:
-    """Serve a model, given as JSON or YAML. Paths in it are paths on the server."""
+async def create_deployment(request: Request, context: InContext, caller: Submitter) -> DeploymentView:
+    """Serve a model, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
     content_type = request.headers.get("content-type", "")
-    return _view(await run_in_threadpool(_create, context, content_type, await request.body()), context)
+    made = await run_in_threadpool(_create, context, caller, content_type, await request.body())
+    return _view(made, context, caller)
 
 
-def _create(context: Context, content_type: str, body: bytes) -> DeploymentRecord:
+def _create(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> DeploymentRecord:
     spec = read_spec(content_type, body, parse_deployment)
-    with resolved(spec, context.uploads) as found:
+    with resolved(spec, context, caller) as found:
         check_deployment(found, context.store)
-        return context.store.deployments.create(found, reason=_FIRST_REASON)
+        return context.store.deployments.create(found, reason=_FIRST_REASON, owner=caller.id)
 
 
 @router.get("", operation_id="listDeployments")
 async def list_deployments(
     context: InContext,
+    caller: Reader,
     state: Annotated[list[DeploymentState] | None, Query(description="May be given several times.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> DeploymentPage:
-    """List deployments, newest first, in pages. Without ``state`` those that are up."""
+    """List deployments, newest first, in pages. Without ``state`` those that are up.
+
+    Of other keys' deployments, the path in ``spec`` reads ``hidden``.
+    """
     found, next_cursor = await run_in_threadpool(
         context.store.deployments.page, states=state or LIVE, limit=limit, cursor=cursor
     )
-    return DeploymentPage(deployments=[_view(one, context) for one in found], next_cursor=next_cursor)
+    return DeploymentPage(deployments=[_view(one, context, caller) for one in found], next_cursor=next_cursor)
 
 
 @router.get("/{deployment}", operation_id="getDeployment", responses=documented(404))
-async def get_deployment(deployment: str, context: InContext) -> DeploymentView:
+async def get_deployment(deployment: str, context: InContext, caller: Reader) -> DeploymentView:
     """Return one deployment, by its id or its name; of several that had a name, the one that is up, or the last."""
-    return _view(await run_in_threadpool(context.store.deployments.get, deployment), context)
+    return _view(await run_in_threadpool(context.store.deployments.get, deployment), context, caller)
 
 
-@router.get("/{deployment}/status", operation_id="getDeploymentStatus", responses=documented(404))
+@router.get(
+    "/{deployment}/status", operation_id="getDeploymentStatus", dependencies=READ, responses=documented(404)
+)
 async def get_deployment_status(deployment: str, context: InContext) -> DeploymentStatus:
     """Say how each replica of a deployment does now: its pools, its queue and its speed, measured beside predicted."""
     record = await run_in_threadpool(context.store.deployments.get, deployment)
@@ -81,7 +90,9 @@ async def get_deployment_status(deployment: str, context: InContext) -> Deployme
     return DeploymentStatus(replicas=tuple(replicas))
 
 
-@router.get("/{deployment}/events", operation_id="getDeploymentEvents", responses=documented(404))
+@router.get(
+    "/{deployment}/events", operation_id="getDeploymentEvents", dependencies=READ, responses=documented(404)
+)
 async def get_deployment_events(
     deployment: str,
     context: InContext,
@@ -96,20 +107,36 @@ async def get_deployment_events(
 
 
 @router.patch("/{deployment}", operation_id="changeDeployment", responses=documented(404, 409))
-async def change_deployment(deployment: str, request: ReplicasRequest, context: InContext) -> DeploymentView:
+async def change_deployment(
+    deployment: str, request: ReplicasRequest, context: InContext, caller: Submitter
+) -> DeploymentView:
     """Ask for another number or range of replicas, by the deployment's id or its name, while it is up."""
+    own_id = await run_in_threadpool(_own_id, context, caller, deployment)
     change = context.store.deployments.set_replicas
-    return _view(await run_in_threadpool(change, deployment, request.replicas), context)
+    return _view(await run_in_threadpool(change, own_id, request.replicas), context, caller)
 
 
 @router.delete("/{deployment}", operation_id="stopDeployment", responses=documented(404))
-async def stop_deployment(deployment: str, context: InContext) -> DeploymentView:
+async def stop_deployment(deployment: str, context: InContext, caller: Submitter) -> DeploymentView:
     """Take a deployment down, by its id or its name; twice changes nothing."""
-    return _view(await run_in_threadpool(context.store.deployments.stop, deployment), context)
+    own_id = await run_in_threadpool(_own_id, context, caller, deployment)
+    return _view(await run_in_threadpool(context.store.deployments.stop, own_id), context, caller)
 
 
-def _view(record: DeploymentRecord, context: Context) -> DeploymentView:
+def _own_id(context: Context, caller: ApiKeyRecord, deployment: str) -> str:
+    """Return the id of a deployment that the caller may change: a name may soon be another one's.
+
+    Raises:
+        NotFound: there is none.
+        NotOwner: it belongs to another key.
+    """
+    record = context.store.deployments.get(deployment)
+    require_owner(caller, record.owner, f"deployment {record.name}")
+    return record.id
+
+
+def _view(record: DeploymentRecord, context: Context, caller: ApiKeyRecord) -> DeploymentView:
     """Return a deployment with its replicas; call it in the event loop, to which these belong."""
     supervisor = context.deployments
     replicas = None if supervisor is None or record.state.is_final else supervisor.replicas(record.id)
-    return DeploymentView(**dict(record), replicas=replicas)
+    return DeploymentView(**dict(shown(record, caller)), replicas=replicas)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
-from share_compute_api.auth import Caller
+from share_compute_api.auth import Reader
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import EventPage
@@ -35,7 +35,7 @@ WithFigures = Annotated[
 async def get_job_events(
     job_id: str,
     context: InContext,
-    caller: Caller,
+    caller: Reader,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
     without: Annotated[
@@ -59,7 +59,7 @@ async def get_job_events(
 @router.get("/events", operation_id="streamEvents", response_class=Response, responses={200: STREAM_RESPONSE})
 async def stream_events(
     context: InContext,
-    caller: Caller,
+    caller: Reader,
     after: After = None,
     last_event_id: LastEventId = None,
     figures: WithFigures = False,

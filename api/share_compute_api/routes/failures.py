@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import Conflict, UserError
 from share_compute.jobs.states import JobState
+from share_compute_api.auth import ADMIN
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import FailureMade, FailureRequest
@@ -17,7 +18,11 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 @router.post(
-    "/{job_id}/failures", status_code=202, operation_id="makeFailure", responses=documented(400, 404, 409)
+    "/{job_id}/failures",
+    status_code=202,
+    operation_id="makeFailure",
+    dependencies=ADMIN,
+    responses=documented(400, 404, 409),
 )
 async def make_failure(job_id: str, request: FailureRequest, context: InContext) -> FailureMade:
     """Let something go wrong with a member of a running job; only where the server runs with `allow_failures`."""

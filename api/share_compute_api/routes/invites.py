@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from share_compute.store import InviteRecord
 from share_compute.store.records import invite_state
+from share_compute_api.auth import ADMIN
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import InviteCreated, InviteList, InviteRequest, InviteView
@@ -26,7 +27,7 @@ def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView
     ]
 
 
-@router.post("", status_code=201, operation_id="createInvite")
+@router.post("", status_code=201, operation_id="createInvite", dependencies=ADMIN)
 def create_invite(wanted: InviteRequest, context: InContext, request: Request) -> InviteCreated:
     """Make an invite. Only this answer shows its code."""
     record, code = context.store.invites.create(wanted.label, wanted.expires_in_s)
@@ -38,13 +39,15 @@ def create_invite(wanted: InviteRequest, context: InContext, request: Request) -
     )
 
 
-@router.get("", operation_id="listInvites")
+@router.get("", operation_id="listInvites", dependencies=ADMIN)
 def list_invites(context: InContext) -> InviteList:
     """List all invites, newest first, without their codes."""
     return InviteList(invites=_views(context, context.store.invites.list()))
 
 
-@router.delete("/{invite_id}", operation_id="revokeInvite", responses=documented(404, 409))
+@router.delete(
+    "/{invite_id}", operation_id="revokeInvite", dependencies=ADMIN, responses=documented(404, 409)
+)
 def revoke_invite(invite_id: str, context: InContext) -> InviteView:
     """Take an invite back; one that was used cannot be."""
     return _views(context, [context.store.invites.revoke(invite_id)])[0]

@@ -13,9 +13,11 @@ from share_compute.errors import Conflict, Unavailable
 from share_compute.jobs.states import JobState
 from share_compute.planning.report import PlanTimeline, unpredictable
 from share_compute.specification import parse_any_job
-from share_compute.store import JobRecord, MetricRecord
+from share_compute.store import ApiKeyRecord, JobRecord, MetricRecord
+from share_compute_api.auth import READ, Reader, Submitter, require_owner
 from share_compute_api.context import Context, InContext
 from share_compute_api.departures import departure
+from share_compute_api.owned import shown
 from share_compute_api.planning import TimelineRequest
 from share_compute_api.problems import documented
 from share_compute_api.routes.bodies import read_spec, spec_body
@@ -54,19 +56,22 @@ IdempotencyKey = Annotated[
     responses=documented(400, 409, 413, 415),
 )
 async def submit_job(
-    request: Request, context: InContext, idempotency_key: IdempotencyKey = None
+    request: Request, context: InContext, caller: Submitter, idempotency_key: IdempotencyKey = None
 ) -> JobRecord:
-    """Queue a job, given as JSON or YAML. Paths in it are paths on the server."""
+    """Queue a job, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
+    content_type = request.headers.get("content-type", "")
     return await run_in_threadpool(
-        _submit, context, request.headers.get("content-type", ""), await request.body(), idempotency_key
+        _submit, context, caller, content_type, await request.body(), idempotency_key
     )
 
 
-def _submit(context: Context, content_type: str, body: bytes, idempotency_key: str | None) -> JobRecord:
+def _submit(
+    context: Context, caller: ApiKeyRecord, content_type: str, body: bytes, idempotency_key: str | None
+) -> JobRecord:
     spec = read_spec(content_type, body, parse_any_job)
-    with resolved(spec, context.uploads) as found:
+    with resolved(spec, context, caller) as found:
         check_any_job(found, context)
-        return context.store.jobs.create(found, idempotency_key=idempotency_key)
+        return context.store.jobs.create(found, owner=caller.id, idempotency_key=idempotency_key)
 
 
 @router.post(
@@ -75,36 +80,42 @@ def _submit(context: Context, content_type: str, body: bytes, idempotency_key: s
     openapi_extra={"requestBody": _CHECK_BODY},
     responses=documented(413, 415),
 )
-async def check_spec(request: Request, context: InContext) -> SpecCheck:
+async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
     """Say what submitting a job, or making a deployment, would find wrong; nothing is queued."""
     return await run_in_threadpool(
-        checked, context, request.headers.get("content-type", ""), await request.body()
+        checked, context, caller, request.headers.get("content-type", ""), await request.body()
     )
 
 
 @router.get("", operation_id="listJobs")
 def list_jobs(
     context: InContext,
+    caller: Reader,
     state: Annotated[list[JobState] | None, Query(description="May be given several times.")] = None,
     kind: Annotated[str | None, Query(max_length=40)] = None,
     name: Annotated[str | None, Query(max_length=80, description="Part of the name, in any case.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> JobPage:
-    """List jobs, newest first, in pages."""
+    """List jobs, newest first, in pages. Of other keys' jobs, the paths in ``spec`` read ``hidden``."""
     jobs, next_cursor = context.store.jobs.page(
         states=state, kind=kind, name=name, limit=limit, cursor=cursor
     )
-    return JobPage(jobs=jobs, next_cursor=next_cursor)
+    return JobPage(jobs=[shown(job, caller) for job in jobs], next_cursor=next_cursor)
 
 
 @router.get("/{job_id}", operation_id="getJob", responses=documented(404))
-def get_job(job_id: str, context: InContext) -> JobRecord:
+def get_job(job_id: str, context: InContext, caller: Reader) -> JobRecord:
     """Return one job."""
-    return context.store.jobs.get(job_id)
+    return shown(context.store.jobs.get(job_id), caller)
 
 
-@router.get("/{job_id}/timeline", operation_id="getTimeline", responses=documented(404, 409, 500, 503))
+@router.get(
+    "/{job_id}/timeline",
+    operation_id="getTimeline",
+    dependencies=READ,
+    responses=documented(404, 409, 500, 503),
+)
 async def get_timeline(job_id: str, request: Request, context: InContext) -> PlanTimeline:
     """Lay out one step of the job's plan, cell by cell: predicted, with the layer times that were measured so far."""
     wanted = await run_in_threadpool(_timeline_request, job_id, context)
@@ -133,20 +144,23 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
 
 
 @router.post("/{job_id}/cancel", operation_id="cancelJob", responses=documented(404, 409))
-def cancel_job(job_id: str, context: InContext) -> JobRecord:
+def cancel_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
     """Cancel a queued job at once; ask a running one to stop after its step."""
+    require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     return context.store.jobs.cancel(job_id)
 
 
 @router.post("/{job_id}/resume", operation_id="resumeJob", responses=documented(404, 409))
-def resume_job(job_id: str, context: InContext) -> JobRecord:
+def resume_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
     """Queue a failed or cancelled job again; its ``reason`` says from which step it continues."""
+    require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     return context.store.jobs.resume(job_id)
 
 
 @router.get(
     "/{job_id}/metrics",
     operation_id="getMetrics",
+    dependencies=READ,
     response_model=Metrics,
     responses={
         **documented(404),

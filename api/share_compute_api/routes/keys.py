@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from share_compute.errors import MissingScope
+from share_compute.scopes import held
 from share_compute.store import ApiKeyRecord
+from share_compute_api.auth import ADMIN, Admin
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import KeyCreated, KeyList, KeyRequest
@@ -13,19 +16,25 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 
 @router.post("", status_code=201, operation_id="createKey")
-def create_key(wanted: KeyRequest, context: InContext) -> KeyCreated:
-    """Make an API key. Only this answer shows it."""
-    record, key = context.store.keys.create(wanted.name)
-    return KeyCreated(id=record.id, name=record.name, key=key)
+def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCreated:
+    """Make an API key. Only this answer shows it. A key gives no scope that it lacks itself."""
+    lacking = held(wanted.scopes) - held(caller.scopes)
+    if lacking:
+        raise MissingScope(
+            f"this key cannot give the scope {min(lacking)}, which it lacks",
+            mend="leave it out, or use a key that has it",
+        )
+    record, key = context.store.keys.create(wanted.name, wanted.scopes)
+    return KeyCreated(id=record.id, name=record.name, scopes=record.scopes, key=key)
 
 
-@router.get("", operation_id="listKeys")
+@router.get("", operation_id="listKeys", dependencies=ADMIN)
 def list_keys(context: InContext) -> KeyList:
     """List all API keys, oldest first, without the keys themselves."""
     return KeyList(keys=context.store.keys.list())
 
 
-@router.delete("/{key_id}", operation_id="revokeKey", responses=documented(404))
+@router.delete("/{key_id}", operation_id="revokeKey", dependencies=ADMIN, responses=documented(404, 409))
 def revoke_key(key_id: str, context: InContext) -> ApiKeyRecord:
-    """End a key, from the next request on; twice changes nothing. A server that has none makes one at its start."""
+    """End a key, from the next request on; twice changes nothing. The last one with the scope ``admin`` stays."""
     return context.store.keys.revoke(key_id)

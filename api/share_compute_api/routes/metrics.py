@@ -7,18 +7,23 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from share_compute_api.auth import Caller
+from share_compute_api.auth import READ
 from share_compute_api.context import InContext
 from share_compute_api.metrics import MEDIA_TYPE
 from share_compute_api.problems import documented
 
-router = APIRouter(tags=["metrics"], responses=documented(401))
+router = APIRouter(tags=["metrics"], responses=documented(401, 403))
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-@router.get("/metrics", operation_id="getPrometheusMetrics", response_class=Response, responses={**_TEXT})
-async def get_prometheus_metrics(context: InContext, caller: Caller) -> Response:
+@router.get(
+    "/metrics",
+    operation_id="getPrometheusMetrics",
+    dependencies=READ,
+    response_class=Response,
+    responses={**_TEXT},
+)
+async def get_prometheus_metrics(context: InContext) -> Response:
     """Tell Prometheus how served models do. It sends an API key as its bearer token (``authorization``)."""
-    del caller
     deployments = [] if context.deployments is None else context.deployments.snapshots()
     return Response(context.metrics.exposition(deployments), media_type=MEDIA_TYPE)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from share_compute.errors import NotFound, Unavailable, UserError
-from share_compute_api.auth import Caller
+from share_compute_api.auth import CHAT, Chatter
 from share_compute_api.context import Context, InContext
 from share_compute_api.departures import while_wanted
 from share_compute_api.serving import sse
@@ -40,22 +40,20 @@ from share_compute_api.serving.requests import (
 from share_compute_api.serving.sequences import Sequences, sequences
 from share_compute_api.serving.tokenizer import ServedTokenizer
 
-router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401))
+router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401, 403))
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
 _STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
 
 
-@router.get("/models", operation_id="listModels")
-async def list_models(context: InContext, caller: Caller) -> ModelList:
+@router.get("/models", operation_id="listModels", dependencies=CHAT)
+async def list_models(context: InContext) -> ModelList:
     """List the models that are up."""
-    del caller
     return ModelList(data=[Model.of(facts) for facts in context.engines.models()])
 
 
-@router.get("/models/{model}", operation_id="getModel", responses=documented(404, 503))
-async def get_model(model: str, context: InContext, caller: Caller) -> Model:
+@router.get("/models/{model}", operation_id="getModel", dependencies=CHAT, responses=documented(404, 503))
+async def get_model(model: str, context: InContext) -> Model:
     """Return one model."""
-    del caller
     return Model.of((await _engine(context, model)).facts)
 
 
@@ -65,7 +63,7 @@ async def get_model(model: str, context: InContext, caller: Caller) -> Model:
     responses={**_ENGINE_ERRORS, 200: {"model": ChatCompletion, "content": _STREAM}},
 )
 async def create_chat_completion(
-    wanted: ChatRequest, request: Request, context: InContext, caller: Caller
+    wanted: ChatRequest, request: Request, context: InContext, caller: Chatter
 ) -> Response:
     """Go on with a conversation. What would change answers and is not done here is refused, never ignored."""
     engine = await _text_engine(context, wanted.model)
@@ -91,7 +89,7 @@ async def create_chat_completion(
     responses={**_ENGINE_ERRORS, 200: {"model": TextCompletion, "content": _STREAM}},
 )
 async def create_completion(
-    wanted: CompletionRequest, request: Request, context: InContext, caller: Caller
+    wanted: CompletionRequest, request: Request, context: InContext, caller: Chatter
 ) -> Response:
     """Go on with one text or several."""
     engine = await _text_engine(context, wanted.model)
@@ -113,7 +111,7 @@ async def create_completion(
 
 @router.post("/embeddings", operation_id="createEmbedding", responses=_ENGINE_ERRORS)
 async def create_embedding(
-    wanted: EmbeddingRequest, request: Request, context: InContext, caller: Caller
+    wanted: EmbeddingRequest, request: Request, context: InContext, caller: Chatter
 ) -> EmbeddingList:
     """Turn texts into vectors."""
     found = await _engine(context, wanted.model)

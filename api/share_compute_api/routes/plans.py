@@ -14,8 +14,10 @@ from share_compute.planning.plan import NOT_MEASURED, IdleMachine, Plan
 from share_compute.planning.report import PlanReport
 from share_compute.planning.words import listed
 from share_compute.specification import field_errors
+from share_compute.store import ApiKeyRecord
 from share_compute.topology import Topology
 from share_compute.topology_file import TopologyDocument, describe_topology
+from share_compute_api.auth import Submitter
 from share_compute_api.context import Context, InContext
 from share_compute_api.departures import departure
 from share_compute_api.problems import documented
@@ -50,10 +52,10 @@ _BODY = {
     openapi_extra={"requestBody": _BODY},
     responses=documented(400, 413, 415, 500, 503),
 )
-async def plan(request: Request, context: InContext) -> PlanReport:
+async def plan(request: Request, context: InContext, caller: Submitter) -> PlanReport:
     """Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued."""
     wanted, left_out = await run_in_threadpool(
-        _complete, context, request.headers.get("content-type", ""), await request.body()
+        _complete, context, caller, request.headers.get("content-type", ""), await request.body()
     )
     report = await context.plans.plan(wanted, departure(request.receive, context.bell))
     if report is None:
@@ -77,7 +79,7 @@ def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanRep
 
 
 def _complete(
-    context: Context, content_type: str, body: bytes
+    context: Context, caller: ApiKeyRecord, content_type: str, body: bytes
 ) -> tuple[PlanRequest, tuple[IdleMachine, ...]]:
     """Return the request with its topology, once all is checked that can be checked without torch.
 
@@ -94,7 +96,7 @@ def _complete(
             text, mend="mend these fields of the request", details={"fields": problems}
         ) from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
-    with resolved(wanted.job, context.uploads) as job:
+    with resolved(wanted.job, context, caller) as job:
         check_model(job)
     wanted = wanted.model_copy(update={"job": job})
     topology = wanted.topology

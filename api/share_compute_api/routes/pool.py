@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
+from share_compute_api.auth import READ
 from share_compute_api.context import Context, InContext
 from share_compute_api.pool_schemas import Islands, PoolView
 
@@ -15,7 +16,7 @@ _LEAST_BYTES = 2000
 router = APIRouter(prefix="/pool", tags=["contributors"])
 
 
-@router.get("", operation_id="getPool", response_model=PoolView)
+@router.get("", operation_id="getPool", dependencies=READ, response_model=PoolView)
 async def get_pool(
     context: InContext,
     machine: Annotated[

@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
+from share_compute.scopes import Scope
 from share_compute.specification import Kind, job_schema
 from share_compute_api.alerts import find_alerts
+from share_compute_api.auth import READ, Reader
 from share_compute_api.context import InContext
 from share_compute_api.schemas import AlertList, Health, QueueView, Status
 from share_compute_api.versions import local_versions
@@ -32,14 +34,16 @@ def get_job_schema(kind: Kind = "train") -> dict[str, Any]:
 
 
 @router.get("/status", operation_id="getStatus")
-def get_status(context: InContext, request: Request) -> Status:
-    """Return the pool at a glance."""
+def get_status(context: InContext, request: Request, caller: Reader) -> Status:
+    """Return the pool at a glance; where the server keeps its data is for admins."""
+    is_admin = caller.may(Scope.admin)
     return Status(
         url=context.url(request),
-        data_folder=str(context.settings.data_folder),
+        data_folder=str(context.settings.data_folder) if is_admin else None,
+        data_roots=tuple(str(root) for root in context.settings.data_roots),
         database=cast("Any", context.store.kind),
         has_cluster=context.cluster is not None,
-        ray_address=context.cluster.info.ray_address if context.cluster else None,
+        ray_address=context.cluster.info.ray_address if context.cluster and is_admin else None,
         versions=local_versions(),
         started_at=context.started_at,
         disk_free_bytes=_free_bytes(context.settings.data_folder),
@@ -54,13 +58,13 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-@router.get("/alerts", operation_id="listAlerts")
+@router.get("/alerts", operation_id="listAlerts", dependencies=READ)
 def list_alerts(context: InContext) -> AlertList:
     """Say what is the matter now. An event of kind ``alerts`` tells each change."""
     return AlertList(alerts=find_alerts(context))
 
 
-@router.get("/queue", operation_id="getQueue")
+@router.get("/queue", operation_id="getQueue", dependencies=READ)
 def get_queue(context: InContext) -> QueueView:
     """List the jobs that wait, in the order they came, each with why and since when."""
     return QueueView(jobs=context.store.jobs.queue())

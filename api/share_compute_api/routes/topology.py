@@ -6,13 +6,14 @@ from fastapi import APIRouter
 
 from share_compute.jobs.states import ContributorState
 from share_compute.topology_file import TopologyDocument, describe_topology
+from share_compute_api.auth import READ
 from share_compute_api.context import InContext
 from share_compute_api.supervision.live_topology import live_topology
 
 router = APIRouter(prefix="/topology", tags=["plans"])
 
 
-@router.get("", operation_id="getTopology", response_model_exclude_none=True)
+@router.get("", operation_id="getTopology", dependencies=READ, response_model_exclude_none=True)
 def get_topology(context: InContext) -> TopologyDocument:
     """Return the machines that are ready, with what was measured on and between them."""
     return describe_topology(live_topology(context.store.contributors.list([ContributorState.ready])))

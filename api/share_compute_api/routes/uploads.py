@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from share_compute.errors import Unavailable, UserError
+from share_compute_api.auth import Reader, Submitter
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import UploadFile, UploadList, UploadRequest, UploadView
@@ -32,17 +33,17 @@ ContentDigest = Annotated[
 
 
 @router.post("", status_code=201, operation_id="createUpload")
-def create_upload(request: UploadRequest, context: InContext) -> UploadView:
+def create_upload(request: UploadRequest, context: InContext, caller: Submitter) -> UploadView:
     """Begin an upload. Send its files, then complete it; one that is left for a day before that goes."""
-    return context.uploads.create(request.name, request.kind)
+    return context.uploads.create(request.name, request.kind, caller)
 
 
 @router.get("", operation_id="listUploads")
-def list_uploads(context: InContext) -> UploadList:
-    """List all uploads, newest first, and how much room there is."""
+def list_uploads(context: InContext, caller: Reader) -> UploadList:
+    """List the key's own uploads, or all for admins, newest first, and how much room there is."""
     uploads = context.uploads
     return UploadList(
-        uploads=uploads.list(),
+        uploads=uploads.list(caller),
         used_bytes=uploads.used_bytes,
         limit_bytes=uploads.most_bytes,
         upload_limit_bytes=uploads.most_bytes_each,
@@ -50,9 +51,9 @@ def list_uploads(context: InContext) -> UploadList:
 
 
 @router.get("/{upload_id}", operation_id="getUpload", responses=documented(404))
-def get_upload(upload_id: str, context: InContext) -> UploadView:
+def get_upload(upload_id: str, context: InContext, caller: Reader) -> UploadView:
     """Return one upload and the files that have arrived whole."""
-    return context.uploads.get(upload_id)
+    return context.uploads.get(upload_id, caller)
 
 
 @router.put(
@@ -62,13 +63,18 @@ def get_upload(upload_id: str, context: InContext) -> UploadView:
     responses=documented(404, 409, 413, 503),
 )
 async def put_upload_file(
-    upload_id: str, path: str, request: Request, context: InContext, content_digest: ContentDigest = None
+    upload_id: str,
+    path: str,
+    request: Request,
+    context: InContext,
+    caller: Submitter,
+    content_digest: ContentDigest = None,
 ) -> UploadFile:
     """Send one file; it takes the place of one of the same name, and counts once all of it has arrived."""
     sha256 = _sha256(content_digest)
     announced = request.headers.get("content-length", "0")
     announced_bytes = int(announced) if announced.isdecimal() else 0
-    arrival = await run_in_threadpool(context.uploads.receive, upload_id, path, announced_bytes)
+    arrival = await run_in_threadpool(context.uploads.receive, upload_id, path, caller, announced_bytes)
     waiting = bytearray()
     try:
         async for piece in request.stream():
@@ -87,15 +93,15 @@ async def put_upload_file(
 
 
 @router.post("/{upload_id}/complete", operation_id="completeUpload", responses=documented(404, 409))
-def complete_upload(upload_id: str, context: InContext) -> UploadView:
+def complete_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
     """Make an upload one that jobs can name, from this moment on and with these files; twice changes nothing."""
-    return context.uploads.complete(upload_id)
+    return context.uploads.complete(upload_id, caller)
 
 
 @router.delete("/{upload_id}", operation_id="removeUpload", responses=documented(404, 409))
-def remove_upload(upload_id: str, context: InContext) -> UploadView:
+def remove_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
     """Remove an upload that no unfinished job and no deployment uses; returns what it was."""
-    return context.uploads.remove(upload_id, users(context.store))
+    return context.uploads.remove(upload_id, users(context.store), caller)
 
 
 def _sha256(content_digest: str | None) -> str | None:

@@ -121,7 +121,7 @@ class BatchSupervisor:
             raise UserError(f"its deployment is {over.state.value}: {over.reason}", mend=mend, job=job.id)
         assert spec.model is not None
         wanted = deployment_of(job, spec.model)
-        record = self._store.deployments.create(wanted, reason=f"for batch {job.id}")
+        record = self._store.deployments.create(wanted, reason=f"for batch {job.id}", owner=job.owner)
         self._deployed[job.id] = job.attempt, record.id
         return record
 

@@ -6,30 +6,40 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from share_compute.errors import UserError
-from share_compute.specification import Named, upload_path, with_paths
+from share_compute.errors import NotFound, UserError
+from share_compute.specification import Named, TrainJob, upload_path, with_paths
 from share_compute.specification.paths import AnyNamed
-from share_compute.store import Store
-from share_compute_api.model_folders import refused
+from share_compute.store import ApiKeyRecord, Store
+from share_compute_api.context import Context
+from share_compute_api.model_folders import looking, refused
+from share_compute_api.owned import require_results
 from share_compute_api.schemas import UploadView
 from share_compute_api.uploads.names import checked_path
-from share_compute_api.uploads.shelf import Uploads
 
 
 @contextmanager
-def resolved(spec: AnyNamed, uploads: Uploads) -> Iterator[AnyNamed]:
-    """Give the job with the paths of what it names as ``upload:ID``, which stays there inside the block.
+def resolved(spec: AnyNamed, context: Context, caller: ApiKeyRecord) -> Iterator[AnyNamed]:
+    """Give the job with the paths that its files have on the server, without links.
+
+    What it names as ``upload:ID`` stays there inside the block.
+
+    Args:
+        spec: the job, or the deployment.
+        context: of the server.
+        caller: the key that submits it; uploads and results of other keys are as if they were not there.
 
     Raises:
-        UserError: it names an upload that is not there, or is not complete; says in which field.
+        UserError: it names an upload that is not there, or is not complete, a result that is not there, or a file that
+            jobs may not read; says in which field.
     """
+    _check_result(spec, context.store, caller)
     fields = {named[0]: field for path, field in _paths(spec) if (named := upload_path(path)) is not None}
     found: dict[str, UploadView] = {}
 
     def full(path: Path, field: str) -> Path:
         named = upload_path(path)
         if named is None:
-            return path
+            return _resolved_path(path, field, context, caller)
         upload = found[named[0]]
         if not named[1]:
             return Path(upload.folder)
@@ -46,10 +56,44 @@ def resolved(spec: AnyNamed, uploads: Uploads) -> Iterator[AnyNamed]:
         # One by one: an error must name its field.
         for upload_id, field in fields.items():
             try:
-                found[upload_id] = stack.enter_context(uploads.reading(upload_id))
+                found[upload_id] = stack.enter_context(context.uploads.reading(upload_id, caller))
             except UserError as failure:
                 raise refused(field, failure.message, failure.mend or "name another upload") from failure
         yield with_paths(spec, full)
+
+
+def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecord) -> Path:
+    result = _own_result(path, context, caller)
+    found = context.data_roots.resolve(path, field) if result is None else result
+    if field != "data.files":
+        with looking(field):
+            context.data_roots.check_folder(found, field)
+    return found
+
+
+def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
+    """Return where a path leads, if that is in a result of one of the caller's own jobs."""
+    jobs = context.settings.data_folder / "jobs"
+    if ".." in path.parts or not path.is_relative_to(jobs) or path == jobs:
+        return None
+    job_id = path.relative_to(jobs).parts[0]
+    try:
+        job = context.store.jobs.get(job_id)
+        found = path.resolve()
+    except (NotFound, OSError, RuntimeError, ValueError):
+        return None
+    results = [result.path.resolve() for result in context.store.progress.artifacts(job_id)]
+    is_own = caller.owns(job.owner) and any(found.is_relative_to(result) for result in results)
+    return found if is_own else None
+
+
+def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:
+    if isinstance(spec, TrainJob) or spec.model is None or spec.model.job is None:
+        return
+    try:
+        require_results(store, spec.model.job, caller)
+    except NotFound as failure:
+        raise refused("model.job", failure.message, failure.mend or "name another job") from failure
 
 
 def users(store: Store) -> Callable[[Path], Sequence[str]]:

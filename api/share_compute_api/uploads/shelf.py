@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from share_compute.durable import write_private
 from share_compute.errors import Conflict, NotFound, TooLarge, UserError
 from share_compute.planning.words import bytes_text, listed
+from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import new_id
 from share_compute_api.schemas import UploadFile, UploadKind, UploadView
 from share_compute_api.uploads.arrival import Arrival
@@ -111,23 +112,23 @@ class Uploads:
         with self._lock:
             return self._used_bytes()
 
-    def list(self) -> list[UploadView]:
-        """Return all uploads, newest first."""
+    def list(self, caller: ApiKeyRecord) -> list[UploadView]:
+        """Return the caller's uploads, newest first."""
         with self._lock:
-            found = [entry.shown() for entry in self._entries.values()]
+            found = [entry.shown() for entry in self._entries.values() if caller.owns(entry.view.owner)]
         return sorted(found, key=lambda view: (view.created_at, view.id), reverse=True)
 
-    def get(self, upload_id: str) -> UploadView:
+    def get(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
         """Return one upload.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is none, or it is another key's.
         """
         with self._lock:
-            return self._entry(upload_id).shown()
+            return self._entry(upload_id, caller).shown()
 
-    def create(self, name: str, kind: UploadKind) -> UploadView:
-        """Begin an upload; those that were begun and then left for a day go."""
+    def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
+        """Begin an upload that belongs to the caller; those that were begun and then left for a day go."""
         now = self.clock()
         with self._lock:
             left = [
@@ -138,24 +139,31 @@ class Uploads:
                 and now - entry.touched_at > _LEFT_AFTER
             ]
         for upload_id in left:
-            self.remove(upload_id, lambda _: [])
+            self._remove(upload_id, lambda _: [])
         upload_id = new_id("up")
         folder = self.folder / upload_id
         (folder / _FILES).mkdir(parents=True, mode=0o700)
         view = UploadView(
-            id=upload_id, name=name, kind=kind, state="open", created_at=now, folder=str(folder / _FILES)
+            id=upload_id,
+            owner=caller.id,
+            name=name,
+            kind=kind,
+            state="open",
+            created_at=now,
+            folder=str(folder / _FILES),
         )
         write_private(folder / _RECORD, view.model_dump_json())
         with self._lock:
             self._entries[upload_id] = _Entry(view, {}, now)
         return view
 
-    def receive(self, upload_id: str, path: str, announced_bytes: int = 0) -> Arrival:
+    def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
         """Return what a file of an upload is written into; a file of this name is replaced when it is whole.
 
         Args:
             upload_id: the upload.
             path: of the file in it, with forward slashes.
+            caller: the key that sends it.
             announced_bytes: how much is about to come, if that is known.
 
         Raises:
@@ -166,6 +174,7 @@ class Uploads:
         """
         checked_path(path)
         with self._lock:
+            self._entry(upload_id, caller)
             entry = self._open_entry(upload_id)
             check_suffix(path, entry.view.kind)
             self._require_room(entry, announced_bytes)
@@ -190,7 +199,7 @@ class Uploads:
             self._release(entry, 0)
             raise
 
-    def complete(self, upload_id: str) -> UploadView:
+    def complete(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
         """Make an upload one that jobs can name, if it is what it says; twice changes nothing.
 
         Raises:
@@ -199,7 +208,7 @@ class Uploads:
             UserError: something is missing in it, or not what it must be.
         """
         with self._lock:
-            entry = self._entry(upload_id)
+            entry = self._entry(upload_id, caller)
             if entry.view.state == "complete":
                 return entry.shown()
             self._require_rest(entry)
@@ -219,19 +228,26 @@ class Uploads:
                 entry.is_closing = False
         return view
 
-    def remove(self, upload_id: str, users: Callable[[Path], Sequence[str]]) -> UploadView:
+    def remove(
+        self, upload_id: str, users: Callable[[Path], Sequence[str]], caller: ApiKeyRecord
+    ) -> UploadView:
         """Remove an upload; what is on its way into it comes to nothing.
 
         Args:
             upload_id: the upload.
             users: names what uses a folder now.
+            caller: the key that removes it.
 
         Raises:
-            NotFound: there is no such upload.
+            NotFound: there is no such upload, or it is another key's.
             Conflict: something uses it.
         """
+        self.get(upload_id, caller)
+        return self._remove(upload_id, users)
+
+    def _remove(self, upload_id: str, users: Callable[[Path], Sequence[str]]) -> UploadView:
         with self._lock:
-            entry = self._entry(upload_id)
+            entry = self._known(upload_id)
             if entry.readers or entry.is_closing:
                 raise Conflict(f"upload {upload_id} is just being looked at", mend="try again")
             entry.is_closing = True
@@ -249,15 +265,15 @@ class Uploads:
         return entry.shown()
 
     @contextmanager
-    def reading(self, upload_id: str) -> Iterator[UploadView]:
+    def reading(self, upload_id: str, caller: ApiKeyRecord) -> Iterator[UploadView]:
         """Give an upload, and keep it from being removed inside the block.
 
         Raises:
-            NotFound: it is not there.
+            NotFound: it is not there, or it is another key's.
             Conflict: it is not complete.
         """
         with self._lock:
-            entry = self._entry(upload_id)
+            entry = self._entry(upload_id, caller)
             if entry.view.state == "open":
                 raise Conflict(
                     f"upload {upload_id} is not complete yet", mend="wait until all of it has arrived"
@@ -272,14 +288,20 @@ class Uploads:
             with self._lock:
                 entry.readers -= 1
 
-    def _entry(self, upload_id: str) -> _Entry:
+    def _entry(self, upload_id: str, caller: ApiKeyRecord) -> _Entry:
+        entry = self._known(upload_id)
+        if not caller.owns(entry.view.owner):
+            raise _unknown(upload_id)
+        return entry
+
+    def _known(self, upload_id: str) -> _Entry:
         entry = self._entries.get(upload_id)
         if entry is None:
-            raise NotFound(f"there is no upload {upload_id}", mend=_LIST)
+            raise _unknown(upload_id)
         return entry
 
     def _open_entry(self, upload_id: str) -> _Entry:
-        entry = self._entry(upload_id)
+        entry = self._known(upload_id)
         if entry.view.state == "complete" or entry.is_closing:
             raise Conflict(f"upload {upload_id} takes no more files", mend="begin another upload")
         return entry
@@ -343,6 +365,10 @@ class Uploads:
             entry.arriving -= 1
             entry.arriving_bytes -= file.size_bytes
             entry.touched_at = self.clock()
+
+
+def _unknown(upload_id: str) -> NotFound:
+    return NotFound(f"there is no upload {upload_id}", mend=_LIST)
 
 
 def _require_unused(upload_id: str, users: Sequence[str]) -> None:

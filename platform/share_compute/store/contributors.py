@@ -151,6 +151,12 @@ class Contributors:
                 )
             return ContributorRecord.model_validate(row)
 
+    def of_key(self, key: str) -> ContributorRecord | None:
+        """Return the contributor that a key belongs to, if there is one."""
+        with self._database.read() as session:
+            row = session.scalar(select(Contributor).where(Contributor.key_hash == digest(key)))
+            return None if row is None else ContributorRecord.model_validate(row)
+
     def seen(self, contributor_id: str) -> None:
         """Write down a sign of life."""
         with self._database.write() as session:

@@ -32,7 +32,7 @@ class Deployments:
         self._database = database
         self._clock = clock
 
-    def create(self, spec: ServeJob, *, reason: str) -> DeploymentRecord:
+    def create(self, spec: ServeJob, *, reason: str, owner: str | None = None) -> DeploymentRecord:
         """Write down that a model is to be served.
 
         Writers take turns, so of two with one name exactly one gets it.
@@ -40,6 +40,7 @@ class Deployments:
         Args:
             spec: what was asked for.
             reason: what it waits for.
+            owner: id of the API key that it belongs to; None for one that only admins may touch.
 
         Raises:
             Conflict: a deployment of this name is up.
@@ -54,6 +55,7 @@ class Deployments:
                 )
             row = Deployment(
                 id=new_id("dep"),
+                owner=owner,
                 name=spec.name,
                 state=DeploymentState.pending.value,
                 reason=reason,

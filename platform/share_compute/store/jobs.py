@@ -29,8 +29,15 @@ class Jobs:
         self._database = database
         self._clock = clock
 
-    def create(self, spec: TrainJob | BatchJob, *, idempotency_key: str | None = None) -> JobRecord:
-        """Queue a job. The same ``idempotency_key`` with the same job returns the job made first.
+    def create(
+        self, spec: TrainJob | BatchJob, *, owner: str | None = None, idempotency_key: str | None = None
+    ) -> JobRecord:
+        """Queue a job. The same ``idempotency_key`` of the same owner with the same job returns the job made first.
+
+        Args:
+            spec: what was asked for.
+            owner: id of the API key that it belongs to; None for one that only admins may touch.
+            idempotency_key: chosen by the owner; other owners' keys are not looked at.
 
         Raises:
             Conflict: the key was used for another job.
@@ -39,6 +46,7 @@ class Jobs:
         now = self._clock()
         with self._database.write() as session:
             if idempotency_key is not None:
+                idempotency_key = f"{owner or ''}:{idempotency_key}"
                 twin = session.scalar(select(Job).where(Job.idempotency_key == idempotency_key))
                 if twin is not None and twin.spec != data:
                     raise Conflict(
@@ -50,6 +58,7 @@ class Jobs:
                     return JobRecord.model_validate(twin)
             row = Job(
                 id=new_id("job"),
+                owner=owner,
                 name=spec.name,
                 kind=spec.kind,
                 state=JobState.queued.value,

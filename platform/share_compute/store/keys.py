@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from share_compute.errors import NotFound
+from share_compute.errors import Conflict, NotFound
+from share_compute.scopes import Scope, in_order
 from share_compute.store.database import Database
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
@@ -21,11 +23,17 @@ class ApiKeys:
         self._database = database
         self._clock = clock
 
-    def create(self, name: str) -> tuple[ApiKeyRecord, str]:
-        """Make a key; returns its record and the key, which cannot be read again."""
+    def create(self, name: str, scopes: Collection[Scope] = (Scope.chat,)) -> tuple[ApiKeyRecord, str]:
+        """Make a key with these scopes; returns its record and the key, which cannot be read again."""
         key = new_key("sck")
         with self._database.write() as session:
-            row = ApiKey(id=new_id("key"), name=name, key_hash=digest(key), created_at=self._clock())
+            row = ApiKey(
+                id=new_id("key"),
+                name=name,
+                key_hash=digest(key),
+                scopes=[scope.value for scope in in_order(scopes)],
+                created_at=self._clock(),
+            )
             session.add(row)
             session.flush()
             return ApiKeyRecord.model_validate(row), key
@@ -51,10 +59,27 @@ class ApiKeys:
             return [ApiKeyRecord.model_validate(row) for row in rows]
 
     def revoke(self, key_id: str) -> ApiKeyRecord:
-        """End a key; ending it twice changes nothing."""
+        """End a key; ending it twice changes nothing.
+
+        Raises:
+            NotFound: there is no such key.
+            Conflict: it is the last one that works and has the scope ``admin``.
+        """
         with self._database.write() as session:
             row = session.get(ApiKey, key_id)
             if row is None:
                 raise NotFound(f"there is no API key {key_id}", mend="GET /api/v1/keys lists them")
-            row.revoked_at = row.revoked_at or self._clock()
+            if row.revoked_at is None:
+                _require_another_admin(session, row)
+                row.revoked_at = self._clock()
             return ApiKeyRecord.model_validate(row)
+
+
+def _require_another_admin(session: Session, key: ApiKey) -> None:
+    working = session.scalars(select(ApiKey).where(ApiKey.revoked_at.is_(None)))
+    admins = [row.id for row in working if Scope.admin in row.scopes]
+    if admins == [key.id]:
+        raise Conflict(
+            f"{key.id} is the last key with the scope admin; without it nobody could make keys or invites",
+            mend="make another one first: share-compute keys create NAME --scope admin",
+        )

@@ -14,6 +14,7 @@ from share_compute.errors import Conflict
 from share_compute.jobs.events import Measured, ReplanProposed, RowsDone
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
+from share_compute.scopes import Scope, held
 from share_compute.serving.states import DeploymentState
 from share_compute.specification import Job, ServeJob, TrainJob
 
@@ -29,8 +30,18 @@ class ApiKeyRecord(Record):
 
     id: str
     name: str
+    scopes: tuple[Scope, ...]
+    """What it was given; `may` also knows what these include."""
     created_at: datetime
     revoked_at: datetime | None
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the key holds a scope, or one that includes it."""
+        return scope in held(self.scopes)
+
+    def owns(self, owner: str | None) -> bool:
+        """Whether what belongs to the key ``owner`` is this key's own; what belongs to no key is for admins."""
+        return owner == self.id or self.may(Scope.admin)
 
 
 class InviteState(StrEnum):
@@ -120,6 +131,8 @@ class JobRecord(Record):
     """A job and how far it got."""
 
     id: str
+    owner: str | None = None
+    """Id of the API key that submitted it; null for those of earlier versions, which belong to admins."""
     name: str
     kind: str
     state: JobState
@@ -191,6 +204,8 @@ class DeploymentRecord(Record):
     """A model that is served, or was."""
 
     id: str
+    owner: str | None = None
+    """Id of the API key that deployed it; null for those of earlier versions, which belong to admins."""
     name: str
     """What clients send as ``model``."""
     state: DeploymentState

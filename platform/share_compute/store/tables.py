@@ -70,6 +70,7 @@ class ApiKey(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     key_hash: Mapped[str] = mapped_column(unique=True)
+    scopes: Mapped[list[Any]] = mapped_column(server_default="[]")
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
 
@@ -93,6 +94,7 @@ class Job(Base):
 
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str | None]
     name: Mapped[str]
     kind: Mapped[str]
     state: Mapped[str] = mapped_column(index=True)
@@ -125,6 +127,7 @@ class Deployment(Base):
 
     __tablename__ = "deployments"
     id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str | None]
     name: Mapped[str] = mapped_column(index=True)
     state: Mapped[str] = mapped_column(index=True)
     reason: Mapped[str]
