@@ -26,9 +26,10 @@ from share_compute.store import Store
 from share_compute_api.agent_client import AgentClient, fetch_health, join
 from share_compute_api.context import Context
 from share_compute_api.schemas import JoinRequest, Limits, Versions
-from share_compute_api.supervision import ClusterInfo
+from share_compute_api.supervision import LABEL, ClusterInfo
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements
+from share_compute_api.supervision.nodes import NodeFacts
 from share_compute_api.versions import local_versions
 
 
@@ -152,6 +153,12 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
     context: Context = plane.app.state.context
     context.measurements = Measurements(store, unreachable)
     joined = join(door, wanted(store.invites.create()[1]))
+    labels = {LABEL: joined.contributor_id}
+
+    async def nodes() -> list[NodeFacts]:
+        return [NodeFacts("cd", "192.0.2.7", labels, memory_bytes=2**30, cpus=1)]
+
+    context.nodes = nodes
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.online(node_id="cd", address="192.0.2.7").state == "probing"
         assert tried.wait(20)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from time import monotonic
+
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 
@@ -15,9 +18,14 @@ from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import ClusterAccess, ContributorWork, Joined, JoinRequest, OnlineRequest
 from share_compute_api.supervision import LABEL, ClusterInfo
+from share_compute_api.supervision.nodes import check_node, unknown_node
 from share_compute_api.versions import check_versions, local_versions
 
 router = APIRouter(prefix="/contributors", tags=["agents"])
+
+_NODE_PATIENCE_S = 5.0
+"""A node that just registered may not be in the head's table yet."""
+_NODE_LOOK_S = 0.2
 
 
 @router.post("", status_code=201, operation_id="join", responses=documented(401, 409, 410, 503))
@@ -45,9 +53,10 @@ def join(wanted: JoinRequest, context: InContext) -> Joined:
 
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
 async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """The machine's Ray node runs; measuring it begins."""
+    """The machine's Ray node runs; measuring it begins, once the head says that it is this machine's own."""
     if context.measurements is None:
         raise _no_cluster()
+    await _check_node(told, contributor, context)
     record = await run_in_threadpool(
         context.store.contributors.online, contributor.id, node_id=told.node_id, address=told.address
     )
@@ -85,6 +94,23 @@ def rejoin(contributor: SelfContributor, context: InContext) -> ClusterAccess:
 def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
     """The machine's owner takes it back; it hands over, then goes."""
     return context.store.contributors.leave(contributor.id)
+
+
+async def _check_node(told: OnlineRequest, contributor: ContributorRecord, context: Context) -> None:
+    """Wait until the head knows the node, and check it.
+
+    Raises:
+        Conflict: the node is not this contributor's, is smaller than what it lends, or did not appear.
+    """
+    head_node_id = _cluster(context).head_node_id
+    deadline_s = monotonic() + _NODE_PATIENCE_S
+    while True:
+        nodes = await context.nodes()
+        if check_node(contributor, told.node_id, told.address, nodes, head_node_id=head_node_id):
+            return
+        if monotonic() > deadline_s:
+            raise unknown_node(contributor, told.node_id)
+        await asyncio.sleep(_NODE_LOOK_S)
 
 
 def _cluster(context: Context) -> ClusterInfo:

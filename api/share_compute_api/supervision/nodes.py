@@ -1,0 +1,117 @@
+"""Whether the Ray node that a contributor claims is its own, and as large as what it lends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from share_compute.errors import Conflict, Unavailable
+from share_compute.planning.words import bytes_text
+from share_compute.store import ContributorRecord
+from share_compute_api.supervision import LABEL
+
+_MEND = "end the machine's agent, and let it join again with a new invite"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the head says of one Ray node."""
+
+    node_id: str
+    """In hexadecimal."""
+    address: str
+    """IP address that the node registered with."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: float = 0.0
+    cpus: float = 0.0
+    is_alive: bool = True
+
+
+async def ray_nodes() -> Sequence[NodeFacts]:
+    """Return all nodes of the cluster that this process is connected to.
+
+    Raises:
+        Unavailable: the head does not answer.
+    """
+    return await asyncio.to_thread(_ray_nodes)
+
+
+def _ray_nodes() -> list[NodeFacts]:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        rows = ray.nodes()
+    except (RayError, RuntimeError) as failure:
+        raise Unavailable("the Ray head does not answer", mend="try again in a few seconds") from failure
+    return [
+        NodeFacts(
+            node_id=row["NodeID"],
+            address=row["NodeManagerAddress"],
+            labels=row.get("Labels") or {},
+            memory_bytes=row["Resources"].get("memory", 0.0),
+            cpus=row["Resources"].get("CPU", 0.0),
+            is_alive=row["Alive"],
+        )
+        for row in rows
+    ]
+
+
+def check_node(
+    contributor: ContributorRecord,
+    node_id: str,
+    address: str,
+    nodes: Sequence[NodeFacts],
+    *,
+    head_node_id: str,
+) -> bool:
+    """Check that a node is the contributor's own and has what it lends.
+
+    Args:
+        contributor: as it joined; its limits say what it lends.
+        node_id: the node that it says is its own, in hexadecimal.
+        address: the IP address that it says it has.
+        nodes: what the head says of all nodes.
+        head_node_id: the head's own node.
+
+    Returns:
+        Whether the node is there; False while the head does not list it as alive, which may come.
+
+    Raises:
+        Conflict: the node is the head's or another contributor's, or its address or resources are others.
+    """
+    found = next((node for node in nodes if node.node_id == node_id), None)
+    if node_id == head_node_id or (found is not None and found.labels.get(LABEL) != contributor.id):
+        raise _refused(contributor, f"node {node_id[:12]} is not the one of this contributor")
+    if found is None or not found.is_alive:
+        return False
+    if _plain(found.address) != _plain(address):
+        raise _refused(contributor, f"its node has the address {found.address}, not {address}")
+    memory_bytes = int(contributor.limits.get("memory_bytes") or 0)
+    if memory_bytes > found.memory_bytes:
+        has = bytes_text(int(found.memory_bytes))
+        raise _refused(contributor, f"it lends {bytes_text(memory_bytes)} of memory, but its node has {has}")
+    cpu_threads = int(contributor.limits.get("cpu_threads") or 0)
+    if cpu_threads > found.cpus:
+        raise _refused(contributor, f"it lends {cpu_threads} threads, but its node has {found.cpus:.0f}")
+    return True
+
+
+def unknown_node(contributor: ContributorRecord, node_id: str) -> Conflict:
+    """Return the error of a node that did not appear at the head."""
+    return _refused(contributor, f"the head knows no live node {node_id[:12]}")
+
+
+def _refused(contributor: ContributorRecord, problem: str) -> Conflict:
+    return Conflict(
+        f"contributor {contributor.name} cannot come online: {problem}", mend=_MEND, machine=contributor.name
+    )
+
+
+def _plain(address: str) -> str:
+    try:
+        return ip_address(address).compressed
+    except ValueError:
+        return address
