@@ -18,6 +18,7 @@ from share_compute_api.auth import check_routes
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.context import Context
+from share_compute_api.data_roots import rechecked
 from share_compute_api.limits import BodyLimit
 from share_compute_api.routes import PREFIX, api_router
 from share_compute_api.routes.metrics import router as metrics_router
@@ -114,7 +115,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
     context.measurements = Measurements(context.store, starter(cluster))
     jobs = JobSupervisor(
         context.store,
-        launcher(cluster),
+        rechecked(launcher(cluster), context.data_roots),
         settings.data_folder / "jobs",
         context.bell,
         Patience(retry_s=settings.health_period_s * settings.health_failures + 1),

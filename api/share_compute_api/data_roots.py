@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -9,11 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from share_compute.errors import UserError
+from share_compute.jobs.events import Assignment
 from share_compute.settings import Settings
+from share_compute.specification import Named, with_paths
 from share_compute_api.model_folders import refused
+from share_compute_api.supervision.coordinators import Attempt, Launch
 
-_SYSTEM: Final = tuple(map(Path, ("/dev", "/proc", "/sys")))
-"""Files here are devices and processes; a root above them does not include them."""
+_PROCESSES: Final = (Path("/proc"), Path("/sys"))
+"""Files here are what the kernel knows; they are below no root."""
+_DEVICES: Final = Path("/dev")
+"""Below a root only if that lies in it, as in ``/dev/shm``."""
 _MOST_ENTRIES: Final = 10_000
 
 
@@ -28,6 +34,24 @@ def offered(settings: Settings, working_folder: Path) -> Settings:
     if is_given or not _is_loopback(settings.host) or working_folder == Path(working_folder.anchor):
         return settings
     return settings.model_copy(update={"data_roots": (working_folder,)})
+
+
+def require_unlinked(path: Path, field: str) -> None:
+    """Raise UserError when a part of a path, which had no link when it was submitted, is one by now."""
+    if os.path.realpath(path) != str(path):
+        raise refused(
+            field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
+        )
+
+
+def rechecked(launch: Launch, roots: DataRoots) -> Launch:
+    """Return what starts attempts as ``launch`` does, once the paths of a job still lead where they led."""
+
+    async def start(assignment: Assignment) -> Attempt:
+        await asyncio.to_thread(roots.recheck, assignment.spec)
+        return await launch(assignment)
+
+    return start
 
 
 def _is_loopback(host: str) -> bool:
@@ -48,7 +72,7 @@ class DataRoots:
     def __init__(self, roots: Sequence[Path], private: Sequence[Path]) -> None:
         self._roots = tuple(roots)
         self._real_roots = tuple(Path(os.path.realpath(root)) for root in roots)
-        self._private = tuple(Path(os.path.realpath(folder)) for folder in private)
+        self._private = tuple(Path(os.path.realpath(folder)) for folder in (*private, *_PROCESSES))
 
     def resolve(self, path: Path, field: str) -> Path:
         """Return where a path leads; no component of the result is a link.
@@ -99,6 +123,20 @@ class DataRoots:
                 if file.is_symlink() and self._real(file) is None:
                     raise self._outside(file, field)
 
+    def recheck(self, spec: Named) -> None:
+        """Raise UserError when a path of a specification that was checked before leads elsewhere by now.
+
+        Args:
+            spec: as it was submitted, with the paths that `resolve` returned.
+        """
+        with_paths(spec, self._recheck)
+
+    def _recheck(self, path: Path, field: str) -> Path:
+        require_unlinked(path, field)
+        if field != "data.files" and self._real(path) is not None:
+            self.check_folder(path, field)
+        return path
+
     def _real(self, path: Path) -> Path | None:
         try:
             real = Path(os.path.realpath(path))
@@ -106,11 +144,9 @@ class DataRoots:
             return None
         if any(real.is_relative_to(folder) for folder in self._private):
             return None
-        system = [folder for folder in _SYSTEM if real.is_relative_to(folder)]
-        for root in self._real_roots:
-            if real.is_relative_to(root) and not any(folder.is_relative_to(root) for folder in system):
-                return real
-        return None
+        is_device = real.is_relative_to(_DEVICES)
+        above = [root for root in self._real_roots if real.is_relative_to(root)]
+        return real if any(not is_device or not _DEVICES.is_relative_to(root) for root in above) else None
 
     def _outside(self, path: Path, field: str) -> UserError:
         if not self._roots:

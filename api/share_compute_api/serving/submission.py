@@ -9,6 +9,7 @@ from share_compute.errors import NotFound, UserError
 from share_compute.models.encoders import pooling_of
 from share_compute.specification import ServedModelSpec, ServeJob
 from share_compute.store import Store
+from share_compute_api.data_roots import require_unlinked
 from share_compute_api.model_folders import (
     LAYER_KEYS,
     check_model_folder,
@@ -28,9 +29,10 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
     """Return the folder of a model that is to be served.
 
     Raises:
-        UserError: the job has no such result.
+        UserError: the job has no such result, or the path became a link.
     """
     if model.path is not None:
+        require_unlinked(model.path, "model.path")
         return model.path
     assert model.job is not None
     try:

@@ -18,6 +18,7 @@ import xxhash
 from pyarrow import parquet
 
 from share_compute.errors import UserError
+from share_compute.plain_files import open_unlinked
 from share_compute.strict import nearest
 
 _BOM = b"\xef\xbb\xbf"
@@ -128,11 +129,12 @@ class Inputs:
                     digest.update(line)
                     rows += _is_row(line)
                 return rows, digest.hexdigest()
-            with file.open("rb") as opened:
+            with open_unlinked(file) as opened:
                 while piece := opened.read(_PIECE_BYTES):
                     digest.update(piece)
 
-            return int(parquet.read_metadata(file).num_rows), digest.hexdigest()
+                opened.seek(0)
+                return int(parquet.read_metadata(opened).num_rows), digest.hexdigest()
 
     def parts(self, size: int, done: Collection[int]) -> Iterator[tuple[int, list[InputRow]]]:
         """Yield the rows of each part that is not done, with its number.
@@ -204,7 +206,7 @@ class Inputs:
 
 def batches(file: Path, columns: list[str] | None = None) -> Iterator[Any]:
     """Yield the record batches of a .parquet file; of these columns, or of all."""
-    with parquet.ParquetFile(file) as opened:
+    with open_unlinked(file) as source, parquet.ParquetFile(source) as opened:
         yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
 
 
@@ -222,7 +224,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
+    with open_unlinked(file) as opened:
         while line := opened.readline(_MOST_LINE_BYTES):
             if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
                 raise UserError(

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from share_compute.batches.inputs import Inputs, batches
 from share_compute.batches.parts import Parts, whole
 from share_compute.errors import UserError
+from share_compute.plain_files import open_unlinked
 
 _BATCH_ROWS = 1_000
 Format = Literal["jsonl", "parquet"]
@@ -121,7 +122,10 @@ def _joined(inputs: Inputs, parts: Parts) -> Iterator[Any]:
 
 def _united(files: Sequence[Path]) -> Any:
 
-    schemas = [parquet.read_schema(file).remove_metadata() for file in files]
+    schemas = []
+    for file in files:
+        with open_unlinked(file) as opened:
+            schemas.append(parquet.read_schema(opened).remove_metadata())
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as failure:

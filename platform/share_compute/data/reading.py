@@ -5,7 +5,6 @@ Every failure to read a file becomes a `UserError` here and nowhere else.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from share_compute.errors import UserError
+from share_compute.plain_files import open_unlinked
 from share_compute.strict import nearest
 
 PIECE_CHARACTERS = 1 << 16
@@ -40,7 +40,7 @@ def check_files(files: Sequence[Path]) -> None:
                 f"data file {file} {what}", mend="give the path of a file that the server can read"
             )
         try:
-            with file.open("rb") as opened:
+            with open_unlinked(file) as opened:
                 empty = not opened.read(1)
         except OSError as failure:
             raise UserError(
@@ -55,7 +55,7 @@ def files_digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         try:
-            with file.open("rb") as opened:
+            with open_unlinked(file) as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
         except OSError as failure:
             raise _unreadable(file, failure) from failure
@@ -97,7 +97,8 @@ def _text_bytes(file: Path) -> int:
     from pyarrow import parquet  # noqa: PLC0415 - heavy
 
     try:
-        metadata = parquet.read_metadata(file)
+        with open_unlinked(file) as opened:
+            metadata = parquet.read_metadata(opened)
     except (ValueError, OSError) as failure:
         raise _unreadable(file, failure) from failure
     sizes = (metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
@@ -109,7 +110,8 @@ def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
     if file.suffix == ".parquet":
         from pyarrow import parquet  # noqa: PLC0415 - heavy
 
-        names = parquet.read_schema(file).names
+        with open_unlinked(file) as opened:
+            names = parquet.read_schema(opened).names
         if column not in names:
             raise _no_column(file, column, names)
         for values in _load("parquet", file, column, scratch, columns=[column]):
@@ -129,9 +131,11 @@ def _load(
     try:
         # Not load_dataset: it reports each use to a server, also for files of one's own.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
-        rows = read(glob.escape(str(file.absolute())), cache_dir=str(scratch), **options)
-        for batch in rows.iter(batch_size=_ROWS):
-            yield batch[column]
+        with open_unlinked(file) as opened:
+            # It opens by name and while it reads; this name stays that of the file that is open here.
+            rows = read(f"/dev/fd/{opened.fileno()}", cache_dir=str(scratch), **options)
+            for batch in rows.iter(batch_size=_ROWS):
+                yield batch[column]
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as failure:
         raise _unreadable(file, failure) from failure
 
