@@ -139,10 +139,12 @@ class RunningServer:
 
 
 @contextmanager
-def run_server(data_folder: Path, *arguments: str, port: int = 0) -> Iterator[RunningServer]:
-    """Run a server inside the block; jobs may name files beside its data folder."""
+def run_server(
+    data_folder: Path, *arguments: str, port: int = 0, data_root: Path | None = None
+) -> Iterator[RunningServer]:
+    """Run a server inside the block; jobs may name files below ``data_root``, else beside its data folder."""
     data_folder.mkdir(parents=True, exist_ok=True)
-    places = ("--data-folder", str(data_folder), "--data-root", str(data_folder.parent))
+    places = ("--data-folder", str(data_folder), "--data-root", str(data_root or data_folder.parent))
     given = ("--json", "--port", str(port), *places, *arguments)
     with run_command(data_folder, "up", *given) as command:
         url = command.first_json()["url"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any
@@ -25,7 +25,6 @@ from share_compute_api.serving.engine import Engines
 from share_compute_api.sessions import Sessions
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
-from share_compute_api.supervision.nodes import NodeFacts, ray_nodes
 from share_compute_api.uploads.shelf import Uploads
 
 _log = logging.getLogger(__name__)
@@ -63,8 +62,6 @@ class Context:
     """Serves what is to be served; None without a cluster."""
     rotation: TokenRotation | None = None
     """Changes the cluster's token; None without a cluster."""
-    nodes: Callable[[], Awaitable[Sequence[NodeFacts]]] = ray_nodes
-    """Asks the head for the Ray nodes of the cluster."""
     measurements: Measurements | None = None
     """What measures contributors; None without a cluster."""
 

@@ -28,10 +28,13 @@ def offered(settings: Settings, working_folder: Path) -> Settings:
 
     Args:
         settings: as given.
-        working_folder: of whoever starts the server.
+        working_folder: of whoever starts the server; not offered if the data folder lies in it.
     """
     is_given = "data_roots" in settings.model_fields_set
-    if is_given or not _is_loopback(settings.host) or working_folder == Path(working_folder.anchor):
+    if is_given or not _is_loopback(settings.host):
+        return settings
+    # A folder as wide as a home holds the server's own data, which the head must not be able to read.
+    if settings.data_folder.resolve().is_relative_to(working_folder.resolve()):
         return settings
     return settings.model_copy(update={"data_roots": (working_folder,)})
 

@@ -51,8 +51,6 @@ class Settings(BaseSettings):
     """Most bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
     """Most bytes of all uploads together; they lie in the data folder until somebody removes them."""
-    data_roots: list[Path] = Field(default_factory=list)
-    """Folders below which jobs may name files and models on the server."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("data_roots", mode="before")

@@ -24,12 +24,12 @@ from share_compute.errors import (
 )
 from share_compute.store import Store
 from share_compute_api.agent_client import AgentClient, fetch_health, join
+from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.context import Context
 from share_compute_api.schemas import JoinRequest, Limits, Versions
 from share_compute_api.supervision import LABEL, ClusterInfo
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements
-from share_compute_api.supervision.nodes import NodeFacts
 from share_compute_api.versions import local_versions
 
 
@@ -156,9 +156,12 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
     labels = {LABEL: joined.contributor_id}
 
     async def nodes() -> list[NodeFacts]:
-        return [NodeFacts("cd", "192.0.2.7", labels, memory_bytes=2**30, cpus=1)]
+        resources = {"memory": float(2**30), "CPU": 1.0}
+        return [
+            NodeFacts(node_id="cd", address="192.0.2.7", is_alive=True, labels=labels, resources=resources)
+        ]
 
-    context.nodes = nodes
+    context.cluster.nodes = nodes  # type: ignore[union-attr,method-assign]
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.online(node_id="cd", address="192.0.2.7").state == "probing"
         assert tried.wait(20)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from share_compute.errors import Conflict
 from share_compute.settings import Settings
 from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute_api.app import create_app
+from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.context import Context
 from share_compute_api.routes import agents
 from share_compute_api.supervision import LABEL, ClusterInfo
+from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements
-from share_compute_api.supervision.nodes import NodeFacts, check_node
+from share_compute_api.supervision.nodes import check_node
 
 HEAD = "aa"
 NODE = "cd"
@@ -40,9 +43,24 @@ def joined(store: Store, name: str = "ada") -> tuple[ContributorRecord, str]:
 
 
 def own(contributor: ContributorRecord, **changes: Any) -> NodeFacts:
-    labels = {LABEL: contributor.id}
-    facts = {"node_id": NODE, "address": ADDRESS, "labels": labels, "memory_bytes": 1 << 30, "cpus": 2.0}
+    facts = {
+        "node_id": NODE,
+        "address": ADDRESS,
+        "labels": {LABEL: contributor.id},
+        "resources": {"memory": float(1 << 30), "CPU": 2.0},
+        "is_alive": True,
+    }
     return NodeFacts(**{**facts, **changes})
+
+
+def cluster(nodes: Callable[[], Awaitable[list[NodeFacts]]]) -> Any:
+    """Return a cluster as far as a machine that comes online meets it."""
+    info = ClusterInfo("192.0.2.1:6379", "cluster-secret", HEAD, "127.0.0.1")
+    return SimpleNamespace(info=info, nodes=nodes)
+
+
+async def started(contributor_id: str, node_id: str | None) -> Machine:
+    raise AssertionError(f"{contributor_id} on {node_id} is to be measured")
 
 
 def test_a_node_is_taken_for_what_the_head_says(store: Store) -> None:
@@ -62,8 +80,8 @@ def test_a_node_is_taken_for_what_the_head_says(store: Store) -> None:
         ("not the one", own(ada, labels={LABEL: "c-other"}), {}),
         ("not the one", own(ada, labels={LABEL: "c-other"}, is_alive=False), {}),
         ("the address 192.0.2.7, not 192.0.2.8", own(ada), {"address": "192.0.2.8"}),
-        ("memory", own(ada, memory_bytes=1 << 29), {}),
-        ("2 threads, but its node has 1", own(ada, cpus=1.0), {}),
+        ("memory", own(ada, resources={"memory": float(1 << 29), "CPU": 2.0}), {}),
+        ("2 threads, but its node has 1", own(ada, resources={"memory": float(1 << 30), "CPU": 1.0}), {}),
     ]
     for problem, node, claim in lies:
         with pytest.raises(Conflict, match=problem):
@@ -73,23 +91,22 @@ def test_a_node_is_taken_for_what_the_head_says(store: Store) -> None:
 def test_a_lie_about_the_node_changes_nothing(store: Store, tmp_path: Path) -> None:
     app = create_app(Settings(data_folder=tmp_path, database_url=None), store)
     context: Context = app.state.context
-    context.cluster = ClusterInfo("192.0.2.1:6379", "cluster-secret", HEAD, "127.0.0.1")
     begun: list[str] = []
 
     class Watched(Measurements):
         def begin(self, contributor_id: str) -> None:
             begun.append(contributor_id)
 
-    context.measurements = Watched(store, HEAD)
+    context.measurements = Watched(store, started)
     (ada, key), (grace, _) = joined(store), joined(store, "grace")
     tables = iter(([], [own(ada)]))  # it appears at the second look
 
     async def nodes() -> list[NodeFacts]:
-        head = NodeFacts(HEAD, "192.0.2.1", {}, 1 << 34, 8)
+        head = own(ada, node_id=HEAD, address="192.0.2.1", labels={})
         others = own(grace, node_id="ee", address="192.0.2.8")
         return [head, others, *next(tables, [own(ada)])]
 
-    context.nodes = nodes
+    context.cluster = cluster(nodes)
     agent = TestClient(app, headers={"Authorization": f"Bearer {key}"})  # without the loops that need Ray
     url = f"/api/v1/contributors/{ada.id}/online"
     for node_id, address in ((HEAD, ADDRESS), (HEAD, "192.0.2.1"), ("ee", ADDRESS), ("ee", "192.0.2.8")):
@@ -111,13 +128,12 @@ def test_a_node_that_the_head_does_not_know_is_refused_after_a_while(
     monkeypatch.setattr(agents, "_NODE_PATIENCE_S", 0.0)
     app = create_app(Settings(data_folder=tmp_path, database_url=None), store)
     context: Context = app.state.context
-    context.cluster = ClusterInfo("192.0.2.1:6379", "cluster-secret", HEAD, "127.0.0.1")
-    context.measurements = Measurements(store, HEAD)
+    context.measurements = Measurements(store, started)
 
     async def nodes() -> list[NodeFacts]:
         return []
 
-    context.nodes = nodes
+    context.cluster = cluster(nodes)
     ada, key = joined(store)
     agent = TestClient(app, headers={"Authorization": f"Bearer {key}"})  # without the loops that need Ray
     claim = {"node_id": NODE, "address": ADDRESS}

@@ -102,10 +102,13 @@ async def _check_node(told: OnlineRequest, contributor: ContributorRecord, conte
     Raises:
         Conflict: the node is not this contributor's, is smaller than what it lends, or did not appear.
     """
-    head_node_id = _cluster(context).head_node_id
+    cluster = context.cluster
+    if cluster is None:
+        raise _no_cluster()
+    head_node_id = cluster.info.head_node_id
     deadline_s = monotonic() + _NODE_PATIENCE_S
     while True:
-        nodes = await context.nodes()
+        nodes = await cluster.nodes()
         if check_node(contributor, told.node_id, told.address, nodes, head_node_id=head_node_id):
             return
         if monotonic() > deadline_s:

@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from ipaddress import ip_address
 
-from share_compute.errors import Conflict, Unavailable
+from share_compute.errors import Conflict
 from share_compute.planning.words import bytes_text
 from share_compute.store import ContributorRecord
+from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import LABEL
 
 _MEND = "end the machine's agent, and let it join again with a new invite"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What the head says of one Ray node."""
-
-    node_id: str
-    """In hexadecimal."""
-    address: str
-    """IP address that the node registered with."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    memory_bytes: float = 0.0
-    cpus: float = 0.0
-    is_alive: bool = True
-
-
-async def ray_nodes() -> Sequence[NodeFacts]:
-    """Return all nodes of the cluster that this process is connected to.
-
-    Raises:
-        Unavailable: the head does not answer.
-    """
-    return await asyncio.to_thread(_ray_nodes)
-
-
-def _ray_nodes() -> list[NodeFacts]:
-    import ray
-    from ray.exceptions import RayError
-
-    try:
-        rows = ray.nodes()
-    except (RayError, RuntimeError) as failure:
-        raise Unavailable("the Ray head does not answer", mend="try again in a few seconds") from failure
-    return [
-        NodeFacts(
-            node_id=row["NodeID"],
-            address=row["NodeManagerAddress"],
-            labels=row.get("Labels") or {},
-            memory_bytes=row["Resources"].get("memory", 0.0),
-            cpus=row["Resources"].get("CPU", 0.0),
-            is_alive=row["Alive"],
-        )
-        for row in rows
-    ]
 
 
 def check_node(
@@ -90,12 +45,13 @@ def check_node(
     if _plain(found.address) != _plain(address):
         raise _refused(contributor, f"its node has the address {found.address}, not {address}")
     memory_bytes = int(contributor.limits.get("memory_bytes") or 0)
-    if memory_bytes > found.memory_bytes:
-        has = bytes_text(int(found.memory_bytes))
+    if memory_bytes > found.resources.get("memory", 0):
+        has = bytes_text(int(found.resources.get("memory", 0)))
         raise _refused(contributor, f"it lends {bytes_text(memory_bytes)} of memory, but its node has {has}")
     cpu_threads = int(contributor.limits.get("cpu_threads") or 0)
-    if cpu_threads > found.cpus:
-        raise _refused(contributor, f"it lends {cpu_threads} threads, but its node has {found.cpus:.0f}")
+    cpus = found.resources.get("CPU", 0)
+    if cpu_threads > cpus:
+        raise _refused(contributor, f"it lends {cpu_threads} threads, but its node has {cpus:.0f}")
     return True
 
 
