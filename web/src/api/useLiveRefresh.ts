@@ -17,11 +17,13 @@ export interface Live {
   lastHeard: string | null;
 }
 
-export function useLiveRefresh(): Live {
+/** Listen, if the key may; null where it may not. */
+export function useLiveRefresh(mayListen: boolean): Live | null {
   const client = useQueryClient();
   const [live, setLive] = useState<Live>({ state: "connecting", lastHeard: null });
 
   useEffect(() => {
+    if (!mayListen) return undefined;
     const stop = new AbortController();
     const batch = new Batch((events) => applyEvents(client, events));
     let wasLost = false;
@@ -50,9 +52,9 @@ export function useLiveRefresh(): Live {
       stop.abort();
       batch.clear();
     };
-  }, [client]);
+  }, [client, mayListen]);
 
-  return live;
+  return mayListen ? live : null;
 }
 
 class Batch {

@@ -1,26 +1,34 @@
 /** The frame around every page: navigation, the state of the live connection, sign-out. */
 import { ActionIcon, AppShell, Burger, Container, Group, Text, UnstyledButton, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
-import { Link, Outlet } from "@tanstack/react-router";
+import { Link, Outlet, useLocation } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
-import { signOut, useSession } from "../api/session";
+import { may, type Scope } from "../api/scopes";
+import { signOut, useSession, type SignedInKey } from "../api/session";
 import { useLiveRefresh } from "../api/useLiveRefresh";
 import { choose, LANGUAGES, type Language } from "../i18n";
 import { SignIn } from "../pages/SignIn";
-import { Failure } from "./Feedback";
+import { Empty, Failure } from "./Feedback";
+import { AnchorLink } from "./links";
 import { LiveMark } from "./LiveMark";
 import classes from "./Shell.module.css";
 
 const PLACES = [
-  { to: "/", label: "Pool" },
-  { to: "/jobs", label: "Jobs" },
-  { to: "/deployments", label: "Deployments" },
-  { to: "/playground", label: "Playground" },
-  { to: "/submit", label: "Submit" },
-  { to: "/invites", label: "Invite" },
-  { to: "/operations", label: "Operations" },
+  { to: "/", label: "Pool", scope: "read" },
+  { to: "/jobs", label: "Jobs", scope: "read" },
+  { to: "/deployments", label: "Deployments", scope: "read" },
+  { to: "/playground", label: "Playground", scope: "chat" },
+  { to: "/submit", label: "Submit", scope: "submit" },
+  { to: "/invites", label: "Invite", scope: "admin" },
+  { to: "/operations", label: "Operations", scope: "read" },
 ] as const;
+
+/** What the page at an address needs; pages of single machines and jobs need what lists of them do. */
+function scopeOf(path: string): Scope {
+  const place = PLACES.find(({ to }) => to !== "/" && path.startsWith(to));
+  return place?.scope ?? "read";
+}
 
 export function Shell() {
   const session = useSession();
@@ -36,12 +44,13 @@ export function Shell() {
         </Container>
       );
     case "in":
-      return <Frame />;
+      return <Frame signedIn={session.key} />;
   }
 }
 
-function Frame() {
-  const live = useLiveRefresh();
+function Frame({ signedIn }: { signedIn: SignedInKey }) {
+  const live = useLiveRefresh(may(signedIn, "read"));
+  const needed = scopeOf(useLocation({ select: ({ pathname }) => pathname }));
   const [isOpen, menu] = useDisclosure(false);
   const { t } = useTranslation();
   return (
@@ -59,7 +68,7 @@ function Frame() {
             </Text>
           </Link>
           <nav className={classes.nav} data-open={isOpen} aria-label={t("Pages")}>
-            {PLACES.map(({ to, label }) => (
+            {PLACES.filter(({ scope }) => may(signedIn, scope)).map(({ to, label }) => (
               <Link
                 key={to}
                 to={to}
@@ -73,7 +82,7 @@ function Frame() {
             <SignOut hiddenFrom="sm" />
           </nav>
           <Group gap="sm" wrap="nowrap" ml="auto">
-            <LiveMark live={live} />
+            {live !== null && <LiveMark live={live} />}
             <LanguageSwitch />
             <SchemeSwitch />
             <SignOut visibleFrom="sm" />
@@ -82,10 +91,27 @@ function Frame() {
       </AppShell.Header>
       <AppShell.Main id="content" tabIndex={-1} className={classes.main}>
         <div className={classes.content}>
-          <Outlet />
+          {may(signedIn, needed) ? <Outlet /> : <NotAllowed signedIn={signedIn} needed={needed} />}
         </div>
       </AppShell.Main>
     </AppShell>
+  );
+}
+
+/** In place of a page whose every request the server would refuse. */
+function NotAllowed({ signedIn, needed }: { signedIn: SignedInKey; needed: Scope }) {
+  const { t } = useTranslation();
+  return (
+    <Empty title={t("This key may not see this page")}>
+      <Text>
+        {t("The page needs the scope {{needed}}; the key {{name}} has {{has}}. An operator can make one with it: share-compute keys create NAME --scope {{needed}}", {
+          needed,
+          name: signedIn.name,
+          has: signedIn.scopes.join(", "),
+        })}
+      </Text>
+      {may(signedIn, "chat") && <AnchorLink to="/playground">{t("Talk to the models that are served")}</AnchorLink>}
+    </Empty>
   );
 }
 

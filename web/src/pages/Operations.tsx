@@ -4,6 +4,7 @@ import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { contributors, status } from "../api/queries";
+import { useMay } from "../api/scopes";
 import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/Page";
 import { Alerts } from "./operations/Alerts";
@@ -18,6 +19,7 @@ export function Operations() {
   const { t } = useTranslation();
   const server = useQuery(status);
   const matters = useQuery(alerts);
+  const isAdmin = useMay("admin");
   return (
     <Page title={t("Operations")}>
       <Part title={t("Alerts")} query={matters}>
@@ -35,10 +37,17 @@ export function Operations() {
       <Part title={t("Server")} query={server}>
         {(found) => <Server server={found} />}
       </Part>
-      <Part title={t("API keys")} query={useQuery(keys)}>
-        {(found) => <Keys keys={found} />}
-      </Part>
+      {isAdmin && <KeysPart />}
     </Page>
+  );
+}
+
+function KeysPart() {
+  const { t } = useTranslation();
+  return (
+    <Part title={t("API keys")} query={useQuery(keys)}>
+      {(found) => <Keys keys={found} />}
+    </Part>
   );
 }
 

@@ -6,6 +6,7 @@ import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { deployment as deploymentQuery } from "../../api/queries";
+import { useMay, useOwns } from "../../api/scopes";
 import type { Deployment } from "../../api/types";
 import { ConfirmButton } from "../../components/ConfirmButton";
 import { Failure } from "../../components/Feedback";
@@ -16,11 +17,17 @@ export function Actions({ deployment }: { deployment: Deployment }) {
   const { t } = useTranslation();
   const [scales, scaling] = useDisclosure(false);
   const takeIn = useTakeIn(deployment);
+  const isOurs = useOwns(deployment.owner);
+  const mayTalk = useMay("chat");
+  const talk = mayTalk && (
+    <ButtonLink to="/playground" search={{ with: deployment.name }}>
+      {t("Talk to it")}
+    </ButtonLink>
+  );
+  if (!isOurs) return talk;
   return (
     <>
-      <ButtonLink to="/playground" search={{ with: deployment.name }}>
-        {t("Talk to it")}
-      </ButtonLink>
+      {talk}
       <Button variant="default" onClick={scaling.open}>
         {t("Scale")}
       </Button>

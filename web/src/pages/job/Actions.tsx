@@ -4,6 +4,7 @@ import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { job as jobQuery } from "../../api/queries";
+import { useMay, useOwns } from "../../api/scopes";
 import type { Job } from "../../api/types";
 import { ConfirmButton } from "../../components/ConfirmButton";
 import { ButtonLink } from "../../components/links";
@@ -19,17 +20,19 @@ export function Actions({ job }: { job: Job }) {
     mutationFn: () => body(api.POST("/api/v1/jobs/{job_id}/resume", { params })),
     onSuccess: takeIn,
   });
+  const isOurs = useOwns(job.owner);
+  const maySubmit = useMay("submit");
   const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
   const canResume = job.state === "failed" || job.state === "cancelled";
   return (
     <Group gap="sm">
       {resume.error !== null && <Failure error={resume.error} />}
-      {canResume && (
+      {canResume && isOurs && (
         <Button loading={resume.isPending} onClick={() => resume.mutate()}>
           {job.checkpoint_step === null ? t("Start again") : t("Resume from step {{step}}", { step: job.checkpoint_step })}
         </Button>
       )}
-      {isOpen && (
+      {isOpen && isOurs && (
         <ConfirmButton
           action={t("Cancel job")}
           pending={job.cancel_requested_at === null ? undefined : t("Cancelling")}
@@ -42,9 +45,11 @@ export function Actions({ job }: { job: Job }) {
             : t("It can be resumed from step {{step}}.", { step: job.checkpoint_step })}
         </ConfirmButton>
       )}
-      <ButtonLink variant="default" to="/submit" search={{ from: job.id }}>
-        {t("Clone")}
-      </ButtonLink>
+      {maySubmit && (
+        <ButtonLink variant="default" to="/submit" search={{ from: job.id }}>
+          {t("Clone")}
+        </ButtonLink>
+      )}
     </Group>
   );
 }

@@ -5,6 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { contributors, machine as machineQuery } from "../../api/queries";
+import { useMay } from "../../api/scopes";
 import { ConfirmButton } from "../../components/ConfirmButton";
 
 interface Props {
@@ -18,6 +19,8 @@ interface Props {
 export function SendAway({ machine: { id, name }, children, ...rest }: Props) {
   const { t } = useTranslation();
   const client = useQueryClient();
+  const isAdmin = useMay("admin");
+  if (!isAdmin) return null;
   return (
     <ConfirmButton
       {...rest}

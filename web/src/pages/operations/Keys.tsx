@@ -1,9 +1,10 @@
-import { Button, Group, Stack, Switch, Table, Text, TextInput } from "@mantine/core";
+import { Button, Checkbox, Group, Stack, Switch, Table, Text, TextInput } from "@mantine/core";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
+import { GRANTABLE } from "../../api/scopes";
 import { useSession } from "../../api/session";
 import type { ApiKey } from "../../api/types";
 import { ConfirmButton } from "../../components/ConfirmButton";
@@ -11,6 +12,8 @@ import { CopyLine } from "../../components/CopyLine";
 import { Failure } from "../../components/Feedback";
 import { count, dateAndTime } from "../../format";
 import { keys as keysQuery } from "./queries";
+
+type Granted = (typeof GRANTABLE)[number];
 
 /** One key for each person or program, so that each can be ended alone. */
 export function Keys({ keys }: { keys: readonly ApiKey[] }) {
@@ -26,6 +29,7 @@ export function Keys({ keys }: { keys: readonly ApiKey[] }) {
           <Table.Thead>
             <Table.Tr>
               <Table.Th>{t("Key")}</Table.Th>
+              <Table.Th>{t("Scopes")}</Table.Th>
               <Table.Th>{t("Created")}</Table.Th>
               <Table.Th>{t("State")}</Table.Th>
               <Table.Th className="numeric">{t("Actions")}</Table.Th>
@@ -53,13 +57,20 @@ function Create() {
   const { t } = useTranslation();
   const client = useQueryClient();
   const [name, setName] = useState("");
+  const [scopes, setScopes] = useState<Granted[]>(["chat"]);
   const making = useMutation({
-    mutationFn: () => body(api.POST("/api/v1/keys", { body: { name: name.trim() } })),
+    mutationFn: () => body(api.POST("/api/v1/keys", { body: { name: name.trim(), scopes } })),
     onSuccess: () => {
       setName("");
       return client.invalidateQueries({ queryKey: keysQuery.queryKey });
     },
   });
+  const meaning: Record<Granted, string> = {
+    chat: t("talk to the models that are served"),
+    read: t("look at jobs, machines and deployments"),
+    submit: t("run jobs, deploy models and upload; includes read and chat"),
+    admin: t("everything: also invites, keys, machines, and what belongs to other keys"),
+  };
   const submit = (event: FormEvent) => {
     event.preventDefault();
     making.mutate();
@@ -76,10 +87,22 @@ function Create() {
             value={name}
             onChange={(event) => setName(event.currentTarget.value)}
           />
-          <Button type="submit" loading={making.isPending} disabled={name.trim() === ""}>
+          <Button type="submit" loading={making.isPending} disabled={name.trim() === "" || scopes.length === 0}>
             {t("Create key")}
           </Button>
         </Group>
+        <Checkbox.Group
+          mt="sm"
+          label={t("What it may do")}
+          value={scopes}
+          onChange={(chosen) => setScopes(GRANTABLE.filter((scope) => chosen.includes(scope)))}
+        >
+          <Stack gap={6} mt={4}>
+            {GRANTABLE.map((scope) => (
+              <Checkbox key={scope} value={scope} label={`${scope}: ${meaning[scope]}`} />
+            ))}
+          </Stack>
+        </Checkbox.Group>
       </form>
       {making.error !== null && <Failure error={making.error} />}
       {making.data !== undefined && (
@@ -112,6 +135,7 @@ function Row({ record }: { record: ApiKey }) {
           {record.id}
         </Text>
       </Table.Td>
+      <Table.Td data-label={t("Scopes")}>{record.scopes.join(", ")}</Table.Td>
       <Table.Td data-label={t("Created")}>{dateAndTime(record.created_at)}</Table.Td>
       <Table.Td data-label={t("State")}>
         <Text size="sm" {...(record.revoked_at !== null && { c: "dimmed" })}>

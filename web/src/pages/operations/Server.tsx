@@ -9,13 +9,23 @@ import { PARTS } from "./versions";
 /** The server itself, as `share-compute status` and `share-compute config` tell it. */
 export function Server({ server }: { server: Status }) {
   const { t } = useTranslation();
+  const noHead = t("none: machines cannot join, and jobs wait");
+  // Where the head is, only admins are told.
+  const rayHead: [string, string][] =
+    server.ray_address != null || !server.has_cluster ? [[t("Ray head"), server.ray_address ?? noHead]] : [];
   const facts: [string, string][] = [
     [t("Address"), server.url],
     [t("Running since"), dateAndTime(server.started_at)],
     [t("Versions"), PARTS.map(([part, name]) => `${name} ${server.versions[part]}`).join(" · ")],
-    [t("Ray head"), server.ray_address ?? t("none: machines cannot join, and jobs wait")],
+    ...rayHead,
     [t("Database"), { sqlite: "SQLite", postgresql: "PostgreSQL" }[server.database]],
-    [t("Data folder"), t("{{folder}} ({{size}} free)", { folder: server.data_folder, size: bytes(server.disk_free_bytes) })],
+    [
+      t("Data folder"),
+      server.data_folder == null
+        ? t("{{size}} free", { size: bytes(server.disk_free_bytes) })
+        : t("{{folder}} ({{size}} free)", { folder: server.data_folder, size: bytes(server.disk_free_bytes) }),
+    ],
+    [t("Jobs may name files below"), server.data_roots.join(", ") || t("no folder; files come by uploads")],
   ];
   return (
     <dl className={classes.facts}>
