@@ -499,10 +499,13 @@ class TestSubmission:
         [
             ({"deployment": "poem"}, "deployment: there is no deployment poem; did you mean 'poet'"),
             ({"deployment": "encoder"}, "deployment: it turns text into vectors"),
-            ({"deployment": None, "model": {"path": "/nowhere"}}, "model.path: /nowhere does not exist"),
+            (
+                {"deployment": None, "model": {"path": "/nowhere"}},
+                "model.path: /nowhere is not below a folder",
+            ),
             (
                 {"data": {"files": ["/nowhere.jsonl"], "prompt": "q"}},
-                "data.files: /nowhere.jsonl does not exist",
+                "data.files: /nowhere.jsonl is not below a folder",
             ),
             ({"data": {"files": ["rows.jsonl"], "prompt": "q"}}, "data.files: rows.jsonl is a relative path"),
             ({"data": {"files": ["{}/empty.jsonl"], "prompt": "q"}}, "holds no rows"),

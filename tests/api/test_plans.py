@@ -243,7 +243,10 @@ def test_no_machine_at_all(http: httpx.Client) -> None:
     ("change", "message"),
     [
         ({"job": {"model": {}, "data": {}}}, "model: give exactly one of path, config and layers"),
-        ({"job": {"model": {"path": "/nowhere"}, "data": {"files": ["/x.txt"]}}}, "/nowhere does not exist"),
+        (
+            {"job": {"model": {"path": "/nowhere"}, "data": {"files": ["/x.txt"]}}},
+            "/nowhere is not below a folder that jobs may read",
+        ),
         ({"strategy": "best"}, "best"),
         (
             {"topology": {**machines(), "version": 7}},

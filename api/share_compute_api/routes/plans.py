@@ -96,7 +96,7 @@ def _complete(
             text, mend="mend these fields of the request", details={"fields": problems}
         ) from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
-    with resolved(wanted.job, context, caller) as job:
+    with resolved(wanted.job, context, caller, reads_data=False) as job:
         check_model(job)
     wanted = wanted.model_copy(update={"job": job})
     topology = wanted.topology

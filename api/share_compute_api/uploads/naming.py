@@ -18,7 +18,9 @@ from share_compute_api.uploads.names import checked_path
 
 
 @contextmanager
-def resolved(spec: AnyNamed, context: Context, caller: ApiKeyRecord) -> Iterator[AnyNamed]:
+def resolved(
+    spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, reads_data: bool = True
+) -> Iterator[AnyNamed]:
     """Give the job with the paths that its files have on the server, without links.
 
     What it names as ``upload:ID`` stays there inside the block.
@@ -27,6 +29,7 @@ def resolved(spec: AnyNamed, context: Context, caller: ApiKeyRecord) -> Iterator
         spec: the job, or the deployment.
         context: of the server.
         caller: the key that submits it; uploads and results of other keys are as if they were not there.
+        reads_data: whether its data is read; a plan reads only the model, so its data may be anywhere.
 
     Raises:
         UserError: it names an upload that is not there, or is not complete, a result that is not there, or a file that
@@ -38,6 +41,8 @@ def resolved(spec: AnyNamed, context: Context, caller: ApiKeyRecord) -> Iterator
 
     def full(path: Path, field: str) -> Path:
         named = upload_path(path)
+        if named is None and field == "data.files" and not reads_data:
+            return path
         if named is None:
             return _resolved_path(path, field, context, caller)
         upload = found[named[0]]
