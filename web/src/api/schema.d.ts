@@ -24,6 +24,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/cluster/token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rotate Token
+         * @description Give the cluster another token, and answer when its head has it.
+         *
+         *     All nodes restart with it. Jobs write a checkpoint first and continue from it; streams wait.
+         */
+        post: operations["rotateToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors": {
         parameters: {
             query?: never;
@@ -63,10 +85,12 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Send Contributor Away
-         * @description Ask a machine to hand over and go; it can come back only with a new invite.
+         * Remove Contributor
+         * @description Ask a machine to hand over and leave; it can come back only with a new invite.
+         *
+         *     When it has left, the cluster's token is changed, and with that its access to the cluster ends.
          */
-        delete: operations["sendContributorAway"];
+        delete: operations["removeContributor"];
         options?: never;
         head?: never;
         patch?: never;
@@ -5809,6 +5833,22 @@ export interface components {
             top_logprobs: components["schemas"]["TopLogprob"][];
         };
         /**
+         * TokenRotated
+         * @description The cluster has another token.
+         */
+        TokenRotated: {
+            /**
+             * Jobs
+             * @description Jobs that were suspended; they continue from the checkpoint that they wrote.
+             */
+            jobs: number;
+            /**
+             * Seconds
+             * @description Time from the first suspension until the head ran with the new token.
+             */
+            seconds: number;
+        };
+        /**
          * TokenizerSpec
          * @description Where token ids come from: a folder, or trained from the data (byte-level BPE).
          */
@@ -6533,6 +6573,62 @@ export interface operations {
             };
         };
     };
+    rotateToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenRotated"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     listContributors: {
         parameters: {
             query?: {
@@ -6712,9 +6808,12 @@ export interface operations {
             };
         };
     };
-    sendContributorAway: {
+    removeContributor: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Its owner stays trusted: the cluster's token, which the machine knows, stays as it is. */
+                keep_token?: boolean;
+            };
             header?: never;
             path: {
                 contributor_id: string;
