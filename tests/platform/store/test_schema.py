@@ -13,9 +13,11 @@ from sqlalchemy import create_engine, inspect, text
 
 from share_compute.errors import Conflict, Unavailable, UserError
 from share_compute.planning.plan import Plan
+from share_compute.scopes import Scope
 from share_compute.specification import parse_job
 from share_compute.store import Store, migrations, upgrade
 from share_compute.store.database import migration_config
+from share_compute.store.secret import digest
 from share_compute.store.tables import Base
 
 
@@ -152,3 +154,36 @@ def test_plans_of_the_first_tables_are_still_read(tmp_path: Path) -> None:
     assert kept is not None
     assert kept.microbatches == 2
     assert [machine.name for machine in kept.idle] == ["spare"]
+
+
+def test_keys_of_before_become_admin_and_rows_of_before_belong_to_nobody(database_url: str) -> None:
+    engine = create_engine(database_url)
+    job = parse_job({"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}})
+    key = "sck_of_before"
+    with engine.begin() as connection:
+        command.upgrade(migration_config(connection), "0008")
+        connection.execute(
+            text(
+                "INSERT INTO api_keys (id, name, key_hash, created_at) "
+                "VALUES ('key-1', 'operator', :key_hash, '2026-01-31 12:00:00')"
+            ),
+            {"key_hash": digest(key)},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO jobs (id, name, kind, state, reason, spec, attempt, step, total_steps, created_at) "
+                "VALUES ('job-1', 'n', 'train', 'failed', 'r', :spec, 1, 0, 1, '2026-01-31 12:00:00')"
+            ),
+            {"spec": job.model_dump_json()},
+        )
+    engine.dispose()
+    upgrade(database_url)
+    store = Store(database_url)
+    admin = store.keys.verify(key)
+    other = store.keys.create("new", [Scope.submit])[0]
+    kept = store.jobs.get("job-1")
+    store.close()
+    assert admin is not None
+    assert admin.scopes == (Scope.admin,)
+    assert kept.owner is None
+    assert (admin.owns(kept.owner), other.owns(kept.owner)) == (True, False)
