@@ -80,7 +80,7 @@ class Pool:
 def open_pool(folder: Path, make_server: Callable[[Settings, Store], Server] = Server) -> Iterator[Pool]:
     """Run a control plane over an empty store inside the block."""
     require_dashboard()
-    settings = Settings(data_folder=folder)
+    settings = Settings(data_folder=folder, data_roots=(folder.parent,))
     upgrade(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
     server = make_server(settings, store)

@@ -12,6 +12,7 @@ from tests.e2e.conftest import Complaints, Pool
 from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, start
 
+from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.client import Client
 from share_compute_api.versions import local_versions
@@ -163,3 +164,23 @@ def test_the_operators_pages_are_accessible_and_fit(
             page.get_by_role("heading", level=1).wait_for()
             expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
             seen.take(path)
+
+
+def test_a_page_shows_what_its_key_may_do(page: Page, pool: Pool) -> None:
+    reader = pool.store.keys.create("reader", [Scope.read])[1]
+    chatter = pool.store.keys.create("chatter", [Scope.chat])[1]
+    join(pool.store, "ash")
+    page.goto(f"{pool.url}/operations#key={reader}")
+    expect(page.get_by_role("link", name="Jobs", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="Invite", exact=True)).to_have_count(0)
+    expect(page.get_by_role("heading", name="Server", exact=True)).to_be_visible()
+    expect(page.get_by_text("ash").first).to_be_visible()
+    expect(page.get_by_role("heading", name="API keys")).to_have_count(0)
+    expect(page.get_by_role("button", name=re.compile("Send away"))).to_have_count(0)
+    page.goto(f"{pool.url}/invites")
+    expect(page.get_by_role("heading", name="This key may not see this page")).to_be_visible()
+    expect(page.get_by_text("needs the scope admin; the key reader has read")).to_be_visible()
+    page.goto(f"{pool.url}/jobs#key={chatter}")
+    expect(page.get_by_text("needs the scope read; the key chatter has chat")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Talk to the models").click()
+    expect(page.get_by_role("heading", level=1, name="Playground")).to_be_visible()

@@ -122,7 +122,7 @@ def test_what_only_submitting_finds_is_marked_too(page: Page, pool: Pool, compla
     files = page.get_by_role("textbox", name="Files", exact=True)
     expect(page.get_by_role("button", name="Upload files")).to_be_visible()
     page.get_by_role("button", name="Submit", exact=True).click()
-    expect(files).to_have_accessible_description(re.compile("does not exist on the server"))
+    expect(files).to_have_accessible_description(re.compile("is not below a folder that jobs may read"))
     assert [text for text in complaints if "422" not in text] == []
     complaints.clear()
 
