@@ -23,6 +23,7 @@ from share_compute_api.app import create_app, end_streams
 from share_compute_api.children import Interrupts, own_command
 from share_compute_api.cluster.cluster import Cluster, advertised, for_url
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
+from share_compute_api.fencing import ends_within_grace
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -58,8 +59,11 @@ class Running:
 class _Server(uvicorn.Server):
     """Serves until it is told to end, or until its cluster cannot be kept running."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, cluster: Cluster, roster: Roster) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, cluster: Cluster, roster: Roster, store: Store
+    ) -> None:
         super().__init__(config)
+        self._store = store
         self._app = app
         self._cluster = cluster
         self._roster = roster
@@ -67,7 +71,9 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % _WRITE_TICKS == 0:
             await asyncio.to_thread(self._roster.refresh)
-        return await super().on_tick(counter) or self._cluster.failure is not None
+        if self._store.fenced is not None:
+            self.force_exit = True  # requests that are open could write nothing more
+        return await super().on_tick(counter) or self._cluster.failure is not None or self.force_exit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         end_streams(self._app)  # else it waits for browsers that listen for events
@@ -92,6 +98,7 @@ def serve(
     Raises:
         Conflict: a port is taken, or another server uses the data folder.
         Unavailable: Ray, the database or the data folder cannot be used, or the head ended.
+        Fenced: another server took over the database.
     """
     with Interrupts() as interrupts, ExitStack() as stack:
         stack.enter_context(locked(settings.data_folder))
@@ -100,6 +107,7 @@ def serve(
         store = _open_store(settings, stack)
         roster = open_run_folder(f"head of {settings.data_folder.resolve()}")
         interrupts.takes_along(roster)
+        store.on_fenced(ends_within_grace(roster))
         stack.callback(close_run_folder, roster)
         progress("starting the Ray head")
         cluster = Cluster(settings, roster)
@@ -112,11 +120,16 @@ def serve(
             _control_plane(settings, store, cluster, roster).run(sockets=[listener])
         finally:
             interrupts.begin_stopping()
+        if store.fenced is not None:
+            raise store.fenced
         if cluster.failure is not None:
             raise cluster.failure
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
+    store = Store(settings.resolved_database_url)
+    stack.callback(store.close)
+    store.lock()  # before the schema changes under another server
     try:
         upgrade(settings.resolved_database_url)
     except CommandError as failure:
@@ -124,8 +137,6 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
             f"this version of share-compute cannot read its database: {failure}",
             mend="install the newest version that ran with it, or choose another --data-folder",
         ) from failure
-    store = Store(settings.resolved_database_url)
-    stack.callback(store.close)
     store.hold()
     return store
 
@@ -148,7 +159,7 @@ def _control_plane(settings: Settings, store: Store, cluster: Cluster, roster: R
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,
     )
-    return _Server(config, app, cluster, roster)
+    return _Server(config, app, cluster, roster, store)
 
 
 def _contribute(store: Store, url: str, roster: Roster, settings: Settings) -> None:

@@ -24,6 +24,7 @@
     ├── VerificationFailed     a result is not what it must be; quarantine its machine
     └── Unavailable            something we need does not answer (control plane, head, disk); try again
         ├── Busy               a deployment's queue is full; try again after the seconds that it says
+        ├── Fenced             another server took over the database; this one ends
         └── LibraryLost        the process that serves a job's samples died; its members live, and go on with another
 
 They are split by what the caller does next. Each says what happened in one sentence and carries one suggested
@@ -280,6 +281,13 @@ class Busy(Unavailable):
     def retry_after_s(self) -> int:
         """Time after which to try again."""
         return int(self.details["retry_after_s"])
+
+
+class Fenced(Unavailable):
+    """Another server took over the database: this one writes nothing more, and ends."""
+
+    code = "fenced"
+    exit_code = 4
 
 
 class LibraryLost(Unavailable):

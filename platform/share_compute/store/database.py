@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Unavailable, UserError
-from share_compute.store.holding import Hold, hold
+from share_compute.store.fence import Claim, claim, fenced, take_turn
+from share_compute.store.holding import Lock, take_lock
 
 _BUSY_TIMEOUT_S = 10.0
-_WRITERS_LOCK = 0x5C_0001
-"""PostgreSQL's advisory lock that writers take in turn; any number that nobody else uses."""
+_MIGRATIONS_LOCK = 0x5C_0001
+"""PostgreSQL's advisory lock of migrations, which take turns; any number that nobody else uses."""
 
 
 def open_engine(url: str) -> Engine:
@@ -79,11 +81,12 @@ class Database:
         self.kind = self.engine.dialect.name
         self._writing_engine = self.engine.execution_options(writes=True)
         self._listeners: list[Callable[[], None]] = []
+        self._claim: Claim | None = None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Open a transaction that only reads."""
-        with _translated(), Session(self.engine, expire_on_commit=False) as session:
+        with translated(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
@@ -95,10 +98,14 @@ class Database:
 
         Writers take turns, on PostgreSQL too: otherwise an event could become visible after one with a higher
         number, and whoever reads on from the highest number seen would miss it.
+
+        Raises:
+            Fenced: this server claimed the database, and another one did since; nothing is written.
         """
-        with _translated(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
-            if self.kind == "postgresql":
-                session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _WRITERS_LOCK})
+        with translated(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
+            valid = take_turn(session.connection())
+            if self._claim is not None and valid != self._claim:
+                raise fenced(self._claim, valid)
             yield session
         if session.info.get(TOLD):
             for listener in tuple(self._listeners):
@@ -109,10 +116,17 @@ class Database:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def hold(self) -> Hold:
-        """Keep the database for one server alone, until what this returns is closed; see `Store.hold`."""
-        with _translated():
-            return hold(self.engine)
+    def lock(self) -> Lock:
+        """Keep other servers from the database, until what this returns is closed; see `Store.hold`."""
+        with translated():
+            return take_lock(self.engine)
+
+    def claim(self, holder: str, now: datetime) -> Claim:
+        """Make this object the only one whose transactions write: those of whoever claimed before are `Fenced`."""
+        with self.write() as session:
+            claimed = claim(session.connection(), holder, now)
+        self._claim = claimed
+        return claimed
 
     def close(self) -> None:
         """Give all connections back."""
@@ -120,7 +134,8 @@ class Database:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """Raise errors of the database as ours."""
     try:
         yield
     except DataError as failure:
@@ -152,9 +167,9 @@ def upgrade(url: str) -> None:
     """
     engine = open_engine(url)
     try:
-        with _translated(), engine.execution_options(writes=True).begin() as connection:
+        with translated(), engine.execution_options(writes=True).begin() as connection:
             if engine.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _WRITERS_LOCK})
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
             command.upgrade(migration_config(connection), "head")
     finally:
         engine.dispose()

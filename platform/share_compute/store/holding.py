@@ -1,62 +1,144 @@
-"""One server for one database: held by a lock that the system gives back when the process ends."""
+"""One server for one database: held by a lock, watched, and fenced by an epoch (see `fence`).
+
+The lock keeps a second server from starting. The system releases it when the process ends. On PostgreSQL it also dies
+with its connection, e.g. when PostgreSQL restarts: then the watchdog takes it again, unless another server was faster.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import logging
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from share_compute.errors import Conflict, Unavailable
+from share_compute.errors import Conflict, Fenced, Unavailable
+from share_compute.store.fence import Claim, fenced, valid_claim
 
 _SERVERS_LOCK = 0x5C_0002
-"""PostgreSQL's advisory lock of the server; beside the one that writers take in turn."""
+"""PostgreSQL's advisory lock of the server, beside that of migrations."""
+_LOOK_S = 1.0
+_ANSWER_S = 2
+"""Time for PostgreSQL to answer the watchdog; the connection counts as lost afterwards."""
+_log = logging.getLogger(__name__)
 
 
-class Hold(Protocol):
-    """A database that is held."""
+class Lock(Protocol):
+    """Keeps other servers from a database."""
+
+    def look(self) -> Claim | None:
+        """Take the lock again if it was lost; return the claim that is valid now, None when its row is gone.
+
+        Raises:
+            Conflict: another server has the lock.
+            Unavailable: the database does not answer.
+        """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Give the lock back."""
 
 
-class _Nothing:
-    """A database in memory, which nobody else can reach."""
+class _NoLock:
+    """The lock of a database in memory, which no other process can reach."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def look(self) -> Claim | None:
+        with self._engine.connect() as connection:
+            return valid_claim(connection)
 
     def close(self) -> None:
         pass
 
 
-class _Held:
-    """A database of PostgreSQL, held by a lock of this connection."""
+class _FileLock(_NoLock):
+    """The lock of an SQLite file: one of a file beside it.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    A server that reaches the database by another path, or over a network, may not see it: the epoch holds all the same.
+    """
+
+    def __init__(self, engine: Engine, file: IO[str]) -> None:
+        super().__init__(engine)
+        self._file = file
 
     def close(self) -> None:
-        # PostgreSQL sees a closed connection a little later, and whoever is next may come before that.
-        with suppress(DBAPIError):  # it is broken, and the lock gone with it
-            self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
-        self._connection.close()
+        self._file.close()
 
 
-def hold(engine: Engine) -> Hold:
-    """Hold the database of an engine.
+class _PostgresLock:
+    """An advisory lock of a connection of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        # Short deadlines: a connection to a machine that is gone must not look alive.
+        deadlines = {"connect_timeout": _ANSWER_S, "tcp_user_timeout": 1000 * _ANSWER_S}
+        settings = {"options": f"-c statement_timeout={1000 * _ANSWER_S}"}
+        self._engine = create_engine(
+            engine.url,
+            connect_args={**deadlines, **settings},
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+        )
+        self._connection: Connection | None = None
+        self.take()
+
+    def take(self) -> None:
+        connection = self._engine.connect()
+        if not connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _SERVERS_LOCK}):
+            connection.close()
+            raise _taken(self._engine.url.database or "")
+        self._connection = connection
+
+    def look(self) -> Claim | None:
+        try:
+            if self._connection is None:
+                self.take()
+                _log.warning("the lock of the database was lost with its connection; it is held again")
+            assert self._connection is not None
+            return valid_claim(self._connection)
+        except DBAPIError as failure:
+            self._drop()
+            raise Unavailable(f"the database does not answer: {str(failure.orig).strip()}") from failure
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with suppress(DBAPIError):
+                self._connection.invalidate()
+                self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            # PostgreSQL sees a closed connection a little later, and the next server may come before that.
+            with suppress(DBAPIError):  # it is broken, and the lock gone with it
+                self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
+            self._drop()
+        self._engine.dispose()
+
+
+def take_lock(engine: Engine) -> Lock:
+    """Lock the database of an engine for one server.
 
     Raises:
-        Conflict: another server holds it.
+        Conflict: another server has locked it.
         Unavailable: a lock cannot be written beside the file.
     """
     if engine.dialect.name == "postgresql":
-        return _hold_postgresql(engine)
+        return _PostgresLock(engine)
     name = engine.url.database
-    return _hold_file(Path(f"{name}.lock")) if name and name != ":memory:" else _Nothing()
+    return (
+        _FileLock(engine, _lock_file(Path(f"{name}.lock")))
+        if name and name != ":memory:"
+        else _NoLock(engine)
+    )
 
 
-def _hold_file(path: Path) -> Hold:
+def _lock_file(path: Path) -> IO[str]:
     try:
         lock = path.open("w")
     except OSError as failure:
@@ -71,18 +153,58 @@ def _hold_file(path: Path) -> Hold:
     return lock
 
 
-def _hold_postgresql(engine: Engine) -> Hold:
-    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    # Out of the pool: the lock lives as long as the connection, so closing must end it, not hand it on.
-    connection.detach()
-    if not connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _SERVERS_LOCK}):
-        connection.close()
-        raise _taken(engine.url.database or "")
-    return _Held(connection)
-
-
 def _taken(name: str) -> Conflict:
     return Conflict(
         f"another server uses the database {name} already",
         mend="stop that one, or give this one a database of its own with --database-url",
     )
+
+
+class Watchdog:
+    """Looks every second, in a thread, whether this server still holds the database; takes a lost lock again.
+
+    Args:
+        lock: of the database.
+        claim: of this server.
+        lost: called once, in that thread, when another server has the database.
+        look_s: time between two looks.
+    """
+
+    def __init__(
+        self, lock: Lock, claim: Claim, lost: Callable[[Fenced], None], look_s: float = _LOOK_S
+    ) -> None:
+        self._lock = lock
+        self._claim = claim
+        self._lost = lost
+        self._look_s = look_s
+        self._ended = threading.Event()
+        self._is_away = False
+        self._thread = threading.Thread(target=self._run, name="watches-the-database", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._look_s):
+            try:
+                valid = self._lock.look()
+            except Conflict as failure:
+                self._lost(
+                    Fenced(
+                        f"this server lost its lock of the database, and {failure.message}",
+                        mend="use that one; or stop that one and start this one again with `share-compute up`",
+                    )
+                )
+                return
+            except (Unavailable, DBAPIError) as failure:
+                if not self._is_away:
+                    _log.warning("the lock of the database cannot be looked at: %s", failure)
+                self._is_away = True
+                continue
+            self._is_away = False
+            if valid != self._claim:
+                self._lost(fenced(self._claim, valid))
+                return

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from share_compute.errors import Fenced
 from share_compute.store.contributors import Contributors
 from share_compute.store.database import Database
 from share_compute.store.deployments import Deployments
 from share_compute.store.events import Events
-from share_compute.store.holding import Hold
+from share_compute.store.fence import server_name
+from share_compute.store.holding import Lock, Watchdog
 from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys
@@ -17,6 +22,8 @@ from share_compute.store.leases import Leases
 from share_compute.store.pool import PoolRows
 from share_compute.store.progress import Progress
 from share_compute.store.work import Work
+
+_log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
@@ -34,7 +41,11 @@ class Store:
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._database = Database(url)
-        self._held: Hold | None = None
+        self._lock: Lock | None = None
+        self._watchdog: Watchdog | None = None
+        self._fence_listeners: list[Callable[[Fenced], None]] = []
+        self.fenced: Fenced | None = None
+        """Why this server may write no more, once another one took over the database that it held."""
         self.clock = clock
         self.keys = ApiKeys(self._database, clock)
         self.invites = Invites(self._database, clock)
@@ -56,21 +67,53 @@ class Store:
         """Call ``listener`` after each commit of an event, in its thread; returns what ends that."""
         return self._database.on_commit(listener)
 
-    def hold(self) -> None:
-        """Keep the database for this server alone until `close`; the system lets go when the process ends.
+    def lock(self) -> None:
+        """Keep other servers from the database until `close`; the system releases it when the process ends.
 
-        Two servers on one database would each take the other's jobs for lost and run them again.
+        Raises:
+            Conflict: another server has it.
+            Unavailable: the database, or the folder of its file, cannot be used.
+        """
+        if self._lock is None:
+            self._lock = self._database.lock()
+
+    def hold(self, *, look_s: float = 1.0) -> None:
+        """Keep the database for this server alone until `close`.
+
+        Two servers on one database would each take the other's jobs for lost and run them again. When another server
+        takes over all the same, no transaction of this one writes, and `on_fenced` hears of it.
+
+        Args:
+            look_s: time between two looks whether the database is still held.
 
         Raises:
             Conflict: another server holds it.
             Unavailable: the database, or the folder of its file, cannot be used.
         """
-        if self._held is None:
-            self._held = self._database.hold()
+        if self._watchdog is None:
+            self.lock()
+            assert self._lock is not None
+            claimed = self._database.claim(server_name(socket.gethostname(), os.getpid()), self.clock())
+            self._watchdog = Watchdog(self._lock, claimed, self._lose, look_s)
+
+    def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
+        """Call ``listener`` once, in a thread of its own, when another server has taken over the database."""
+        self._fence_listeners.append(listener)
+        if self.fenced is not None:
+            listener(self.fenced)
+
+    def _lose(self, failure: Fenced) -> None:
+        _log.error("%s; this server ends", failure.message)
+        self.fenced = failure
+        for listener in tuple(self._fence_listeners):
+            listener(failure)
 
     def close(self) -> None:
         """Give all connections back, and the database if it is held."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         self._database.close()

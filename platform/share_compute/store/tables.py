@@ -63,6 +63,16 @@ class Base(DeclarativeBase):
     type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: Json, list[Any]: Json, str: Text}  # noqa: RUF012
 
 
+class ServerEpoch(Base):
+    """Which server may write: one row, which also gives transactions that write their turn."""
+
+    __tablename__ = "server_epoch"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    holder: Mapped[str]
+    claimed_at: Mapped[datetime | None]
+
+
 class ApiKey(Base):
     """A key that opens the REST API."""
 

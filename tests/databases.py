@@ -1,0 +1,139 @@
+"""Both databases, for real: SQLite in a file; PostgreSQL started here, where its programs are installed."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from share_compute.store import Store, upgrade
+
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+class PostgresServer:
+    """A PostgreSQL of our own, on loopback.
+
+    Args:
+        programs: folder with its programs.
+        account: of the system that runs it; None for our own.
+    """
+
+    def __init__(self, programs: Path, account: str | None) -> None:
+        self._programs = programs
+        self._as_account = ["runuser", "-u", account, "--"] if account else []
+        # Its socket's path must be short, and its account must be able to reach the folder.
+        self._folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+        if account:
+            os.chown(self._folder, pwd.getpwnam(account).pw_uid, pwd.getpwnam(account).pw_gid)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self._port}"
+        self._run("initdb", "-U", "postgres", "-A", "trust", "-N")
+        self.start()
+
+    def start(self) -> None:
+        options = f"-p {self._port} -h 127.0.0.1 -k {self._folder} -F"
+        self._run("pg_ctl", "-o", options, "-l", str(self._folder / "log"), "-w", "start")
+
+    def stop(self) -> None:
+        """Stop it as a power cut would: nobody is told."""
+        self._run("pg_ctl", "-m", "immediate", "-w", "stop")
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self._folder)
+
+    def create_database(self) -> str:
+        """Make an empty database and return its URL."""
+        name = f"test_{os.urandom(4).hex()}"
+        self._say(f"CREATE DATABASE {name}")
+        return f"{self.url}/{name}"
+
+    def drop_database(self, url: str) -> None:
+        self._say(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
+
+    def cut_connections(self, url: str) -> None:
+        """Close all connections to a database."""
+        name = make_url(url).database
+        self._say(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'")
+
+    def _say(self, statement: str) -> None:
+        engine = create_engine(f"{self.url}/postgres", isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+        engine.dispose()
+
+    def _run(self, program: str, *words: str) -> None:
+        command = [*self._as_account, str(self._programs / program), "-D", str(self._folder / "data"), *words]
+        subprocess.run(command, check=True, capture_output=True, cwd=self._folder)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs:
+        pytest.skip("PostgreSQL's server programs are not installed")
+    account = "postgres" if os.geteuid() == 0 else None
+    if account and all(entry.pw_name != account for entry in pwd.getpwall()):
+        pytest.skip("PostgreSQL does not run as root, and there is no account postgres")
+    server = PostgresServer(programs[-1], account)
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'store.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    url = server.create_database()
+    yield url
+    server.drop_database(url)
+
+
+@pytest.fixture
+def open_store(database_url: str, clock: Clock) -> Iterator[Callable[[], Store]]:
+    """Opens the same database as often as a test likes."""
+    upgrade(database_url)
+    opened: list[Store] = []
+
+    def open_one() -> Store:
+        opened.append(Store(database_url, clock=clock))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()

@@ -1,0 +1,219 @@
+"""Of two servers on one database exactly one writes, whatever became of the lock between them."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import create_engine, text
+from tests.conftest import wait_for
+from tests.databases import PostgresServer, clock, database_url, open_store, postgres_server
+
+from share_compute.errors import Conflict, Fenced, Unavailable
+from share_compute.store import Store, upgrade
+from share_compute.store.fence import claim
+from share_compute.store.holding import take_lock
+from share_compute_actors.machine.processes import is_alive
+
+__all__ = ["clock", "database_url", "open_store", "postgres_server"]
+
+DEADLINE_S = 60.0
+END_S = 5.0
+
+
+def fenced_within(store: Store, seconds: float) -> Fenced:
+    """Return why a server was fenced; fails when that is not noticed in time."""
+    noticed = threading.Event()
+    store.on_fenced(lambda _failure: noticed.set())
+    assert noticed.wait(seconds), "the server did not notice that another one has its database"
+    assert store.fenced is not None
+    return store.fenced
+
+
+def names(store: Store) -> list[str]:
+    return [key.name for key in store.keys.list()]
+
+
+def test_of_two_servers_without_a_common_lock_only_the_last_one_writes(
+    open_store: Callable[[], Store],
+) -> None:
+    older, newer = open_store(), open_store()
+    older.hold()
+    older.keys.create("before")
+    # As over a network, or through another path: the lock of the older one is not seen.
+    newer._database.claim("another host, process 7", newer.clock())
+    with pytest.raises(Fenced, match="another server \\(another host, process 7\\)") as refused:
+        older.keys.create("after")
+    assert "stop that one" in (refused.value.mend or "")
+    newer.keys.create("of the newer one")
+    assert sorted(names(newer)) == ["before", "of the newer one"]
+    assert "another host" in fenced_within(older, END_S).message
+
+
+def test_every_transaction_that_writes_is_fenced(open_store: Callable[[], Store]) -> None:
+    older, newer = open_store(), open_store()
+    older.hold()
+    _, code = older.invites.create(label="kept", expires_in_s=60)
+    newer._database.claim("newer", newer.clock())
+    for write in (
+        lambda: older.events.tell("alert", {}),
+        lambda: older.invites.create(label="late", expires_in_s=60),
+        older.leases.release_all,
+        lambda: older.jobs.requeue_interrupted("restarted"),
+        lambda: older.keys.revoke("key-none"),
+    ):
+        with pytest.raises(Fenced):
+            write()
+    assert older.events.last_seq() == 0
+    assert code
+
+
+def test_a_transaction_that_waited_for_its_turn_is_fenced_by_the_one_before(
+    open_store: Callable[[], Store],
+) -> None:
+    older, newer = open_store(), open_store()
+    older.hold()
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            older.keys.create("late")
+        except BaseException as failure:  # noqa: BLE001 - looked at below
+            failures.append(failure)
+
+    with newer._database.write() as session:
+        writing = threading.Thread(target=write)
+        writing.start()
+        claim(session.connection(), "newer", newer.clock())
+    writing.join(DEADLINE_S)
+    assert [type(failure) for failure in failures] == [Fenced]
+    assert names(newer) == []
+
+
+def test_a_server_whose_epoch_is_gone_writes_nothing(open_store: Callable[[], Store]) -> None:
+    store = open_store()
+    store.hold()
+    with store._database._writing_engine.begin() as connection:
+        connection.execute(text("DELETE FROM server_epoch"))
+    with pytest.raises(Fenced, match="lost the row"):
+        store.keys.create("none")
+
+
+def test_a_store_that_holds_nothing_writes_as_before(open_store: Callable[[], Store]) -> None:
+    store = open_store()
+    store.keys.create("one")
+    server = open_store()
+    server.hold()
+    store.keys.create("two")
+    assert sorted(names(server)) == ["one", "two"]
+
+
+# -- PostgreSQL that restarts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restartable(postgres_server: PostgresServer) -> Iterator[tuple[PostgresServer, str]]:
+    """A PostgreSQL with an empty database of our tables; both are left as they were found."""
+    url = postgres_server.create_database()
+    upgrade(url)
+    yield postgres_server, url
+    postgres_server.drop_database(url)
+
+
+@pytest.mark.postgres
+def test_a_server_takes_its_lock_again_after_postgresql_restarted(
+    restartable: tuple[PostgresServer, str],
+) -> None:
+    postgres, url = restartable
+    with closing(Store(url)) as store, closing(Store(url)) as late:
+        store.hold(look_s=0.05)
+        postgres.restart()
+
+        def is_held() -> bool:
+            engine = create_engine(url)
+            try:
+                take_lock(engine).close()
+            except Conflict:
+                return True
+            finally:
+                engine.dispose()
+            return False
+
+        wait_for(is_held, "the lock is held again")
+        store.keys.create("goes on")
+        assert store.fenced is None
+        with pytest.raises(Conflict, match="another server uses the database"):
+            late.hold()
+
+
+@pytest.mark.postgres
+def test_two_servers_that_want_one_postgresql_after_its_restart(
+    restartable: tuple[PostgresServer, str],
+) -> None:
+    postgres, url = restartable
+    older, newer = Store(url), Store(url)
+    with closing(older), closing(newer):
+        older.hold()
+        postgres.stop()
+        with pytest.raises(Unavailable):
+            newer.hold()
+        postgres.start()
+        try:
+            newer.hold()
+        except Conflict:
+            winner, loser = older, newer
+        else:
+            winner, loser = newer, older
+            assert "another server" in fenced_within(older, END_S).message
+            with pytest.raises(Fenced):
+                loser.keys.create("of the loser")
+        winner.keys.create("of the winner")
+        assert names(winner) == ["of the winner"]
+
+
+@pytest.mark.postgres
+def test_the_older_server_is_fenced_when_its_connection_is_cut(
+    restartable: tuple[PostgresServer, str],
+) -> None:
+    postgres, url = restartable
+    older, newer = Store(url), Store(url)
+    with closing(older), closing(newer):
+        older.hold()
+        postgres.cut_connections(url)
+        newer.hold()  # at once: the older one looks every second
+        with pytest.raises(Fenced):
+            older.keys.create("of the older one")
+        assert fenced_within(older, END_S).exit_code == 4
+        newer.keys.create("of the newer one")
+        assert names(newer) == ["of the newer one"]
+
+
+# -- a whole server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_server_that_was_replaced_ends_within_seconds_and_says_why(tmp_path: Path, run_server: Any) -> None:
+    with run_server(tmp_path) as server:
+        process = psutil.Process(server.command.process.pid)
+        family = process.children(recursive=True)
+        database = tmp_path / "share-compute.db"
+        with closing(sqlite3.connect(database, timeout=10)) as other:
+            other.execute("UPDATE server_epoch SET epoch = epoch + 1, holder = 'another host, process 7'")
+            other.commit()
+        began_s = time.monotonic()
+        status = server.command.process.wait(DEADLINE_S)
+        took_s = time.monotonic() - began_s
+        assert status == Fenced.exit_code == 4
+        said = server.command.json_lines()[-1]["error"]
+        assert said["code"] == "fenced"
+        assert "another server (another host, process 7) took over the database" in said["detail"]
+        assert "share-compute up" in said["mend"]
+        assert took_s < END_S
+        assert not any(is_alive(one) for one in family)
