@@ -20,6 +20,7 @@ from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.context import Context
 from share_compute_api.data_roots import rechecked
 from share_compute_api.limits import BodyLimit
+from share_compute_api.retention import cleaner
 from share_compute_api.routes import PREFIX, api_router
 from share_compute_api.routes.metrics import router as metrics_router
 from share_compute_api.routes.openai import router as openai_router
@@ -95,6 +96,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
     silence = context.store.on_commit(context.bell.ring)
     context.spawn(keep_running("alerts", AlertWatch(context).run))
+    context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
     if context.cluster is not None:
         _supervise(context, context.cluster)
     try:

@@ -28,6 +28,7 @@ from share_compute.store.records import (
 from share_compute.topology_file import TopologyDocument
 from share_compute_api import chatting, downloads, sending
 from share_compute_api.discovery import find_target
+from share_compute_api.retention_schemas import Deleted, PruneReport
 from share_compute_api.schemas import (
     Alert,
     AlertList,
@@ -157,6 +158,24 @@ class Client:
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a queued job; ask a running one to stop."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
+
+    def delete_job(self, job_id: str, *, cancel: bool = False) -> Deleted:
+        """Delete a job that is over, with all that it made; with ``cancel`` also one that is not, when it stopped."""
+        params = {"cancel": True} if cancel else {}
+        return self._transport.read(Deleted, "DELETE", f"/jobs/{job_id}", params=params)
+
+    def delete_artifact(self, job_id: str, name: str) -> Deleted:
+        """Delete one artifact of a job."""
+        path = f"/jobs/{job_id}/artifacts/{quote(name, safe='')}"
+        return self._transport.read(Deleted, "DELETE", path)
+
+    def delete_deployment(self, key: str) -> Deleted:
+        """Delete what is remembered of a deployment that is over, by its id or its name."""
+        return self._transport.read(Deleted, "DELETE", f"/deployments/{quote(key, safe='')}/history")
+
+    def prune(self, *, dry_run: bool = False) -> PruneReport:
+        """Delete what is older than the server keeps it; with ``dry_run`` only say what that is."""
+        return self._transport.read(PruneReport, "POST", "/prune", params={"dry_run": dry_run})
 
     def make_failure(
         self, job_id: str, kind: Literal["kill", "stop"], contributor_id: str, *, duration_s: float = 0.0

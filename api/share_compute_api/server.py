@@ -16,7 +16,8 @@ from alembic.util.exc import CommandError
 
 from share_compute.errors import Conflict, UserError
 from share_compute.settings import Settings
-from share_compute.store import Store, upgrade
+from share_compute.store import Store
+from share_compute.store.backups import FOLDER, prepare
 from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app import create_app, end_streams
@@ -131,7 +132,7 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
     stack.callback(store.close)
     store.lock()  # before the schema changes under another server
     try:
-        upgrade(settings.resolved_database_url)
+        prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
     except CommandError as failure:
         raise Conflict(
             f"this version of share-compute cannot read its database: {failure}",

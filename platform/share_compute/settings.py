@@ -51,6 +51,16 @@ class Settings(BaseSettings):
     """Most bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
     """Most bytes of all uploads together; they lie in the data folder until somebody removes them."""
+    keep_jobs_days: float | None = Field(default=None, ge=0)
+    """Days for which a job that is over is kept with all that it made; default: for ever, as for all that follow."""
+    keep_artifacts_days: float | None = Field(default=None, ge=0)
+    """Days after the end of a job for which its artifacts are kept."""
+    keep_checkpoints_days: float | None = Field(default=None, ge=0)
+    """Days after the end of a job for which its checkpoints are kept."""
+    keep_metrics_days: float | None = Field(default=None, ge=0)
+    """Days after the end of a job for which the figures of its steps are kept."""
+    keep_events_days: float | None = Field(default=None, ge=0)
+    """Days for which events are kept, except those of what is not over."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("data_roots", mode="before")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import typer
 
-from share_compute_api.cli import artifacts, information, invites, jobs, keys, uploads
+from share_compute_api.cli import artifacts, backups, deleting, information, invites, jobs, keys, uploads
 from share_compute_api.cli.chaos import chaos
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
@@ -66,6 +66,7 @@ def make_app() -> typer.Typer:
     )
     app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
     app.add_typer(keys.app, name="keys", rich_help_panel="Run the pool")
+    add("Run the pool", deleting.prune, backups.backup, backups.restore)
     add("Lend a machine", join)
     add(
         "Run jobs",
@@ -77,6 +78,7 @@ def make_app() -> typer.Typer:
         jobs.logs,
         jobs.cancel,
         jobs.resume,
+        deleting.delete,
         jobs.metrics,
         artifacts.export,
         uploads.upload,

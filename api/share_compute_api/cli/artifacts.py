@@ -1,4 +1,4 @@
-"""Commands for finished results and checkpoints: ``artifacts list``, ``artifacts get``, ``export``."""
+"""Commands for finished results and checkpoints: ``artifacts list``, ``get`` and ``delete``; ``export``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.planning.words import bytes_text
+from share_compute_api.cli.deleting import Yes, confirm
 from share_compute_api.cli.options import Job, Json
 from share_compute_api.cli.output import console, print_json, print_table, since
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from share_compute.store import ArtifactRecord
     from share_compute_api.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="List and download the results of jobs.")
+app = typer.Typer(no_args_is_help=True, help="List, download and delete the results of jobs.")
 
 
 @app.command("list")
@@ -57,6 +58,25 @@ def get_artifact(
     else:
         for path in paths:
             console.print(str(path), markup=False, soft_wrap=True)
+
+
+@app.command("delete")
+def delete_artifact(
+    job: Job,
+    name: Annotated[str, typer.Argument(help="Name of the result.")],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete one result of a job."""
+    from share_compute_api.client import Client
+
+    confirm(f"Delete {name} of {job}?", yes=yes)
+    with Client() as client:
+        gone = client.delete_artifact(job, name)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{gone.id}  deleted", markup=False)
 
 
 def export(

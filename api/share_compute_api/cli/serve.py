@@ -179,12 +179,18 @@ def scale(
         console.print(f"{view.id}  {state_text(view.state)}  replicas {view.spec.replicas}")
 
 
-def undeploy(name: Name, as_json: Json = False) -> None:
+def undeploy(
+    name: Name,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what is remembered of it, too.")] = False,
+    as_json: Json = False,
+) -> None:
     """Take a deployment down; its requests end."""
     from share_compute_api.client import Client
 
     with Client() as client:
         record = client.undeploy(name)
+        if forget:
+            client.delete_deployment(record.id)
     if as_json:
         print_json(record)
     else:

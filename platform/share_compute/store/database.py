@@ -12,7 +12,7 @@ from alembic import command
 from alembic.config import Config
 from pydantic_core import from_json  # several times as fast as json.loads
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
@@ -147,6 +147,13 @@ def translated() -> Iterator[None]:
         raise Unavailable(
             f"the database does not answer: {str(cause).strip()}",
             mend="check that it runs, that its disk is not full, and --database-url",
+        ) from failure
+    except DatabaseError as failure:
+        if type(failure) is not DatabaseError:
+            raise  # a constraint or a statement: a defect of ours
+        raise Unavailable(
+            f"the database is damaged: {str(failure.orig).strip()}",
+            mend="stop the server and put a backup back: share-compute restore FILE",
         ) from failure
 
 

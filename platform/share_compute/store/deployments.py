@@ -75,7 +75,7 @@ class Deployments:
             NotFound: there is none.
         """
         with self._database.read() as session:
-            return DeploymentRecord.model_validate(_row(session, key))
+            return DeploymentRecord.model_validate(deployment_row(session, key))
 
     def by_name(self, name: str) -> DeploymentRecord | None:
         """Return the deployment of this name that is up, if there is one."""
@@ -142,7 +142,7 @@ class Deployments:
         now = self._clock()
         laid = None if plans is None else [plan.model_dump(mode="json") for plan in plans]
         with self._database.write() as session:
-            row = _row(session, deployment_id)
+            row = deployment_row(session, deployment_id)
             is_news = row.state != state or row.reason != reason or laid not in (None, row.plans)
             if row.state != state or state.is_final:
                 check_change(row.name, DeploymentState(row.state), state)
@@ -166,7 +166,7 @@ class Deployments:
             UserError: the change does not go with what stays.
         """
         with self._database.write() as session:
-            row = _row(session, key)
+            row = deployment_row(session, key)
             if DeploymentState(row.state).is_final:
                 raise Conflict(
                     f"deployment {row.name} is {row.state}; it has no replicas any more",
@@ -187,7 +187,7 @@ class Deployments:
             NotFound: there is no such deployment.
         """
         with self._database.write() as session:
-            row = _row(session, deployment_id)
+            row = deployment_row(session, deployment_id)
             replicas = {"wanted": wanted, "wanted_before": before}
             _tell(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
@@ -204,7 +204,7 @@ class Deployments:
         """
         facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"seconds"})}
         with self._database.write() as session:
-            row = _row(session, deployment_id)
+            row = deployment_row(session, deployment_id)
             facts["of"] = max(1, len(row.plans))
             _tell(session, row, row.state, self._clock(), interrupted=facts)
 
@@ -221,7 +221,7 @@ class Deployments:
         """
         facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"reason", "machines"})}
         with self._database.write() as session:
-            row = _row(session, deployment_id)
+            row = deployment_row(session, deployment_id)
             _tell(session, row, row.state, self._clock(), went_on=facts)
 
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
@@ -233,7 +233,7 @@ class Deployments:
             NotFound: there is none.
         """
         with self._database.write() as session:
-            row = _row(session, key)
+            row = deployment_row(session, key)
             if not DeploymentState(row.state).is_final:
                 _move(session, row, DeploymentState.stopped, reason, self._clock())
             return DeploymentRecord.model_validate(row)
@@ -250,7 +250,8 @@ def _up(session: Session, name: str) -> Deployment | None:
     return session.scalar(select(Deployment).where(Deployment.name == name, Deployment.state.in_(_LIVE)))
 
 
-def _row(session: Session, key: str) -> Deployment:
+def deployment_row(session: Session, key: str) -> Deployment:
+    """Return the row with this id, or the one of this name that is up, else the last; NotFound when there is none."""
     named = select(Deployment).where(Deployment.name == key).order_by(Deployment.created_at.desc())
     row = session.get(Deployment, key) or _up(session, key) or session.scalar(named.limit(1))
     if row is None:

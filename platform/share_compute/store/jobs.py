@@ -239,11 +239,7 @@ class Jobs:
                 raise Conflict(
                     f"job {job_id} is {row.state} already", mend="nothing is left to cancel", job=job_id
                 )
-            if row.state == JobState.queued:
-                move_job(session, row, JobState.cancelled, "cancelled before it ran", now)
-            elif row.cancel_requested_at is None:
-                row.cancel_requested_at = now
-                add_event(session, "cancel-requested", now, {}, job=(row.id, row.attempt))
+            ask_to_stop(session, row, now)
             return JobRecord.model_validate(row)
 
     def resume(self, job_id: str) -> JobRecord:
@@ -375,6 +371,15 @@ def move_job(
         tell_free(session, now, held)
         session.execute(update(Contributor).where(held).values(job_id=None))
     _tell(session, row, before.value, now, error=error)
+
+
+def ask_to_stop(session: Session, row: Job, now: datetime) -> None:
+    """Cancel a queued job, or ask an active one to stop, in the caller's transaction."""
+    if row.state == JobState.queued:
+        move_job(session, row, JobState.cancelled, "cancelled before it ran", now)
+    elif row.cancel_requested_at is None:
+        row.cancel_requested_at = now
+        add_event(session, "cancel-requested", now, {}, job=(row.id, row.attempt))
 
 
 def _require_attempt(row: Job, attempt: int) -> None:

@@ -132,15 +132,20 @@ class Progress:
     def artifact(self, job_id: str, name: str) -> ArtifactRecord:
         """Return one finished result; NotFound when there is none of this name."""
         with self._database.read() as session:
-            row = session.scalar(select(Artifact).where(Artifact.job_id == job_id, Artifact.name == name))
-            if row is None:
-                job = job_row(session, job_id)
-                raise NotFound(
-                    f"job {job_id} has no artifact {name}",
-                    mend=f"the job is {job.state}; share-compute artifacts list {job_id} shows what it has",
-                    job=job_id,
-                )
-            return ArtifactRecord.model_validate(row)
+            return ArtifactRecord.model_validate(artifact_row(session, job_id, name))
+
+
+def artifact_row(session: Session, job_id: str, name: str) -> Artifact:
+    """Return an artifact's row; NotFound when the job has none of this name."""
+    row = session.scalar(select(Artifact).where(Artifact.job_id == job_id, Artifact.name == name))
+    if row is None:
+        job = job_row(session, job_id)
+        raise NotFound(
+            f"job {job_id} has no artifact {name}",
+            mend=f"the job is {job.state}; share-compute artifacts list {job_id} shows what it has",
+            job=job_id,
+        )
+    return row
 
 
 def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from share_compute.errors import Fenced
 from share_compute.store.contributors import Contributors
 from share_compute.store.database import Database
+from share_compute.store.deletion import Deletions
 from share_compute.store.deployments import Deployments
 from share_compute.store.events import Events
 from share_compute.store.fence import server_name
@@ -21,6 +22,7 @@ from share_compute.store.keys import ApiKeys
 from share_compute.store.leases import Leases
 from share_compute.store.pool import PoolRows
 from share_compute.store.progress import Progress
+from share_compute.store.retention import Retention
 from share_compute.store.work import Work
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class Store:
         self.events = Events(self._database, clock)
         self.work = Work(self._database, clock)
         self.pool = PoolRows(self._database, clock)
+        self.deletions = Deletions(self._database, clock)
+        self.retention = Retention(self._database, clock)
 
     @property
     def kind(self) -> str:
@@ -97,7 +101,7 @@ class Store:
             self._watchdog = Watchdog(self._lock, claimed, self._lose, look_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
-        """Call ``listener`` once, in a thread of its own, when another server has taken over the database."""
+        """Call ``listener`` once, in the watchdog's thread, when another server took over; at once when one did."""
         self._fence_listeners.append(listener)
         if self.fenced is not None:
             listener(self.fenced)

@@ -73,6 +73,14 @@ class ServerEpoch(Base):
     claimed_at: Mapped[datetime | None]
 
 
+class Removal(Base):
+    """A folder whose rows are deleted, and that is to be removed."""
+
+    __tablename__ = "removals"
+    path: Mapped[str] = mapped_column(primary_key=True)
+    asked_at: Mapped[datetime]
+
+
 class ApiKey(Base):
     """A key that opens the REST API."""
 
@@ -126,6 +134,7 @@ class Job(Base):
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     cancel_requested_at: Mapped[datetime | None]
+    delete_requested_at: Mapped[datetime | None]
     checkpoint_path: Mapped[str | None]
     checkpoint_step: Mapped[int | None]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)

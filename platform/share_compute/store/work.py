@@ -158,7 +158,7 @@ def _of_job(spell: _Spell, kind: str) -> Any:
 
 def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
     """Yield what a machine worked at, oldest first."""
-    query = select(Event).where(Event.contributor_id == contributor_id, _changes_work())
+    query = select(Event).where(Event.contributor_id == contributor_id, changes_work())
     current: _Spell | None = None
     for event in session.scalars(query.order_by(Event.seq)):
         if current is not None:
@@ -180,7 +180,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, pool: int | None) -> f
     return float(pools[pool]["measured_busy_s"]) if pool < len(pools) else None
 
 
-def _changes_work() -> ColumnElement[bool]:
+def changes_work() -> ColumnElement[bool]:
     """Return whether an event says what its machine works at from then on: who goes works at nothing."""
     goes = and_(Event.kind == "contributor", Event.data["state"].as_string().in_(GONE))
     return or_(Event.kind == KIND, goes)
@@ -209,7 +209,7 @@ def lease_changes(
     new = {machine: {**FREE, **holder, **held.get(machine, {})} for machine in leased}
     last = (
         select(func.max(Event.seq))
-        .where(Event.contributor_id.in_(leased), _changes_work())
+        .where(Event.contributor_id.in_(leased), changes_work())
         .group_by(Event.contributor_id)
     )
     told = session.execute(select(Event.contributor_id, Event.data).where(Event.seq.in_(last)))

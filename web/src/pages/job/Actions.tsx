@@ -1,5 +1,6 @@
 import { Button, Group } from "@mantine/core";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useNavigate } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
@@ -10,10 +11,11 @@ import { ConfirmButton } from "../../components/ConfirmButton";
 import { ButtonLink } from "../../components/links";
 import { Failure } from "../../components/Feedback";
 
-/** Cancel, resume what ended too early, or submit the like. */
+/** Cancel, resume what ended too early, submit the like, or delete what is over. */
 export function Actions({ job }: { job: Job }) {
   const { t } = useTranslation();
   const client = useQueryClient();
+  const navigate = useNavigate();
   const params = { path: { job_id: job.id } };
   const takeIn = (changed: Job) => client.setQueryData(jobQuery(job.id).queryKey, changed);
   const resume = useMutation({
@@ -23,6 +25,13 @@ export function Actions({ job }: { job: Job }) {
   const isOurs = useOwns(job.owner);
   const maySubmit = useMay("submit");
   const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
+  const remove = async () => {
+    await body(api.DELETE("/api/v1/jobs/{job_id}", { params }));
+    // First away from this page, which would ask for the job again.
+    await navigate({ to: "/jobs" });
+    client.removeQueries({ queryKey: jobQuery(job.id).queryKey });
+    await client.invalidateQueries({ queryKey: ["jobs"] });
+  };
   const canResume = job.state === "failed" || job.state === "cancelled";
   return (
     <Group gap="sm">
@@ -49,6 +58,11 @@ export function Actions({ job }: { job: Job }) {
         <ButtonLink variant="default" to="/submit" search={{ from: job.id }}>
           {t("Clone")}
         </ButtonLink>
+      )}
+      {!isOpen && isOurs && (
+        <ConfirmButton action={t("Delete job")} question={t("Delete {{name}}?", { name: job.name })} onConfirm={remove}>
+          {t("Its events, figures, checkpoints and artifacts go with it. Uploads stay.")}
+        </ConfirmButton>
       )}
     </Group>
   );

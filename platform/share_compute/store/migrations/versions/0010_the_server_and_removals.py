@@ -1,4 +1,4 @@
-"""One row says which server may write: each server that starts puts itself there."""
+"""Which server may write, which jobs are to be deleted when they end, and which folders are to be removed."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_server_epoch")),
     )
     op.bulk_insert(table, [{"id": 1, "epoch": 0, "holder": "", "claimed_at": None}])
+    op.create_table(
+        "removals",
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("asked_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("path", name=op.f("pk_removals")),
+    )
+    op.add_column("jobs", sa.Column("delete_requested_at", sa.DateTime(timezone=True), nullable=True))

@@ -1,0 +1,117 @@
+"""Removal of what is deleted, and of what is older than the operator wants to keep."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from share_compute.errors import ShareComputeError
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute.store.retention import Keep, Prunable
+from share_compute_api.retention_schemas import Pruned, PruneReport
+
+_LOOK_S = 5.0
+_PRUNE_S = 3600.0
+_log = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Deletes what was to be deleted later, removes the files of what is deleted, and prunes every hour.
+
+    Args:
+        store: where the rows are.
+        folder: holds one folder for each job; nothing outside it is removed.
+        keep: what is kept for how long.
+    """
+
+    def __init__(self, store: Store, folder: Path, keep: Keep) -> None:
+        self._store = store
+        self._folder = folder.resolve()
+        self._keep = keep
+
+    async def run(self) -> None:
+        """Look until cancelled; begins with what an earlier server left."""
+        loop = asyncio.get_running_loop()
+        next_prune_s = loop.time()
+        while True:
+            try:
+                if any(days is not None for days in astuple(self._keep)) and loop.time() >= next_prune_s:
+                    next_prune_s = loop.time() + _PRUNE_S
+                    report = await asyncio.to_thread(self.prune, dry_run=False)
+                    if report.pruned:
+                        _log.info("pruned %d things, %d bytes", len(report.pruned), report.size_bytes)
+                await asyncio.to_thread(self.look)
+            except ShareComputeError as failure:
+                _log.warning("what is deleted could not be removed: %s", failure.message)
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Delete jobs that ended and were to be deleted then, and remove the folders of all that is deleted."""
+        for job_id in self._store.deletions.due():
+            self._store.deletions.job(job_id, self._folder / job_id)
+        for folder in self._store.deletions.folders():
+            self._remove(folder)
+
+    def prune(self, *, dry_run: bool) -> PruneReport:
+        """Delete what is older than it is to be kept, or say what that is."""
+        retention = self._store.retention
+        found = retention.find(self._keep, self._folder)
+        sizes = {one: _size(one.folder) for one in found}
+        gone: Sequence[Prunable] = found if dry_run else retention.prune(self._keep, self._folder)
+        pruned = tuple(
+            Pruned(
+                kind=one.kind,
+                job_id=one.job_id,
+                name=one.name,
+                rows=one.rows,
+                size_bytes=sizes.get(one, 0),
+            )
+            for one in gone
+        )
+        if not dry_run:
+            self.look()
+        return PruneReport(dry_run=dry_run, pruned=pruned, size_bytes=sum(one.size_bytes for one in pruned))
+
+    def _remove(self, folder: Path) -> None:
+        if not folder.resolve().is_relative_to(self._folder) or folder.resolve() == self._folder:
+            _log.error("%s is not removed: it is not below %s", folder, self._folder)
+            self._store.deletions.removed(folder)
+            return
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as failure:
+            _log.warning("%s cannot be removed yet: %s", folder, failure.strerror)
+            return
+        self._store.deletions.removed(folder)
+
+
+def cleaner(settings: Settings, store: Store) -> Cleaner:
+    """Return the cleaner of a server."""
+    keep = Keep(
+        jobs_days=settings.keep_jobs_days,
+        artifacts_days=settings.keep_artifacts_days,
+        checkpoints_days=settings.keep_checkpoints_days,
+        metrics_days=settings.keep_metrics_days,
+        events_days=settings.keep_events_days,
+    )
+    return Cleaner(store, settings.data_folder / "jobs", keep)
+
+
+def _size(folder: Path | None) -> int:
+    """Return the bytes of all files below a folder; files that go meanwhile do not count."""
+    if folder is None:
+        return 0
+    total = 0
+    for file in folder.rglob("*"):
+        try:
+            total += file.lstat().st_size if not file.is_dir() else 0
+        except FileNotFoundError:
+            continue
+    return total

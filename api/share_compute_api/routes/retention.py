@@ -1,0 +1,63 @@
+"""Deletion of what is over, and pruning of what is old."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from share_compute_api.context import InContext
+from share_compute_api.problems import documented
+from share_compute_api.retention import cleaner
+from share_compute_api.retention_schemas import Deleted, PruneReport
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.delete(
+    "/jobs/{job_id}", operation_id="deleteJob", responses={202: {"model": Deleted}, **documented(404, 409)}
+)
+def delete_job(
+    job_id: str,
+    context: InContext,
+    response: Response,
+    cancel: Annotated[
+        bool, Query(description="Ask a job that is not over to stop, and delete it when it did.")
+    ] = False,
+) -> Deleted:
+    """Delete a job that is over with its events, metrics, checkpoints and artifacts; uploads stay.
+
+    Its files go within seconds. With ``cancel``, a job that still runs answers 202 and is deleted when it ended.
+    """
+    folder = context.settings.data_folder / "jobs" / job_id
+    is_gone = context.store.deletions.job(job_id, folder.resolve(), cancel=cancel)
+    response.status_code = 200 if is_gone else 202
+    return Deleted(id=job_id, is_deleted=is_gone)
+
+
+@router.delete(
+    "/jobs/{job_id}/artifacts/{name}", operation_id="deleteArtifact", responses=documented(404, 409)
+)
+def delete_artifact(job_id: str, name: str, context: InContext) -> Deleted:
+    """Delete one artifact of a job; its files go within seconds."""
+    context.store.deletions.artifact(job_id, name)
+    return Deleted(id=f"{job_id}/{name}", is_deleted=True)
+
+
+@router.delete(
+    "/deployments/{deployment}/history", operation_id="deleteDeployment", responses=documented(404, 409)
+)
+def delete_deployment(deployment: str, context: InContext) -> Deleted:
+    """Delete what is remembered of a deployment that is over: its row and its events."""
+    record = context.store.deployments.get(deployment)
+    context.store.deletions.deployment(record.id)
+    return Deleted(id=record.id, is_deleted=True)
+
+
+@router.post("/prune", operation_id="prune")
+def prune(
+    context: InContext,
+    dry_run: Annotated[bool, Query(description="Say what would be deleted, and delete nothing.")] = False,
+) -> PruneReport:
+    """Delete what is older than the server's settings keep it. The server does that by itself every hour."""
+    return cleaner(context.settings, context.store).prune(dry_run=dry_run)

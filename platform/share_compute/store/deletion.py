@@ -1,0 +1,178 @@
+"""Deletion of what is over: rows first, files after.
+
+A transaction that deletes rows writes down which folders belonged to them. Whoever removes the folders deletes that row
+afterwards, so a crash in between leaves nothing behind for good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from share_compute.errors import Conflict
+from share_compute.jobs.states import JobState
+from share_compute.serving.states import LIVE, DeploymentState
+from share_compute.store.database import Database
+from share_compute.store.deployments import deployment_row
+from share_compute.store.events import DEPLOYMENT, add_event
+from share_compute.store.jobs import ask_to_stop, job_row
+from share_compute.store.progress import artifact_row
+from share_compute.store.tables import Artifact, Deployment, Event, Job, Metric, Removal
+
+DELETED = "deleted"
+"""Kind of the event that says that something was deleted."""
+FINAL_JOBS = [state.value for state in JobState if state.is_final]
+
+
+class Deletions:
+    """Deletes jobs, artifacts and deployments that are over."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def job(self, job_id: str, folder: Path, *, cancel: bool = False) -> bool:
+        """Delete a job with its events, metrics, checkpoints and artifacts; return whether it is gone already.
+
+        Args:
+            job_id: the job.
+            folder: of its files.
+            cancel: ask a job that is not over to stop, and delete it when it did.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it is not over, or something else reads its files.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = job_row(session, job_id)
+            if not JobState(row.state).is_final:
+                if not cancel:
+                    raise Conflict(
+                        f"job {job_id} is {row.state}; only jobs that are over can be deleted",
+                        mend=f"cancel it first: share-compute cancel {job_id}; or delete it with --cancel"
+                        " (?cancel=true)",
+                        job=job_id,
+                    )
+                row.delete_requested_at = row.delete_requested_at or now
+                ask_to_stop(session, row, now)
+                if not JobState(row.state).is_final:
+                    return False
+            delete_job(session, row, folder, now)
+            return True
+
+    def artifact(self, job_id: str, name: str) -> None:
+        """Delete one artifact of a job.
+
+        Raises:
+            NotFound: there is none of this name.
+            Conflict: something else reads its files.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            delete_artifact(session, artifact_row(session, job_id, name), now)
+
+    def deployment(self, key: str) -> None:
+        """Delete what is remembered of a deployment that is over, by its id or its name.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: it is up.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = deployment_row(session, key)
+            if not DeploymentState(row.state).is_final:
+                raise Conflict(
+                    f"deployment {row.name} is {row.state}; only one that is over can be forgotten",
+                    mend=f"take it down first: share-compute undeploy {row.name}",
+                )
+            told = (Event.job_id.is_(None), Event.kind == DEPLOYMENT)
+            session.execute(delete(Event).where(*told, Event.data["id"].as_string() == row.id))
+            session.delete(row)
+            _tell(session, now, deployment=row.id, name=row.name)
+
+    def due(self) -> list[str]:
+        """Return the jobs that were to be deleted when they are over, and that are over now."""
+        asked = Job.delete_requested_at.is_not(None)
+        with self._database.read() as session:
+            return list(session.scalars(select(Job.id).where(asked, Job.state.in_(FINAL_JOBS))))
+
+    def folders(self) -> list[Path]:
+        """Return the folders that are to be removed, unless an artifact was made in one again."""
+        query = select(Removal.path).where(Removal.path.not_in(select(Artifact.path)))
+        with self._database.read() as session:
+            return [Path(path) for path in session.scalars(query)]
+
+    def removed(self, folder: Path) -> None:
+        """Forget a folder that is removed."""
+        with self._database.write() as session:
+            session.execute(delete(Removal).where(Removal.path == str(folder)))
+
+
+def delete_job(session: Session, row: Job, folder: Path, now: datetime) -> None:
+    """Delete the rows of a job that is over, in the caller's transaction."""
+    require_unused(session, row.id)
+    for table in (Event, Metric, Artifact):
+        session.execute(delete(table).where(table.job_id == row.id))
+    session.delete(row)
+    remove_folder(session, folder, now)
+    _tell(session, now, job=row.id, name=row.name)
+
+
+def delete_artifact(session: Session, row: Artifact, now: datetime) -> None:
+    """Delete the row of an artifact, in the caller's transaction."""
+    require_unused(session, row.job_id)
+    session.delete(row)
+    # An export's folder holds the artifact alone, under the name `model`.
+    path = Path(row.path)
+    remove_folder(session, path.parent if path.parent.parent.name == "exports" else path, now)
+    _tell(session, now, job=row.job_id, artifact=row.name)
+
+
+def remove_folder(session: Session, folder: Path, now: datetime) -> None:
+    """Write down, in the caller's transaction, that a folder is to be removed."""
+    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    row = dialect.insert(Removal).values(path=str(folder), asked_at=now)
+    session.execute(row.on_conflict_do_nothing())
+
+
+def require_unused(session: Session, job_id: str) -> None:
+    """Raise Conflict if a deployment that is up, or another job that is not over, reads this job's files."""
+    user = user_of(session, job_id)
+    if user is not None:
+        raise Conflict(
+            f"{user} uses what job {job_id} made",
+            mend="take the deployment down, or wait until the other job is over",
+            job=job_id,
+        )
+
+
+def user_of(session: Session, job_id: str) -> str | None:
+    """Return what reads a job's files: a deployment that is up or an unfinished job; None when nothing does."""
+    live = [state.value for state in LIVE]
+    for name, spec in session.execute(
+        select(Deployment.name, Deployment.spec).where(Deployment.state.in_(live))
+    ):
+        if _names(spec, job_id):
+            return f"deployment {name}"
+    unfinished = (Job.state.not_in(FINAL_JOBS), Job.id != job_id)
+    for other, spec in session.execute(select(Job.id, Job.spec).where(*unfinished)):
+        if _names(spec, job_id):
+            return f"job {other}"
+    return None
+
+
+def _names(spec: dict[str, object], job_id: str) -> bool:
+    # By the job's id, or by a path into its folder, which is called like it.
+    return job_id in json.dumps([spec.get("model"), spec.get("data")])
+
+
+def _tell(session: Session, now: datetime, **what: str) -> None:
+    add_event(session, DELETED, now, what)

@@ -1,0 +1,182 @@
+"""What is kept for how long: old rows and files of jobs that are over go, when the operator wants so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from share_compute.jobs.states import JobState
+from share_compute.serving.states import LIVE
+from share_compute.store.database import Database
+from share_compute.store.deletion import (
+    FINAL_JOBS,
+    delete_artifact,
+    delete_job,
+    remove_folder,
+    user_of,
+)
+from share_compute.store.events import DEPLOYMENT
+from share_compute.store.tables import Artifact, Deployment, Event, Job, Metric
+from share_compute.store.work import changes_work
+
+PrunedKind: TypeAlias = Literal["job", "artifact", "checkpoints", "metrics", "events"]
+_ROWS_AT_ONCE = 20_000
+"""Rows that one transaction deletes at most: others wait for their turn meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Days for which things are kept; None: for ever. Those of a job count from its end."""
+
+    jobs_days: float | None = None
+    artifacts_days: float | None = None
+    checkpoints_days: float | None = None
+    metrics_days: float | None = None
+    events_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prunable:
+    """Something that is older than it is to be kept."""
+
+    kind: PrunedKind
+    job_id: str | None = None
+    """The job that it belongs to; None for events of machines and of the server."""
+    name: str | None = None
+    """Of the job, or of the artifact."""
+    rows: int = 0
+    folder: Path | None = None
+    """Of its files."""
+
+
+class Retention:
+    """Finds and deletes what is older than it is to be kept.
+
+    Args:
+        database: where the rows are.
+        clock: tells the time, in UTC.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def find(self, keep: Keep, folder: Path) -> list[Prunable]:
+        """Return what `prune` would delete, and delete nothing.
+
+        Args:
+            keep: for how long.
+            folder: holds one folder for each job.
+        """
+        now = self._clock()
+        with self._database.read() as session:
+            return list(_find(session, keep, now, folder))
+
+    def prune(self, keep: Keep, folder: Path) -> list[Prunable]:
+        """Delete what is older than it is to be kept, each thing in a transaction of its own; return what went."""
+        now = self._clock()
+        return [one for one in self.find(keep, folder) if self._delete(one, keep, now)]
+
+    def _delete(self, one: Prunable, keep: Keep, now: datetime) -> bool:
+        """Delete one thing, unless its job was resumed or is used since it was found."""
+        if one.kind == "events":
+            return self._delete_rows(
+                Event, Event.seq, _old_events(now - timedelta(days=keep.events_days or 0))
+            )
+        if one.kind == "metrics":
+            ended = Metric.job_id.in_(select(Job.id).where(Job.id == one.job_id, Job.state.in_(FINAL_JOBS)))
+            return self._delete_rows(Metric, Metric.step, [ended])
+        with self._database.write() as session:
+            job = session.get(Job, one.job_id)
+            if job is None or not JobState(job.state).is_final or user_of(session, job.id):
+                return False
+            if one.kind == "job":
+                assert one.folder is not None
+                delete_job(session, job, one.folder, now)
+            elif one.kind == "artifact":
+                wanted = (Artifact.job_id == job.id, Artifact.name == one.name)
+                artifact = session.scalar(select(Artifact).where(*wanted))
+                if artifact is None:
+                    return False
+                delete_artifact(session, artifact, now)
+            else:
+                assert one.folder is not None
+                job.checkpoint_path = job.checkpoint_step = None
+                remove_folder(session, one.folder, now)
+        return True
+
+    def _delete_rows(
+        self,
+        table: type[Event | Metric],
+        number: InstrumentedAttribute[int],
+        wanted: Sequence[ColumnElement[bool]],
+    ) -> bool:
+        """Delete rows in pieces of ascending numbers, so that no transaction takes long."""
+        while True:
+            beyond = select(number).where(*wanted).order_by(number).offset(_ROWS_AT_ONCE).limit(1)
+            with self._database.write() as session:
+                last = session.scalar(beyond)
+                piece = wanted if last is None else [*wanted, number < last]
+                session.execute(delete(table).where(*piece))
+            if last is None:
+                return True
+
+
+def _find(session: Session, keep: Keep, now: datetime, folder: Path) -> Iterator[Prunable]:
+    jobs = _over(session, keep.jobs_days, now)
+    going = {job.id for job in jobs}
+    for job in jobs:
+        yield Prunable("job", job.id, job.name, _rows(session, job.id), folder / job.id)
+    for job in _over(session, keep.artifacts_days, now, going):
+        for artifact in session.scalars(select(Artifact).where(Artifact.job_id == job.id)):
+            yield Prunable("artifact", job.id, artifact.name, 1, Path(artifact.path))
+    for job in _over(session, keep.checkpoints_days, now, going):
+        if (folder / job.id / "checkpoints").is_dir():
+            yield Prunable("checkpoints", job.id, job.name, 0, folder / job.id / "checkpoints")
+    for job in _over(session, keep.metrics_days, now, going):
+        if rows := _count(session, Metric, [Metric.job_id == job.id]):
+            yield Prunable("metrics", job.id, job.name, rows)
+    if keep.events_days is not None:
+        old = _old_events(now - timedelta(days=keep.events_days))
+        others = or_(Event.job_id.is_(None), Event.job_id.not_in(going))
+        if rows := _count(session, Event, [*old, others]):
+            yield Prunable("events", rows=rows)
+
+
+def _over(session: Session, days: float | None, now: datetime, but: Collection[str] = ()) -> Sequence[Job]:
+    """Return the jobs that have been over for so many days and whose files nothing reads; none without ``days``."""
+    if days is None:
+        return []
+    over = (Job.state.in_(FINAL_JOBS), Job.finished_at < now - timedelta(days=days), Job.id.not_in(but))
+    found = session.scalars(select(Job).where(*over).order_by(Job.finished_at, Job.id))
+    return [job for job in found if user_of(session, job.id) is None]
+
+
+def _count(
+    session: Session, table: type[Event | Metric | Artifact], wanted: Sequence[ColumnElement[bool]]
+) -> int:
+    return session.scalar(select(func.count()).select_from(table).where(*wanted)) or 0
+
+
+def _rows(session: Session, job_id: str) -> int:
+    """Return how many rows a job has in all tables."""
+    return 1 + sum(_count(session, table, [table.job_id == job_id]) for table in (Event, Metric, Artifact))
+
+
+def _old_events(before: datetime) -> list[ColumnElement[bool]]:
+    """Return which events can go: none of what is not over, and not the last of each machine, which says its work."""
+    is_over = or_(Event.job_id.is_(None), Event.job_id.in_(select(Job.id).where(Job.state.in_(FINAL_JOBS))))
+    last = (
+        select(func.max(Event.seq))
+        .where(Event.contributor_id.is_not(None), changes_work())
+        .group_by(Event.contributor_id)
+    )
+    live = select(Deployment.id).where(Deployment.state.in_([state.value for state in LIVE]))
+    is_down = or_(Event.kind != DEPLOYMENT, Event.data["id"].as_string().not_in(live))
+    return [Event.at < before, is_over, Event.seq.not_in(last), is_down]
