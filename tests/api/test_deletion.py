@@ -14,9 +14,10 @@ from tests.api.conftest import wait_until
 from tests.api.test_chaos_cli import RUNS
 from tests.api.test_cli import JOB, error, play, step
 
-from share_compute.errors import Conflict, NotFound
+from share_compute.errors import Conflict, MissingScope, NotFound, NotOwner
 from share_compute.jobs.events import ArtifactSaved, AttemptEnded
 from share_compute.jobs.states import JobState
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.client import Client
@@ -159,6 +160,22 @@ def test_pruning_lists_what_would_go_then_deletes_it(settings: Settings, plane: 
     assert not folder.exists()
     with Client(plane.url, plane.api_key) as client, pytest.raises(NotFound):
         client.job(job.id)
+
+
+def test_only_the_key_that_made_a_job_and_admins_delete_it(client: Client, plane: Any) -> None:
+    job = client.submit(JOB.format(name="old"))
+    folder = folder_of(plane, job.id)
+    play(plane, job.id, RUNS, step(1), saved(folder), DONE)
+    _, other_key = plane.store.keys.create("other", [Scope.submit])
+    with Client(plane.url, other_key) as other:
+        with pytest.raises(NotOwner):
+            other.delete_job(job.id)
+        with pytest.raises(NotFound):
+            other.delete_artifact(job.id, "model")
+        with pytest.raises(MissingScope):
+            other.prune(dry_run=True)
+    assert client.artifacts(job.id)
+    assert client.delete_job(job.id).is_deleted
 
 
 def test_a_server_prunes_by_itself(settings: Settings, client: Client, plane: Any) -> None:

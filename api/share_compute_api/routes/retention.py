@@ -6,7 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from share_compute_api.auth import ADMIN, Submitter, require_owner
 from share_compute_api.context import InContext
+from share_compute_api.owned import require_results
 from share_compute_api.problems import documented
 from share_compute_api.retention import cleaner
 from share_compute_api.retention_schemas import Deleted, PruneReport
@@ -20,6 +22,7 @@ router = APIRouter(tags=["jobs"])
 def delete_job(
     job_id: str,
     context: InContext,
+    caller: Submitter,
     response: Response,
     cancel: Annotated[
         bool, Query(description="Ask a job that is not over to stop, and delete it when it did.")
@@ -29,6 +32,7 @@ def delete_job(
 
     Its files go within seconds. With ``cancel``, a job that still runs answers 202 and is deleted when it ended.
     """
+    require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     folder = context.settings.data_folder / "jobs" / job_id
     is_gone = context.store.deletions.job(job_id, folder.resolve(), cancel=cancel)
     response.status_code = 200 if is_gone else 202
@@ -38,8 +42,9 @@ def delete_job(
 @router.delete(
     "/jobs/{job_id}/artifacts/{name}", operation_id="deleteArtifact", responses=documented(404, 409)
 )
-def delete_artifact(job_id: str, name: str, context: InContext) -> Deleted:
+def delete_artifact(job_id: str, name: str, context: InContext, caller: Submitter) -> Deleted:
     """Delete one artifact of a job; its files go within seconds."""
+    require_results(context.store, job_id, caller)
     context.store.deletions.artifact(job_id, name)
     return Deleted(id=f"{job_id}/{name}", is_deleted=True)
 
@@ -47,14 +52,15 @@ def delete_artifact(job_id: str, name: str, context: InContext) -> Deleted:
 @router.delete(
     "/deployments/{deployment}/history", operation_id="deleteDeployment", responses=documented(404, 409)
 )
-def delete_deployment(deployment: str, context: InContext) -> Deleted:
+def delete_deployment(deployment: str, context: InContext, caller: Submitter) -> Deleted:
     """Delete what is remembered of a deployment that is over: its row and its events."""
     record = context.store.deployments.get(deployment)
+    require_owner(caller, record.owner, f"deployment {record.name}")
     context.store.deletions.deployment(record.id)
     return Deleted(id=record.id, is_deleted=True)
 
 
-@router.post("/prune", operation_id="prune")
+@router.post("/prune", operation_id="prune", dependencies=ADMIN)
 def prune(
     context: InContext,
     dry_run: Annotated[bool, Query(description="Say what would be deleted, and delete nothing.")] = False,
