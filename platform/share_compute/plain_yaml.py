@@ -7,19 +7,37 @@ import re
 from typing import Any
 
 import yaml
-from yaml.composer import ComposerError
-from yaml.constructor import ConstructorError
+from yaml._yaml import CParser
+from yaml.composer import Composer, ComposerError
+from yaml.constructor import ConstructorError, SafeConstructor
+from yaml.resolver import Resolver
 
 from share_compute.errors import UserError
+from share_compute.planning.words import bytes_text
+
+MOST_BYTES = 256 << 10
+"""Of YAML that people write by hand: no job file has a tenth of it."""
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, by which a few lines grow to gigabytes, and without keys that are given twice."""
+class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
+    """YAML without aliases, by which a few lines grow to gigabytes, and without keys that are given twice.
+
+    libyaml reads the text, ten times as fast as Python; what stands in it is put together here, where it is looked at.
+    """
+
+    def __init__(self, text: str) -> None:
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise ComposerError(None, None, "aliases (*name) are not read; write it out", event.start_mark)
+        event: Any = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused("aliases (*name) are not read; write it out", event)
+        # Nothing needs a tag, and `!!int ""` makes the library stumble.
+        if getattr(event, "tag", None) not in (None, "!"):
+            raise _refused("tags (!name) are not read; leave it out", event)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -29,6 +47,10 @@ class _PlainLoader(yaml.SafeLoader):
                 raise ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+
+def _refused(problem: str, event: Any) -> ComposerError:
+    return ComposerError(None, None, problem, event.start_mark)
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -49,22 +71,31 @@ def write_yaml(data: Any) -> str:
     return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
 
 
-def read_yaml(text: str, what: str) -> Any:
+def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
     """Return what YAML text says; JSON is YAML.
 
     Args:
         text: the text.
         what: what it should be, for errors: ``job file``.
+        most_bytes: how long it may be, as UTF-8.
 
     Raises:
-        UserError: it is not valid, saying where.
+        UserError: it is too long, or not valid, saying where.
     """
+    size_bytes = len(text.encode(errors="replace"))
+    if size_bytes > most_bytes:
+        raise UserError(
+            f"the {what} has {bytes_text(size_bytes)} of YAML; at most {bytes_text(most_bytes)} are read",
+            mend="make it shorter, or write it as JSON, which may be longer",
+        )
     try:
-        return yaml.load(text, _PlainLoader)  # noqa: S506 - it is a safe loader
+        return _PlainLoader(text).get_single_data()
     # Beside its own errors, YAML lets through what impossible dates and endless nesting cause.
     except (yaml.YAMLError, ValueError, RecursionError) as failure:
         where = getattr(failure, "problem_mark", None)
-        line = f" at line {where.line + 1}, column {where.column + 1}" if where else ""
+        # What is missing at the end is told of the line after the last one.
+        last = len(text.splitlines())
+        line = f" at line {min(where.line + 1, last)}, column {where.column + 1}" if where else ""
         problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]
         raise UserError(
             f"the {what} is not valid YAML{line}: {problem}", mend="check its indentation and quotes"

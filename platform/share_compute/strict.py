@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, LiteralString, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+MOST_UNKNOWN = 49
+"""Unknown keys that an error names; what it says of the others makes fifty."""
+_UNKNOWN: LiteralString = "unknown_key"
+_SHOWN_CHARACTERS = 100
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -24,18 +29,38 @@ class StrictModel(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _suggest_known_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, dict) and len(data) > len(cls.model_fields) + MOST_UNKNOWN:
+            cls._refuse_many(data)
         try:
             return handler(data)
         except ValidationError as failure:
             errors = failure.errors(include_url=False)
             if not any(map(_is_unknown_key, errors)):
                 raise
-            known = [field.alias or name for name, field in cls.model_fields.items()]
+            known = _names(cls)
             explained = [
                 InitErrorDetails(type=_explain(error, known), loc=error["loc"], input=error["input"])
                 for error in errors
             ]
             raise ValidationError.from_exception_data(failure.title, explained) from None
+
+    @classmethod
+    def _refuse_many(cls, data: dict[Any, Any]) -> None:
+        """Refuse more unknown keys than anybody reads, before an error is made of each."""
+        known = _names(cls)
+        unknown = [str(key) for key in data if key not in known]
+        named = [
+            InitErrorDetails(type=_unknown_key(key, known), loc=(key,), input=None)
+            for key in unknown[:MOST_UNKNOWN]
+        ]
+        more = PydanticCustomError(_UNKNOWN, f"and {len(unknown) - len(named)} more unknown keys")
+        raise ValidationError.from_exception_data(
+            cls.__name__, [*named, InitErrorDetails(type=more, loc=(), input=None)]
+        )
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _is_unknown_key(error: Any) -> bool:
@@ -46,7 +71,11 @@ def _is_unknown_key(error: Any) -> bool:
 def _explain(error: Any, known: Sequence[str]) -> PydanticCustomError:
     if not _is_unknown_key(error):
         return PydanticCustomError(error["type"], error["msg"])
-    key = str(error["loc"][-1])
+    return _unknown_key(str(error["loc"][-1]), known)
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> PydanticCustomError:
     guess = nearest(key, known)
     hint = f"did you mean {guess!r}?" if guess else f"known keys: {', '.join(known)}"
-    return PydanticCustomError("unknown_key", f"unknown key {key!r}; {hint}")
+    shown = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}..."
+    return PydanticCustomError(_UNKNOWN, f"unknown key {shown!r}; {hint}")

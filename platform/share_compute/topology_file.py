@@ -14,9 +14,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 
 from share_compute import __version__
 from share_compute.errors import UserError
+from share_compute.field_errors import field_errors, told
 from share_compute.plain_text import PlainText, plain
 from share_compute.plain_yaml import read_json, read_yaml, write_yaml
-from share_compute.specification import field_errors
 from share_compute.strict import StrictModel, nearest
 from share_compute.topology import (
     BASE_DTYPE,
@@ -36,6 +36,8 @@ from share_compute.topology import (
 VERSION = 1
 """Of the format; raised when a field changes its meaning or a new one must not be overlooked."""
 KIND = "topology"
+_MOST_YAML_BYTES = 16 << 20
+"""Files of thousands of machines are written by programs, and read on the machine of whoever wrote them."""
 _EXAMPLE = "start from examples/topologies/lan.yaml"
 
 
@@ -244,11 +246,11 @@ def parse_topology(data: Any) -> Topology:
         return TopologyDocument.model_validate(data).topology()
     except ValidationError as failure:
         problems = field_errors(failure)
-        text = "; ".join(
-            ": ".join(filter(None, (_shown(item["field"], data), item["problem"]))) for item in problems
-        )
+        named = [{**item, "field": _shown(item["field"], data)} for item in problems]
         raise UserError(
-            text, mend="mend these fields of the topology", details={"fields": problems}
+            told(named, failure.error_count()),
+            mend="mend these fields of the topology",
+            details={"fields": problems},
         ) from failure
 
 
@@ -259,7 +261,9 @@ def read_topology(text: str) -> Topology:
         UserError: as `parse_topology`, or it is not valid YAML or JSON, saying where.
     """
     is_json = text.lstrip().startswith("{")
-    return parse_topology((read_json if is_json else read_yaml)(text, "topology file"))
+    if is_json:
+        return parse_topology(read_json(text, "topology file"))
+    return parse_topology(read_yaml(text, "topology file", _MOST_YAML_BYTES))
 
 
 def describe_topology(topology: Topology) -> TopologyDocument:

@@ -95,13 +95,23 @@ class TestRefused:
             ("model: [unclosed", 1),
             ("name: a\n\tmodel: b", 2),
             ("name: a\nname b: c: d", 2),
-            ("name: 'never closed\n", 2),
+            ("name: 'never closed\n", 1),
         ],
     )
     def test_malformed_yaml_names_the_line(self, source: str, line: int) -> None:
         assert f"not valid YAML at line {line}, column" in refusal(source).message
 
-    @pytest.mark.parametrize("source", ["name: 2024-13-45", "[" * 5000, "name: \x00"])
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "name: 2024-13-45",
+            "[" * 5000,
+            "name: \x00",
+            "name: !!binary gIE=",
+            "name: !!int ''",
+            'name: "\\ud800"',
+        ],
+    )
     def test_what_yaml_stumbles_over_is_a_user_error(self, source: str) -> None:
         assert "not valid YAML" in refusal(source).message
 
@@ -275,10 +285,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("config", "why"),
         [
-            ("!!binary gIE=", "bytes"),
             ("2026-01-31", "date"),
             (".nan", "not JSON compliant"),
-            ('"\\ud800"', "surrogates"),
         ],
     )
     def test_a_configuration_is_plain_json(self, config: str, why: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from share_compute.errors import UserError
+from share_compute.field_errors import invalid
 from share_compute.plain_yaml import read_yaml
 from share_compute.specification.base import SpecModel, known
 from share_compute.specification.batch import EmbedJob, GenerateJob
@@ -165,20 +166,7 @@ def _validated(kind: type[Spec], data: dict[str, Any]) -> Spec:
     try:
         return kind.model_validate(data)
     except ValidationError as failure:
-        problems = field_errors(failure)
-        text = "; ".join(": ".join(filter(None, (item["field"], item["problem"]))) for item in problems)
-        raise UserError(text, mend="mend these fields of the job", details={"fields": problems}) from failure
-
-
-def field_errors(failure: ValidationError) -> list[dict[str, str]]:
-    """Flatten a pydantic error to ``[{field, problem}]``, fields written with dots."""
-    return [
-        {
-            "field": ".".join(str(part) for part in error["loc"]),
-            "problem": error["msg"].removeprefix("Value error, "),
-        }
-        for error in failure.errors(include_url=False, include_context=False, include_input=False)
-    ]
+        raise invalid(failure, "mend these fields of the job") from failure
 
 
 def job_schema(kind: Kind = "train") -> dict[str, Any]:
