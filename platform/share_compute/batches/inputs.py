@@ -17,16 +17,20 @@ from typing import Any
 import xxhash
 from pyarrow import parquet
 
+from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
+from share_compute.field_errors import MOST_NAMED, cut
 from share_compute.plain_files import open_unlinked
+from share_compute.planning.words import bytes_text
 from share_compute.strict import nearest
 
 _BOM = b"\xef\xbb\xbf"
 _FIRST_ROWS = 100
 """Looked at when a job is submitted."""
-_BATCH_ROWS = 1_000
 _PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20
+_MOST_PART_BYTES = 256 << 20
+"""Of rows that are asked for together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,14 @@ class Inputs:
                 column that answers are written into.
         """
         for file in self.files:
-            rows = list(islice(self._objects(file), _FIRST_ROWS))
-            columns = self._columns(file, rows)
+            columns, values = self._beginning(file)
             if self.column not in columns:
-                guess = nearest(self.column, columns)
+                shown = [cut(name) for name in columns[:MOST_NAMED]]
+                guess = nearest(self.column, shown)
+                more = f" and {len(columns) - len(shown)} more" if len(columns) > len(shown) else ""
                 raise UserError(
                     f"{file} has no column {self.column!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-                    mend=f"name one of its columns: {', '.join(columns)}",
+                    mend=f"name one of its columns: {', '.join(shown)}{more}",
                 )
             taken = [name for name in columns if name in ours]
             if taken:
@@ -95,7 +100,6 @@ class Inputs:
                     f"{file} has a column {taken[0]!r}, into which answers are written",
                     mend="rename that column",
                 )
-            values = [row[self.column] for row in rows if row.get(self.column) is not None]
             if not any(isinstance(value, kind) for value in values):
                 found = type(values[0]).__name__ if values else "nothing"
                 wanted = "text" if kind is str else "lists of messages"
@@ -104,10 +108,20 @@ class Inputs:
                     mend="name another column",
                 )
 
-    def _columns(self, file: Path, rows: Sequence[dict[str, Any]]) -> list[str]:
-        if not rows:
+    def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
+        """Return the columns of a file, and what the first rows hold in ours."""
+        if self.is_parquet:
+            with _reading(file):
+                columns, is_empty = parquet.read_schema(file).names, not parquet.read_metadata(file).num_rows
+            found = self._raw_of(file) if self.column in columns else iter(())
+            values = [raw.as_py() for raw in islice(found, _FIRST_ROWS)]
+        else:
+            rows = list(islice(self._objects(file), _FIRST_ROWS))
+            columns, is_empty = list(dict.fromkeys(name for row in rows for name in row)), not rows
+            values = [row.get(self.column) for row in rows]
+        if is_empty:
             raise UserError(f"{file} holds no rows", mend="leave it out, or fill it")
-        return list(dict.fromkeys(name for row in rows for name in row))
+        return columns, [value for value in values if value is not None]
 
     def survey(self) -> Survey:
         """Read all files once, to know what they hold.
@@ -143,23 +157,35 @@ class Inputs:
             size: rows of a part; the last one may have fewer.
             done: numbers of parts that are left out.
         """
-        rows = self._raw()
+        rows = enumerate(self._raw())
         for number in count():
-            taken = list(islice(rows, size))
+            part: list[InputRow] = []
+            held, taken = 0, 0
+            for index, raw in islice(rows, size):
+                taken += 1
+                if number in done:
+                    continue
+                row = self._row(index, raw)
+                held += _weight(row.value)
+                full = f"the rows before it in its part hold more than {bytes_text(_MOST_PART_BYTES)}"
+                part.append(row if held <= _MOST_PART_BYTES else InputRow(index, None, full))
             if not taken:
                 return
             if number not in done:
-                yield number, [self._row(number * size + index, raw) for index, raw in enumerate(taken)]
+                yield number, part
 
     def _raw(self) -> Iterator[Any]:
         """Yield rows that are not looked into yet: lines, or values of the column."""
         for file in self.files:
-            with _reading(file):
-                if self.is_parquet:
-                    for batch in batches(file, [self.column]):
-                        yield from batch.column(0)
-                else:
-                    yield from filter(_is_row, _lines(file))
+            yield from self._raw_of(file)
+
+    def _raw_of(self, file: Path) -> Iterator[Any]:
+        with _reading(file):
+            if self.is_parquet:
+                for batch in record_batches(file, [self.column]):
+                    yield from batch.column(0)
+            else:
+                yield from filter(_is_row, _lines(file))
 
     def _row(self, number: int, raw: Any) -> InputRow:
         if self.is_parquet:
@@ -174,16 +200,12 @@ class Inputs:
         return InputRow(number, value)
 
     def _objects(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield whole rows of one file.
+        """Yield whole rows of one .jsonl file.
 
         Raises:
             UserError: one is not an object.
         """
         with _reading(file):
-            if self.is_parquet:
-                for batch in batches(file):
-                    yield from batch.to_pylist()
-                return
             for number, line in enumerate(_lines(file), start=1):
                 if not _is_row(line):
                     continue
@@ -204,12 +226,6 @@ class Inputs:
                     yield {} if isinstance(row, str) else row
 
 
-def batches(file: Path, columns: list[str] | None = None) -> Iterator[Any]:
-    """Yield the record batches of a .parquet file; of these columns, or of all."""
-    with open_unlinked(file) as source, parquet.ParquetFile(source) as opened:
-        yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-
-
 def parsed(line: bytes) -> dict[str, Any] | str:
     """Return the object on a line, or what is wrong with it."""
     try:
@@ -217,6 +233,15 @@ def parsed(line: bytes) -> dict[str, Any] | str:
     except (ValueError, RecursionError) as failure:
         return f"the row is not JSON: {failure}"
     return row if isinstance(row, dict) else "the row is not a JSON object"
+
+
+def _weight(value: Any) -> int:
+    """Estimate the bytes that a value takes in memory."""
+    if isinstance(value, str):
+        return len(value) + 64
+    if isinstance(value, dict):
+        return 64 + sum(len(name) + 64 + _weight(item) for name, item in value.items())
+    return 64 + sum(map(_weight, value)) if isinstance(value, list) else 64
 
 
 def _is_row(line: bytes) -> bool:

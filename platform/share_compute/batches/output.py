@@ -14,8 +14,9 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyarrow import parquet
 
-from share_compute.batches.inputs import Inputs, batches
+from share_compute.batches.inputs import Inputs
 from share_compute.batches.parts import Parts, whole
+from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
 from share_compute.plain_files import open_unlinked
 
@@ -60,7 +61,7 @@ def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) ->
 def _write_lines(inputs: Inputs, parts: Parts, file: Path) -> None:
     answers = chain.from_iterable(table.to_pylist() for table in parts.tables())
     if inputs.is_parquet:
-        tables = (batch for each in inputs.files for batch in batches(each))
+        tables = (batch for each in inputs.files for batch in record_batches(each))
         rows: Iterator[dict[str, Any]] = chain.from_iterable(batch.to_pylist() for batch in tables)
     else:
         rows = inputs.objects()
@@ -108,7 +109,7 @@ def _joined(inputs: Inputs, parts: Parts) -> Iterator[Any]:
     empty = _united(inputs.files).empty_table()
     answers = parts.tables()
     held = next(answers)
-    for batch in (batch for file in inputs.files for batch in batches(file)):
+    for batch in (batch for file in inputs.files for batch in record_batches(file)):
         more = [held]
         while sum(table.num_rows for table in more) < batch.num_rows:
             more.append(next(answers))

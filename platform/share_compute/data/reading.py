@@ -14,11 +14,16 @@ from typing import Any, Literal
 
 from share_compute.errors import UserError
 from share_compute.plain_files import open_unlinked
+from share_compute.planning.words import bytes_text
 from share_compute.strict import nearest
 
 PIECE_CHARACTERS = 1 << 16
 """A longer text is cut into pieces, at a line break or a space where there is one."""
 _ROWS = 1_000
+_MOST_LINE_BYTES = 64 << 20
+_MOST_TEXT_LINE_BYTES = 512 << 20
+"""Corpora for compression are one line of 100 MB and more."""
+_SCANNED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +113,54 @@ def _text_bytes(file: Path) -> int:
 def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
     """Yield lists of texts; a .txt file's are its lines with their line breaks."""
     if file.suffix == ".parquet":
-        from pyarrow import parquet  # noqa: PLC0415 - heavy
-
-        with open_unlinked(file) as opened:
-            names = parquet.read_schema(opened).names
-        if column not in names:
-            raise _no_column(file, column, names)
-        for values in _load("parquet", file, column, scratch, columns=[column]):
-            yield [_as_text(file, column, value) for value in values]
+        yield from _read_column(file, column)
         return
+    _require_short_lines(file)
     lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
     # The builder for JSON fixes all columns by the first rows and stumbles over later ones that differ.
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
 
+def _read_column(file: Path, column: str) -> Iterator[list[str]]:
+    from pyarrow import parquet  # noqa: PLC0415 - heavy
+
+    from share_compute.data.parquet_rows import record_batches  # noqa: PLC0415 - imports pyarrow
+
+    try:
+        with open_unlinked(file) as opened:
+            names = parquet.read_schema(opened).names
+        if column not in names:
+            raise _no_column(file, column, names)
+        for batch in record_batches(file, [column]):
+            yield [_as_text(file, column, value) for value in batch.column(0).to_pylist()]
+    except (ValueError, OSError) as failure:
+        raise _unreadable(file, failure) from failure
+
+
+def _require_short_lines(file: Path) -> None:
+    """Refuse a file with a line that would fill the memory: it is read line by line.
+
+    Raises:
+        UserError: a line is too long, or the file cannot be read.
+    """
+    most = _MOST_LINE_BYTES if file.suffix == ".jsonl" else _MOST_TEXT_LINE_BYTES
+    since_break = 0
+    try:
+        with open_unlinked(file) as opened:
+            while piece := opened.read(_SCANNED_BYTES):
+                first, last = piece.find(b"\n"), piece.rfind(b"\n")
+                if max(since_break + (first if first >= 0 else len(piece)), 0) > most:
+                    raise UserError(
+                        f"data file {file} has a line of more than {bytes_text(most)}",
+                        mend="break it into lines; a .jsonl file has one JSON object on each",
+                    )
+                since_break = since_break + len(piece) if last < 0 else len(piece) - last - 1
+    except OSError as failure:
+        raise _unreadable(file, failure) from failure
+
+
 def _load(
-    kind: Literal["text", "parquet"], file: Path, column: str, scratch: Path, **options: Any
+    kind: Literal["text"], file: Path, column: str, scratch: Path, **options: Any
 ) -> Iterator[list[Any]]:
     """Yield the values of one column, some rows at a time, as ``datasets`` streams them."""
     import datasets  # noqa: PLC0415 - heavy

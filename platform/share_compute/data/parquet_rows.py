@@ -1,0 +1,132 @@
+"""Parquet files read a bounded number of bytes at a time, whatever their few bytes stand for.
+
+Dictionaries and run lengths let a file of 500 bytes stand for gigabytes: one long text that a million rows share, or a
+row that is a list of a billion nulls. So text is read as the dictionaries that the file has, batches are cut by what
+they hold once written out, and a row group that announces too many values is refused before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from share_compute.errors import UserError
+from share_compute.plain_files import open_unlinked
+from share_compute.planning.words import bytes_text
+
+MOST_BATCH_BYTES = 32 << 20
+"""Of a batch of several rows, written out."""
+MOST_ROW_BYTES = 64 << 20
+_MOST_ROWS = 1_000
+_MOST_VALUES = 1 << 25
+"""Of one column in one row group; published files have a tenth of it at most."""
+_VALUE_BYTES = 8
+
+
+def record_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the rows of a .parquet file, a bounded number of bytes at a time.
+
+    Args:
+        file: the file.
+        columns: those that are read; default: all.
+
+    Raises:
+        UserError: a row, or a row group, is too large.
+        OSError: the file cannot be read.
+        ValueError: it is no .parquet file.
+    """
+    with open_unlinked(file) as source:
+        plain = parquet.ParquetFile(source)
+        metadata, schema = plain.metadata, plain.schema_arrow
+        leaves = [
+            index
+            for index in range(metadata.num_columns)
+            if columns is None or _is_of(metadata.schema.column(index).path, columns)
+        ]
+        texts = [
+            metadata.schema.column(index).path
+            for index in leaves
+            if metadata.schema.column(index).physical_type == "BYTE_ARRAY"
+        ]
+        rows = _rows_at_once(file, metadata, leaves)
+        wanted = pa.schema([field for field in schema if columns is None or field.name in columns])
+        opened = parquet.ParquetFile(source, read_dictionary=texts)
+        for batch in opened.iter_batches(batch_size=rows, columns=None if columns is None else list(columns)):
+            for part in _cut(file, batch):
+                yield _written_out(part, wanted)
+
+
+def _is_of(path: str, columns: Sequence[str]) -> bool:
+    return any(path == column or path.startswith(f"{column}.") for column in columns)
+
+
+def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
+    """Return how many rows are read together, by what the file says of its row groups."""
+    row_bytes = 1.0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunks = [group.column(index) for index in leaves]
+        most_values = max((chunk.num_values for chunk in chunks), default=0)
+        if most_values > _MOST_VALUES:
+            raise UserError(
+                f"{file} has {most_values} values in one column of a row group; at most {_MOST_VALUES} are read",
+                mend="write the file with smaller row groups, or shorter lists",
+            )
+        group_bytes = sum(
+            chunk.num_values * _VALUE_BYTES + max(0, chunk.total_uncompressed_size) for chunk in chunks
+        )
+        row_bytes = max(row_bytes, group_bytes / max(1, group.num_rows))
+    return max(1, min(_MOST_ROWS, int(MOST_BATCH_BYTES / row_bytes)))
+
+
+def _cut(file: Path, batch: Any) -> Iterator[Any]:
+    """Yield parts of a batch that hold little once written out."""
+    size_bytes = sum(map(_size, batch.columns))
+    if batch.num_rows <= 1:
+        if size_bytes > MOST_ROW_BYTES:
+            raise UserError(
+                f"{file} has a row of {bytes_text(size_bytes)}; at most {bytes_text(MOST_ROW_BYTES)} are read",
+                mend="split the row, or leave the column out",
+            )
+        yield batch
+    elif size_bytes > MOST_BATCH_BYTES:
+        half = batch.num_rows // 2
+        yield from _cut(file, batch.slice(0, half))
+        yield from _cut(file, batch.slice(half))
+    else:
+        yield batch
+
+
+def _size(array: Any) -> int:
+    """Return the bytes that an array holds when its dictionaries are written out."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        if not _is_text(kind.value_type):
+            return int(array.nbytes)
+        lengths = pc.take(pc.binary_length(array.dictionary), array.indices)
+        return int(pc.sum(lengths).as_py() or 0) + _VALUE_BYTES * len(array)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _size(array.flatten() if not pa.types.is_map(kind) else array.items) + _VALUE_BYTES * len(
+            array
+        )
+    if pa.types.is_struct(kind):
+        return sum(map(_size, array.flatten()))
+    return int(array.nbytes)
+
+
+def _is_text(kind: Any) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_one(kind) for is_one in kinds)
+
+
+def _written_out(batch: Any, schema: Any) -> Any:
+    """Return a batch of the types that the file declares."""
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.record_batch(columns, schema=schema)
