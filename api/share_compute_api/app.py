@@ -110,6 +110,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         if context.measurements is not None:
             await context.measurements.close()
+        await asyncio.to_thread(context.isolated.close)
 
 
 def _supervise(context: Context, cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from anyio import to_thread
 from fastapi import Depends, FastAPI, Request, Security
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
@@ -159,7 +160,23 @@ def require_contributor(
     return context.store.contributors.authorize(contributor_id, bearer.credentials)
 
 
+async def require_living_contributor(
+    contributor_id: str,
+    needed: SecurityScopes,
+    context: InContext,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
+) -> ContributorRecord:
+    """As `require_contributor`, in the threads that are kept for signs of life."""
+    return await to_thread.run_sync(
+        require_contributor, contributor_id, needed, context, bearer, limiter=context.heartbeats
+    )
+
+
 SelfContributor = Annotated[ContributorRecord, Security(require_contributor, scopes=[Scope.contribute.value])]
+LivingContributor = Annotated[
+    ContributorRecord, Security(require_living_contributor, scopes=[Scope.contribute.value])
+]
+"""The contributor that gives a sign of life."""
 
 
 def check_routes(app: FastAPI) -> None:

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.bell import Bell
+from share_compute_api.budget import Budget
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.data_roots import DataRoots
 from share_compute_api.export_process import ExportProcesses
 from share_compute_api.islands import IslandMap
+from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.serving.engine import Engines
@@ -27,6 +30,7 @@ from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.uploads.shelf import Uploads
 
+_HEARTBEAT_THREADS = 4
 _log = logging.getLogger(__name__)
 
 
@@ -46,13 +50,19 @@ class Context:
     """What people sent."""
     data_roots: DataRoots = field(init=False)
     """Which files of the server jobs may name."""
+    heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
+    """Threads for signs of life, which wait for no other request."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
     """Makes plans in processes of their own."""
     exports: ExportProcesses = field(default_factory=ExportProcesses)
     """Makes checkpoints into folders for others, in processes of their own."""
-    engines: Engines = field(default_factory=Engines)
+    checks: Budget = field(default_factory=Budget)
+    """Bounds how many submissions are parsed and looked into at one time."""
+    isolated: IsolatedProcesses = field(default_factory=IsolatedProcesses)
+    """Work on tokenizers, chat templates and schemas, in processes with limits."""
+    engines: Engines = field(init=False)
     """Answer requests to served models."""
     islands: IslandMap = field(init=False)
     """Machines whose links are alike."""
@@ -67,6 +77,7 @@ class Context:
 
     def __post_init__(self) -> None:
         """Start what needs the other parts, and find the uploads of earlier runs."""
+        self.engines = Engines(self.isolated)
         self.islands = IslandMap(self.store)
         settings = self.settings
         self.data_roots = DataRoots(settings.data_roots, [settings.data_folder])
@@ -97,7 +108,8 @@ class Context:
         return f"{request.url.scheme}://{self.cluster.info.advertise_address}{port}"
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:
+    # Not a plain function: FastAPI would call it in a thread, for which each request would wait.
     context: Context = request.app.state.context
     return context
 

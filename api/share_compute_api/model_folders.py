@@ -11,6 +11,8 @@ from typing import Any
 
 from share_compute.errors import UserError
 from share_compute.models.encoders import encoder_window, is_encoder, trained_window
+from share_compute_api.isolated.messages import FindLargestId
+from share_compute_api.isolated.pool import IsolatedProcesses
 
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """What configurations of Hugging Face call the number of layers."""
@@ -125,20 +127,21 @@ def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool 
     return min((window for window in known if window is not None), default=None)
 
 
-def largest_token_id(folder: Path, field: str) -> int | None:
-    """Return the largest id of a folder's tokenizer; None where it has no tokenizer.json."""
+def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> int | None:
+    """Return the largest id of a folder's tokenizer; None where it has no tokenizer.json.
+
+    Args:
+        folder: of the tokenizer.
+        field: of the job, for errors.
+        processes: read the file.
+    """
     with looking(field):
         if not (folder / "tokenizer.json").is_file():
             return None
-    from tokenizers import Tokenizer
-
     try:
-        vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-    except Exception as failure:  # the library raises bare Exception for every file that it cannot read
-        raise refused(
-            field, f"tokenizer.json cannot be read: {failure}", "save the tokenizer again"
-        ) from failure
-    return max(vocabulary.values(), default=None)
+        return processes.ask(FindLargestId(file=folder / "tokenizer.json")).largest
+    except UserError as failure:
+        raise refused(field, failure.message, failure.mend or "save the tokenizer again") from failure
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
+from share_compute.field_errors import MOST_NAMED, cut, field_name, told
 
 MEDIA_TYPE = "application/problem+json"
 _HTTP = {
@@ -105,7 +106,9 @@ def install(app: FastAPI) -> None:
 
 def _ours(request: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, ShareComputeError)
-    headers = {"WWW-Authenticate": "Bearer"} if failure.status == HTTPStatus.UNAUTHORIZED else None
+    headers = {"WWW-Authenticate": "Bearer"} if failure.status == HTTPStatus.UNAUTHORIZED else {}
+    if "retry_after_s" in failure.details:
+        headers["Retry-After"] = str(failure.details["retry_after_s"])
     return problem_response(
         request, failure.status, failure.code, failure.message, headers, **failure.facts()
     )
@@ -113,21 +116,19 @@ def _ours(request: Request, failure: Exception) -> JSONResponse:
 
 def _invalid(request: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, RequestValidationError)
+    errors = failure.errors()
     fields = [
         {
-            "field": ".".join(str(part) for part in error["loc"] if part != "body"),
-            "problem": error["msg"].removeprefix("Value error, "),
+            "field": field_name(part for part in error["loc"] if part != "body"),
+            "problem": cut(error["msg"].removeprefix("Value error, ")),
         }
-        for error in failure.errors()
+        for error in errors[:MOST_NAMED]
     ]
-    text = "; ".join(
-        f"{item['field']}: {item['problem']}" if item["field"] else item["problem"] for item in fields
-    )
     return problem_response(
         request,
         UserError.status,
         UserError.code,
-        text,
+        told(fields, len(errors)),
         mend="mend these fields of the request",
         details={"fields": fields},
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from share_compute.errors import ShareComputeError
 from share_compute.serving.events import Emitted, Finished
 from share_compute.serving.options import Generation
+from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.serving.engine import ModelFacts
 
 WINDOW = 256
@@ -55,6 +57,12 @@ def make_llama(folder: Path, *, window: int, hidden_size: int = 32, num_hidden_l
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return make_tokenizer(folder)
+
+
+@cache
+def shared_processes() -> IsolatedProcesses:
+    """Return processes for tokenizers, for tests without a server."""
+    return IsolatedProcesses()
 
 
 class Speaker:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from tests.api.conftest import Plane
-from tests.api.speaking import Encoder, Speaker, make_llama
+from tests.api.speaking import Encoder, Speaker, make_llama, shared_processes
 from typer.testing import CliRunner
 
 from share_compute.batches.parts import Parts
@@ -75,7 +75,7 @@ class House:
 
     store: Store
     folder: Path
-    engines: Engines = field(default_factory=Engines)
+    engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     bell: Bell = field(default_factory=Bell)
 
     def serve(self, engine: Engine) -> None:

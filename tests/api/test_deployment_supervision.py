@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.playing import Pool, laid
+from tests.api.speaking import shared_processes
 from tests.api.test_deployments import CONFIG
 from tests.platform.serving.pools import Row, reference
 
@@ -166,7 +167,7 @@ class House:
     pool: Pool
     folder: Path
     bell: Bell = field(default_factory=Bell)
-    engines: Engines = field(default_factory=Engines)
+    engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     replicas: asyncio.Queue[Replica] = field(default_factory=asyncio.Queue)
     metrics: Metrics = field(default_factory=Metrics)
 

@@ -291,7 +291,7 @@ def test_folders_that_cannot_be_served_are_refused(
     spoil(model)
     spec = parse_deployment({"name": "llama", "model": {"path": str(model)}})
     with pytest.raises(UserError, match=r"model\.path: ") as caught:
-        check_deployment(spec, served.store)
+        check_deployment(spec, served.store, served.app.state.context.isolated)
     assert said in caught.value.message
     assert caught.value.mend
     assert caught.value.details["fields"][0]["field"] == "model.path"
@@ -311,8 +311,10 @@ def test_encoders_are_not_served_in_int8(served: Plane, model: Path) -> None:
     (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "bert"}))
     spec = parse_deployment({"name": "bert", "model": {"path": str(model)}, "dtype": "int8"})
     with pytest.raises(UserError, match="dtype: int8 is for models that write text"):
-        check_deployment(spec, served.store)
-    check_deployment(spec.model_copy(update={"dtype": "bfloat16"}), served.store)
+        check_deployment(spec, served.store, served.app.state.context.isolated)
+    check_deployment(
+        spec.model_copy(update={"dtype": "bfloat16"}), served.store, served.app.state.context.isolated
+    )
 
 
 def finished_job(plane: Plane, digits: dict[str, Any], result: Path) -> str:

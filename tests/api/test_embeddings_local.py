@@ -108,15 +108,19 @@ def test_how_vectors_are_made_is_looked_at_when_it_is_deployed(
 ) -> None:
     made = Path(shutil.copytree(folder, tmp_path / "made"))
     spec = parse_deployment({"name": "bert", "model": {"path": str(made)}, "max_seq": 128})
-    check_deployment(spec, plane.store)
+    check_deployment(spec, plane.store, plane.app.state.context.isolated)
     with pytest.raises(UserError, match="max_seq: 129 tokens are more than the 128"):
-        check_deployment(spec.model_copy(update={"max_seq": 129}), plane.store)
+        check_deployment(
+            spec.model_copy(update={"max_seq": 129}), plane.store, plane.app.state.context.isolated
+        )
     (made / "sentence_bert_config.json").write_text('{"max_seq_length": 32}', encoding="utf-8")
-    check_deployment(spec, plane.store)  # who asks for a longer window gets it
+    check_deployment(
+        spec, plane.store, plane.app.state.context.isolated
+    )  # who asks for a longer window gets it
     config = declared_config(ModelSpec(path=made))
     assert model_window(made, config) == 32
     assert model_window(made, config, is_stretched=True) == 128
     pooling = made / "1_Pooling" / "config.json"
     pooling.write_text('{"pooling_mode": "lasttoken"}', encoding="utf-8")
     with pytest.raises(UserError, match=r"model\.path: this embedder cannot be served: .* made by lasttoken"):
-        check_deployment(spec, plane.store)
+        check_deployment(spec, plane.store, plane.app.state.context.isolated)

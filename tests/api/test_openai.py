@@ -64,7 +64,9 @@ def says(served: Plane, folder: Path, tokenizer: ServedTokenizer) -> Iterator[Sa
 
     def serve(text: str | Callable[[Generation], Sequence[int]] = ANSWER, where: Path = folder) -> Speaker:
         own = (
-            (lambda _: (*tokenizer.encode(text, 1000), *tokenizer.end_ids)) if isinstance(text, str) else text
+            (lambda _: (*tokenizer.encode(text, 1000), *tokenizer.vocabulary.end_ids))
+            if isinstance(text, str)
+            else text
         )
         speaker = Speaker(f"model-{next(_numbers)}", where, own)
         names.append(speaker.facts.name)
@@ -136,7 +138,7 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, tokenizer: ServedTokeniz
     assert tokenizer._fast.decode(heard.prompt, skip_special_tokens=False) == prompt
     assert heard.owner.startswith("key-")
     assert heard.options.max_tokens == WINDOW - len(heard.prompt)
-    assert heard.options.stop_token_ids == tokenizer.end_ids
+    assert heard.options.stop_token_ids == tokenizer.vocabulary.end_ids
     usage = answer.usage
     assert usage is not None
     spoken = len(tokenizer.encode(ANSWER, 1000)) + 1
@@ -238,7 +240,7 @@ def test_an_answer_that_is_too_long_ends_by_length(
 ) -> None:
     answer = client.chat.completions.create(model=says().facts.name, messages=HELLO, max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].message.content == tokenizer.decode(tokenizer.encode(ANSWER, 99)[:3])
+    assert answer.choices[0].message.content == tokenizer.vocabulary.decode(tokenizer.encode(ANSWER, 99)[:3])
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 3
 
@@ -269,13 +271,13 @@ def test_stop_strings_end_a_text_wherever_tokens_do(
 
 
 def test_a_special_token_can_be_a_stop_string(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
-    user = tokenizer.special_id("<|user|>")
+    user = tokenizer.vocabulary.special_id("<|user|>")
     assert user is not None
     ids = [*tokenizer.encode("well ", 9), user, *tokenizer.encode("and more", 99)]
     speaker = says(lambda _: ids)
     answer = client.completions.create(model=speaker.facts.name, prompt="x", stop="<|user|>", max_tokens=99)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("well ", "stop")
-    assert speaker.heard[0].options.stop_token_ids == (*tokenizer.end_ids, user)
+    assert speaker.heard[0].options.stop_token_ids == (*tokenizer.vocabulary.end_ids, user)
 
 
 def test_a_chats_tokens_come_with_their_probabilities(client: OpenAI, says: Says) -> None:
@@ -331,7 +333,7 @@ def test_texts_are_completed(client: OpenAI, says: Says, tokenizer: ServedTokeni
     speaker = says(lambda generation: generation.prompt[:2])
     name = speaker.facts.name
     ids = list(tokenizer.encode("the fox", 9))
-    begin = tokenizer.decode(ids[:2])
+    begin = tokenizer.vocabulary.decode(ids[:2])
     for prompt in ("the fox", ids, ["the fox"], [ids]):
         answer = client.completions.create(model=name, prompt=prompt)
         assert answer.object == "text_completion"
@@ -339,7 +341,7 @@ def test_texts_are_completed(client: OpenAI, says: Says, tokenizer: ServedTokeni
     assert speaker.heard[0].options.max_tokens == 16
     several = client.completions.create(model=name, prompt=["the fox", "lazy dog"], n=2, max_tokens=1)
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
-    assert several.choices[0].text == several.choices[1].text == tokenizer.decode(ids[:1])
+    assert several.choices[0].text == several.choices[1].text == tokenizer.vocabulary.decode(ids[:1])
     assert several.choices[2].text == several.choices[3].text
     assert several.usage is not None
     prompts = sum(len(tokenizer.encode(text, 9)) for text in ("the fox", "lazy dog"))
@@ -584,7 +586,7 @@ def test_what_was_written_before_a_failure_is_kept(
 ) -> None:
     speaker = says()
     speaker.failure = (4, Unavailable("no machine is left", mend="let machines join"))
-    partial = tokenizer.decode(tokenizer.encode(ANSWER, 99)[:4])
+    partial = tokenizer.vocabulary.decode(tokenizer.encode(ANSWER, 99)[:4])
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model=speaker.facts.name, messages=HELLO)
     assert caught.value.status_code == 503

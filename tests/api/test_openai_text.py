@@ -34,7 +34,7 @@ def spoken(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> li
 @given(text=st.text(max_size=40))
 def test_text_comes_out_as_it_went_in(tokenizer: ServedTokenizer, text: str) -> None:
     ids = tokenizer._fast.encode(text, add_special_tokens=False).ids
-    pieces = spoken(tokenizer, ids)
+    pieces = spoken(tokenizer.vocabulary, ids)
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces) or "\ufffd" in text
 
@@ -42,8 +42,8 @@ def test_text_comes_out_as_it_went_in(tokenizer: ServedTokenizer, text: str) -> 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_tokens_give_what_they_give_together(tokenizer: ServedTokenizer, data: st.DataObject) -> None:
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
-    assert "".join(spoken(tokenizer, ids)) == tokenizer.decode(ids)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocabulary.vocab_size - 1), max_size=40))
+    assert "".join(spoken(tokenizer.vocabulary, ids)) == tokenizer.vocabulary.decode(ids)
 
 
 class Llama:
@@ -105,10 +105,10 @@ class Counting:
 
     def decode(self, ids: Sequence[int]) -> str:
         self.longest = max(self.longest, len(ids))
-        return self._tokenizer.decode(ids)
+        return self._tokenizer.vocabulary.decode(ids)
 
     def is_special(self, id_: int) -> bool:
-        return self._tokenizer.is_special(id_)
+        return self._tokenizer.vocabulary.is_special(id_)
 
 
 @pytest.mark.parametrize("word", ["<|end|>", "\u00ff"], ids=["special tokens", "broken bytes"])
@@ -148,7 +148,7 @@ def test_as_little_as_possible_is_held_back() -> None:
 
 
 def written(tokenizer: ServedTokenizer, ids: Sequence[int], **options: Any) -> tuple[Told, list[str]]:
-    writer = Writer(tokenizer, (), keeps_tokens=True, **options)
+    writer = Writer(tokenizer.vocabulary, (), keeps_tokens=True, **options)
     told, pieces = Told(), []
     for index, event in enumerate([*ids, None]):
         finished = Finished(1, "stop", len(ids))
@@ -164,20 +164,24 @@ def test_tokens_come_with_the_text_that_they_make(tokenizer: ServedTokenizer) ->
     ids = tokenizer.encode("fox 😀 stop here", 99)
     told, _ = written(tokenizer, ids)
     assert told.text == "fox 😀 stop here"
-    assert b"".join(tokenizer.token_bytes(one.emitted.token) for one in told.tokens).decode() == told.text
+    assert (
+        b"".join(tokenizer.vocabulary.token_bytes(one.emitted.token) for one in told.tokens).decode()
+        == told.text
+    )
     cut, pieces = written(tokenizer, ids, stops=["stop"])
     assert cut.text == "fox 😀 "
     assert "".join(pieces) == cut.text
     assert all(one.offset < len(cut.text) for one in cut.tokens)
     assert (
-        b"".join(tokenizer.token_bytes(one.emitted.token) for one in cut.tokens).decode().strip() == "fox 😀"
+        b"".join(tokenizer.vocabulary.token_bytes(one.emitted.token) for one in cut.tokens).decode().strip()
+        == "fox 😀"
     )
 
 
 def test_an_end_of_text_is_no_text(tokenizer: ServedTokenizer) -> None:
-    (end,) = tokenizer.end_ids
+    (end,) = tokenizer.vocabulary.end_ids
     ids = [*tokenizer.encode("fox", 99), end]
-    told, _ = written(tokenizer, ids, end_ids=tokenizer.end_ids)
+    told, _ = written(tokenizer, ids, end_ids=tokenizer.vocabulary.end_ids)
     assert (told.text, told.finish) == ("fox", "stop")
     assert end not in [one.emitted.token for one in told.tokens]
 
@@ -186,19 +190,22 @@ def test_prompts_are_bounded(tokenizer: ServedTokenizer) -> None:
     with pytest.raises(TooLong, match="more than 8 tokens"):
         tokenizer.encode("x" * 1_000_000, 8)
     with pytest.raises(TooLong, match="has 9 tokens"):
-        tokenizer.check([1] * 9, 8)
+        tokenizer.vocabulary.check([1] * 9, 8)
     with pytest.raises(UserError, match="no tokens"):
         tokenizer.encode("", 8)
     with pytest.raises(UserError, match="vocabulary ends at"):
-        tokenizer.check([10**6], 8)
+        tokenizer.vocabulary.check([10**6], 8)
 
 
 def test_ends_of_text_come_from_all_places(tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path)
     (folder / "config.json").write_text('{"eos_token_id": 5}')
-    assert ServedTokenizer(folder).end_ids == (ServedTokenizer(folder).special_id("<|end|>"), 5)
+    assert ServedTokenizer(folder).vocabulary.end_ids == (
+        ServedTokenizer(folder).vocabulary.special_id("<|end|>"),
+        5,
+    )
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert ServedTokenizer(folder).end_ids[1:] == (7, 9)
+    assert ServedTokenizer(folder).vocabulary.end_ids[1:] == (7, 9)
 
 
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:

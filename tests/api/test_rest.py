@@ -22,6 +22,7 @@ from share_compute.jobs.events import AttemptEnded, StepCommitted
 from share_compute.scopes import Scope
 from share_compute.specification import parse_job
 from share_compute_api.client import Client
+from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.submission import check_job
 
 
@@ -356,4 +357,4 @@ def test_what_may_not_be_read_is_refused(an_ordinary_user: None, part: str) -> N
         tokenizer = {"path": str(folder)} if part == "tokenizer" else {}
         job = parse_job({"model": model, "tokenizer": tokenizer, "data": {"files": [str(corpus)]}})
         with pytest.raises(UserError, match=f"{part}.path: it cannot be looked at"):
-            check_job(job)
+            check_job(job, IsolatedProcesses())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -11,14 +10,15 @@ from pydantic import ValidationError
 
 from share_compute.batches.inputs import InputRow
 from share_compute.errors import UserError
-from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob, field_errors
+from share_compute.field_errors import invalid
+from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob
 from share_compute_api.serving.completing import Completing
 from share_compute_api.serving.engine import Engine, TextEngine, VectorEngine
 from share_compute_api.serving.requests import ChatRequest, CompletionRequest, TextRequest
 from share_compute_api.serving.sequences import Sequences, sequences
 
 if TYPE_CHECKING:
-    from share_compute_api.serving.tokenizer import ServedTokenizer
+    from share_compute_api.serving.tokenizer_client import TokenizerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Answer:
 
 
 async def ask(
-    spec: BatchJob, row: InputRow, engine: Engine, tokenizer: ServedTokenizer, owner: str
+    spec: BatchJob, row: InputRow, engine: Engine, tokenizer: TokenizerClient, owner: str
 ) -> Answer:
     """Return the answer to one row.
 
@@ -51,15 +51,15 @@ async def ask(
     if isinstance(spec, GenerateJob):
         return await _generated(spec, row, cast("TextEngine", engine), tokenizer, owner)
     text = _text(row.value)
-    prompt = await asyncio.to_thread(tokenizer.encode, text, engine.facts.window_tokens)
+    (prompt,) = await tokenizer.encode([text], engine.facts.window_tokens)
     (vector,) = await cast("VectorEngine", engine).embed(owner, [prompt])
     return Answer({"embedding": vector, "usage": _usage(len(prompt))}, len(prompt))
 
 
 async def _generated(
-    spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: ServedTokenizer, owner: str
+    spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: TokenizerClient, owner: str
 ) -> Answer:
-    asked = await asyncio.to_thread(_sequences, spec, row, engine, tokenizer, owner)
+    asked = await _sequences(spec, row, engine, tokenizer, owner)
     completing = await Completing.begin(engine, asked.generations, asked.writers)
     try:
         (told,) = await completing.collected()
@@ -70,17 +70,20 @@ async def _generated(
     return Answer({"output": told.text, "finish_reason": told.finish, "usage": usage}, new_tokens)
 
 
-def _sequences(
-    spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: ServedTokenizer, owner: str
+async def _sequences(
+    spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: TokenizerClient, owner: str
 ) -> Sequences:
     facts = engine.facts
     request = text_request(spec, row.value, seed=row_seed(spec.sampling.seed, row.number))
     if isinstance(request, ChatRequest):
-        text = tokenizer.chat([message.for_template() for message in request.messages])
-        prompt = tokenizer.encode(text, facts.window_tokens, is_chat=True)
+        messages = [message.for_template() for message in request.messages]
+        prompt = await tokenizer.chat(messages, facts.window_tokens)
     else:
-        prompt = tokenizer.encode(_text(row.value), facts.window_tokens)
-    return sequences(request, [prompt], facts, tokenizer, owner)
+        (prompt,) = await tokenizer.encode([_text(row.value)], facts.window_tokens)
+    grammar = None if request.response_format is None else request.response_format.grammar
+    if grammar is not None:
+        await tokenizer.check_schema(grammar)
+    return sequences(request, [prompt], facts, tokenizer.vocabulary, owner)
 
 
 def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
@@ -96,9 +99,7 @@ def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
             return CompletionRequest.model_validate({"model": name, "prompt": _text(value), **options})
         return ChatRequest.model_validate({"model": name, "messages": value, **options})
     except ValidationError as failure:
-        problems = field_errors(failure)
-        text = "; ".join(": ".join(filter(None, (item["field"], item["problem"]))) for item in problems)
-        raise UserError(text, mend="mend the row", details={"fields": problems}) from failure
+        raise invalid(failure, "mend the row") from failure
 
 
 def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from share_compute.batches.inputs import Inputs
-from share_compute.batches.output import check_columns
 from share_compute.batches.parts import COLUMNS
 from share_compute.errors import UserError
 from share_compute.specification import BatchJob, GenerateJob, ServedModelSpec, ServeJob
 from share_compute.store import JobRecord, Store
 from share_compute.strict import nearest
 from share_compute_api.batches.asking import text_request
+from share_compute_api.isolated.messages import CheckInputs, CheckSchema
+from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.model_folders import looking, refused, require_path
 from share_compute_api.serving.engine import Engines
 from share_compute_api.serving.submission import check_deployment
@@ -23,13 +23,20 @@ def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
     return ServeJob(name=job.id, model=model)
 
 
-def check_batch(spec: BatchJob, store: Store, engines: Engines) -> None:
-    """Raise UserError, naming the field, when the batch cannot be done whatever machines there are."""
-    _check_data(spec)
+def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> None:
+    """Raise UserError, naming the field, when the batch cannot be done whatever machines there are.
+
+    Args:
+        spec: the batch.
+        store: where jobs and deployments are.
+        engines: where models are found.
+        processes: read what the submitter sent.
+    """
+    _check_data(spec, processes)
     if isinstance(spec, GenerateJob):
-        _check_sampling(spec)
+        _check_sampling(spec, processes)
     if spec.model is not None:
-        check_deployment(ServeJob(name=_NAME_OF_ITS_OWN, model=spec.model), store)
+        check_deployment(ServeJob(name=_NAME_OF_ITS_OWN, model=spec.model), store, processes)
         return
     assert spec.deployment is not None
     if store.deployments.by_name(spec.deployment) is None:
@@ -57,29 +64,32 @@ def require_kind(spec: BatchJob, found: str) -> None:
     )
 
 
-def _check_data(spec: BatchJob) -> None:
+def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
     for file in spec.data.files:
         with looking("data.files"):
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file")
     is_chat = isinstance(spec, GenerateJob) and spec.data.messages is not None
-    inputs = Inputs(spec.data.files, spec.data.column)
+    is_parquet = spec.data.files[0].suffix == ".parquet"
+    question = CheckInputs(
+        files=spec.data.files,
+        column=spec.data.column,
+        holds="messages" if is_chat else "text",
+        taken=tuple(COLUMNS[spec.kind]),
+        is_united=is_parquet and spec.output.format != "jsonl",
+    )
     try:
-        inputs.check(list if is_chat else str, COLUMNS[spec.kind])
-        if inputs.is_parquet and spec.output.format != "jsonl":
-            check_columns(spec.data.files)
+        processes.ask(question)
     except UserError as failure:
         raise refused("data", failure.message, failure.mend or "mend the files") from failure
 
 
-def _check_sampling(spec: GenerateJob) -> None:
+def _check_sampling(spec: GenerateJob, processes: IsolatedProcesses) -> None:
     try:
         request = text_request(spec, "?" if spec.data.messages is None else [_MESSAGE], seed=0)
         grammar = None if request.response_format is None else request.response_format.grammar
         if grammar is not None:
-            from share_compute.serving.constraints import check_schema
-
-            check_schema(grammar)
+            processes.ask(CheckSchema(text=grammar, owner="batches"))
     except UserError as failure:
         raise refused("sampling", failure.message, "mend these options") from failure

@@ -103,7 +103,7 @@ def main() -> None:
     from pydantic import ValidationError
 
     from share_compute.errors import ShareComputeError, UserError
-    from share_compute.specification import field_errors
+    from share_compute.field_errors import field_errors
 
     try:
         make_app()()

@@ -123,7 +123,7 @@ def _require_meaning(context: typer.Context, objective: Objective) -> None:
 
 def _serving(**options: object) -> ServingRequest:
     from share_compute.errors import UserError
-    from share_compute.specification import field_errors
+    from share_compute.field_errors import field_errors
     from share_compute_api.schemas import ServingRequest
 
     try:

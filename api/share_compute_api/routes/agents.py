@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
+from anyio import to_thread
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 
@@ -13,7 +14,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import Plan, layer_span
 from share_compute.store import ContributorRecord, DeploymentRecord
 from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
-from share_compute_api.auth import SelfContributor
+from share_compute_api.auth import LivingContributor, SelfContributor
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import ClusterAccess, ContributorWork, Joined, JoinRequest, OnlineRequest
@@ -65,8 +66,13 @@ async def online(told: OnlineRequest, contributor: SelfContributor, context: InC
 
 
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
-def heartbeat(contributor: SelfContributor, context: InContext) -> ContributorWork:
+async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
     """Take a sign of life; answer with what the machine does and whether it should go."""
+    # A machine that is not heard counts as lost: no other request may take the threads that hear it.
+    return await to_thread.run_sync(_heard, contributor, context, limiter=context.heartbeats)
+
+
+def _heard(contributor: ContributorRecord, context: Context) -> ContributorWork:
     context.store.contributors.seen(contributor.id)
     job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
     deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None

@@ -28,7 +28,7 @@ def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: byt
         with resolved(spec, context, caller) as found:
             if isinstance(found, ServeJob):
                 _check_name(found, context)
-                check_deployment(found, context.store)
+                check_deployment(found, context.store, context.isolated)
             else:
                 check_any_job(found, context)
     except UserError as failure:
@@ -45,9 +45,9 @@ def check_any_job(spec: Job, context: Context) -> None:
         UserError: something of it is not there, or cannot be.
     """
     if isinstance(spec, TrainJob):
-        check_job(spec)
+        check_job(spec, context.isolated)
     else:
-        check_batch(spec, context.store, context.engines)
+        check_batch(spec, context.store, context.engines, context.isolated)
 
 
 def _check_name(spec: ServeJob, context: Context) -> None:

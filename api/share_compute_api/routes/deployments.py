@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -39,19 +40,19 @@ _BODY = spec_body(
     status_code=201,
     operation_id="createDeployment",
     openapi_extra={"requestBody": _BODY},
-    responses=documented(400, 409, 413, 415),
+    responses=documented(400, 409, 413, 415, 429),
 )
 async def create_deployment(request: Request, context: InContext, caller: Submitter) -> DeploymentView:
     """Serve a model, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
-    content_type = request.headers.get("content-type", "")
-    made = await run_in_threadpool(_create, context, caller, content_type, await request.body())
+    content_type, body = request.headers.get("content-type", ""), await request.body()
+    made = await context.checks.run(partial(_create, context, caller, content_type, body))
     return _view(made, context, caller)
 
 
 def _create(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> DeploymentRecord:
     spec = read_spec(content_type, body, parse_deployment)
     with resolved(spec, context, caller) as found:
-        check_deployment(found, context.store)
+        check_deployment(found, context.store, context.isolated)
         return context.store.deployments.create(found, reason=_FIRST_REASON, owner=caller.id)
 
 

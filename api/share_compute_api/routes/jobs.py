@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -53,16 +54,14 @@ IdempotencyKey = Annotated[
     status_code=201,
     operation_id="submitJob",
     openapi_extra={"requestBody": _JOB_BODY},
-    responses=documented(400, 409, 413, 415),
+    responses=documented(400, 409, 413, 415, 429),
 )
 async def submit_job(
     request: Request, context: InContext, caller: Submitter, idempotency_key: IdempotencyKey = None
 ) -> JobRecord:
     """Queue a job, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
-    content_type = request.headers.get("content-type", "")
-    return await run_in_threadpool(
-        _submit, context, caller, content_type, await request.body(), idempotency_key
-    )
+    content_type, body = request.headers.get("content-type", ""), await request.body()
+    return await context.checks.run(partial(_submit, context, caller, content_type, body, idempotency_key))
 
 
 def _submit(
@@ -78,13 +77,12 @@ def _submit(
     "/check",
     operation_id="checkJob",
     openapi_extra={"requestBody": _CHECK_BODY},
-    responses=documented(413, 415),
+    responses=documented(413, 415, 429),
 )
 async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
     """Say what submitting a job, or making a deployment, would find wrong; nothing is queued."""
-    return await run_in_threadpool(
-        checked, context, caller, request.headers.get("content-type", ""), await request.body()
-    )
+    content_type, body = request.headers.get("content-type", ""), await request.body()
+    return await context.checks.run(partial(checked, context, caller, content_type, body))
 
 
 @router.get("", operation_id="listJobs")

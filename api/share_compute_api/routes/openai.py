@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
@@ -28,8 +28,7 @@ from share_compute_api.serving.answers import (
     vector,
 )
 from share_compute_api.serving.completing import Completing
-from share_compute_api.serving.engine import RETRY_AFTER_S, Engine, ModelFacts, TextEngine, VectorEngine
-from share_compute_api.serving.inputs import Prompt
+from share_compute_api.serving.engine import RETRY_AFTER_S, Engine, TextEngine, VectorEngine
 from share_compute_api.serving.problems import PREFIX, documented
 from share_compute_api.serving.requests import (
     ChatRequest,
@@ -38,7 +37,7 @@ from share_compute_api.serving.requests import (
     TextRequest,
 )
 from share_compute_api.serving.sequences import Sequences, sequences
-from share_compute_api.serving.tokenizer import ServedTokenizer
+from share_compute_api.serving.tokenizer_client import TokenizerClient
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401, 403))
 _ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
@@ -69,18 +68,18 @@ async def create_chat_completion(
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
-    def prepare() -> Sequences:
-        text = tokenizer.chat([message.for_template() for message in wanted.messages])
-        prompt = tokenizer.encode(text, engine.facts.window_tokens, is_chat=True)
-        return sequences(wanted, [prompt], engine.facts, tokenizer, caller.id)
+    async def prepare() -> Sequences:
+        messages = [message.for_template() for message in wanted.messages]
+        prompt = await tokenizer.chat(messages, engine.facts.window_tokens)
+        return await _sequences(wanted, [prompt], engine, tokenizer, caller.id)
 
     shape = ChatShape(
         wanted.model,
-        tokenizer,
+        tokenizer.vocabulary,
         tells_tokens=wanted.top_tokens is not None,
         tells_usage=_tells_usage(wanted),
     )
-    return await _answer(wanted, request, context, engine, shape, await run_in_threadpool(prepare))
+    return await _answer(wanted, request, context, engine, shape, prepare())
 
 
 @router.post(
@@ -95,18 +94,18 @@ async def create_completion(
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
-    def prepare() -> Sequences:
-        prompts = _encoded(wanted.prompt, tokenizer, engine.facts)
-        return sequences(wanted, prompts, engine.facts, tokenizer, caller.id)
+    async def prepare() -> Sequences:
+        prompts = await tokenizer.encode(wanted.prompt, engine.facts.window_tokens)
+        return await _sequences(wanted, prompts, engine, tokenizer, caller.id)
 
     shape = TextShape(
         wanted.model,
-        tokenizer,
+        tokenizer.vocabulary,
         tells_tokens=wanted.logprobs is not None,
         tells_top=bool(wanted.logprobs),
         tells_usage=_tells_usage(wanted),
     )
-    return await _answer(wanted, request, context, engine, shape, await run_in_threadpool(prepare))
+    return await _answer(wanted, request, context, engine, shape, prepare())
 
 
 @router.post("/embeddings", operation_id="createEmbedding", responses=_ENGINE_ERRORS)
@@ -123,7 +122,8 @@ async def create_embedding(
         )
     engine = cast("VectorEngine", found)
     tokenizer = await context.engines.tokenizer(engine)
-    prompts = await run_in_threadpool(_encoded, wanted.input, tokenizer, engine.facts)
+    encoding = tokenizer.encode(wanted.input, engine.facts.window_tokens)
+    prompts = await while_wanted(encoding, request.receive, context.bell)
     work = engine.embed(caller.id, prompts)
     vectors = await while_wanted(work, request.receive, context.bell)
     if wanted.dimensions not in (None, len(vectors[0])):
@@ -168,14 +168,17 @@ async def _text_engine(context: Context, name: str) -> TextEngine:
     return cast("TextEngine", engine)
 
 
-def _encoded(
-    prompts: Sequence[Prompt], tokenizer: ServedTokenizer, facts: ModelFacts
-) -> list[tuple[int, ...]]:
-    most = facts.window_tokens
-    return [
-        tokenizer.encode(prompt, most) if isinstance(prompt, str) else tokenizer.check(prompt, most)
-        for prompt in prompts
-    ]
+async def _sequences(
+    wanted: TextRequest,
+    prompts: Sequence[tuple[int, ...]],
+    engine: TextEngine,
+    tokenizer: TokenizerClient,
+    owner: str,
+) -> Sequences:
+    grammar = None if wanted.response_format is None else wanted.response_format.grammar
+    if grammar is not None:
+        await tokenizer.check_schema(grammar)
+    return sequences(wanted, prompts, engine.facts, tokenizer.vocabulary, owner)
 
 
 def _tells_usage(wanted: TextRequest) -> bool:
@@ -188,15 +191,18 @@ async def _answer(
     context: Context,
     engine: TextEngine,
     shape: Shape,
-    asked: Sequences,
+    preparing: Coroutine[Any, Any, Sequences],
 ) -> Response:
     """Have the sequences generated, and answer with a stream or, when all have ended, at once."""
+
+    async def begin() -> tuple[Sequences, Completing]:
+        asked = await preparing
+        return asked, await Completing.begin(engine, asked.generations, asked.writers)
 
     def usage() -> Usage:
         return Usage.of(asked.prompt_tokens, asked.completion_tokens, asked.cached_tokens)
 
-    begun = Completing.begin(engine, asked.generations, asked.writers)
-    completing = await while_wanted(begun, request.receive, context.bell)
+    asked, completing = await while_wanted(begin(), request.receive, context.bell)
     if wanted.stream:
         tell = usage if _tells_usage(wanted) else None
         events = sse.told(completing, shape, len(asked.writers), tell)

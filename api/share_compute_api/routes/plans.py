@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from share_compute.errors import PlanInfeasible, Unavailable, UserError
+from share_compute.errors import PlanInfeasible, Unavailable
+from share_compute.field_errors import invalid
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.partitioning import load_strategy
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine, Plan
 from share_compute.planning.report import PlanReport
 from share_compute.planning.words import listed
-from share_compute.specification import field_errors
 from share_compute.store import ApiKeyRecord
 from share_compute.topology import Topology
 from share_compute.topology_file import TopologyDocument, describe_topology
@@ -50,13 +51,12 @@ _BODY = {
     "",
     operation_id="plan",
     openapi_extra={"requestBody": _BODY},
-    responses=documented(400, 413, 415, 500, 503),
+    responses=documented(400, 413, 415, 429, 500, 503),
 )
 async def plan(request: Request, context: InContext, caller: Submitter) -> PlanReport:
     """Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued."""
-    wanted, left_out = await run_in_threadpool(
-        _complete, context, caller, request.headers.get("content-type", ""), await request.body()
-    )
+    content_type, body = request.headers.get("content-type", ""), await request.body()
+    wanted, left_out = await context.checks.run(partial(_complete, context, caller, content_type, body))
     report = await context.plans.plan(wanted, departure(request.receive, context.bell))
     if report is None:
         raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
@@ -90,14 +90,10 @@ def _complete(
     try:
         wanted = PlanRequest.model_validate_json(body)
     except ValidationError as failure:
-        problems = field_errors(failure)
-        text = "; ".join(": ".join(filter(None, item.values())) for item in problems)
-        raise UserError(
-            text, mend="mend these fields of the request", details={"fields": problems}
-        ) from failure
+        raise invalid(failure, "mend these fields of the request") from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
     with resolved(wanted.job, context, caller, reads_data=False) as job:
-        check_model(job)
+        check_model(job, context.isolated)
     wanted = wanted.model_copy(update={"job": job})
     topology = wanted.topology
     left_out: tuple[IdleMachine, ...] = ()

@@ -21,7 +21,7 @@ router = APIRouter(tags=["server"])
 
 
 @open_router.get("/health", operation_id="getHealth")
-def get_health(context: InContext) -> Health:
+async def get_health(context: InContext) -> Health:
     """Tell that the server answers, its versions, its clock, and where its Ray head is."""
     ray_address = context.cluster.info.ray_address if context.cluster else None
     return Health(versions=local_versions(), time=context.store.clock(), ray_address=ray_address)

@@ -16,7 +16,7 @@ from share_compute_api.serving.engine import ModelFacts
 from share_compute_api.serving.writing import Finish, Piece, Told, Written
 
 if TYPE_CHECKING:
-    from share_compute_api.serving.tokenizer import ServedTokenizer
+    from share_compute_api.serving.vocabulary import Vocabulary
 
 FINGERPRINT = f"share-compute-{__version__}"
 _LEAST_LOGPROB = -9999.0
@@ -198,7 +198,7 @@ class _Shape:
         prefix: of the answer's id.
         kind: of a chunk: its ``object``.
         model: name of the model.
-        tokenizer: of the model.
+        vocabulary: of the model.
         tells_tokens: whether log-probabilities were asked for.
         tells_usage: whether a stream tells its usage.
     """
@@ -208,12 +208,12 @@ class _Shape:
         prefix: str,
         kind: str,
         model: str,
-        tokenizer: ServedTokenizer,
+        vocabulary: Vocabulary,
         *,
         tells_tokens: bool,
         tells_usage: bool,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._tells_tokens = tells_tokens
         self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
@@ -228,20 +228,18 @@ class _Shape:
         return {**self._chunk, "choices": [], "usage": usage.model_dump()}
 
     def _text(self, id_: int) -> str:
-        return self._tokenizer.token_bytes(id_).decode(errors="replace")
+        return self._vocabulary.token_bytes(id_).decode(errors="replace")
 
 
 class ChatShape(_Shape):
     """Answers of /v1/chat/completions."""
 
-    def __init__(
-        self, model: str, tokenizer: ServedTokenizer, *, tells_tokens: bool, tells_usage: bool
-    ) -> None:
+    def __init__(self, model: str, vocabulary: Vocabulary, *, tells_tokens: bool, tells_usage: bool) -> None:
         super().__init__(
             "chatcmpl",
             "chat.completion.chunk",
             model,
-            tokenizer,
+            vocabulary,
             tells_tokens=tells_tokens,
             tells_usage=tells_usage,
         )
@@ -290,7 +288,7 @@ class ChatShape(_Shape):
         )
 
     def _alone(self, id_: int, logprob: float | None) -> dict[str, Any]:
-        own = self._tokenizer.token_bytes(id_)
+        own = self._vocabulary.token_bytes(id_)
         return {"token": self._text(id_), "logprob": _finite(logprob), "bytes": list(own)}
 
 
@@ -300,14 +298,14 @@ class TextShape(_Shape):
     def __init__(
         self,
         model: str,
-        tokenizer: ServedTokenizer,
+        vocabulary: Vocabulary,
         *,
         tells_tokens: bool,
         tells_top: bool,
         tells_usage: bool,
     ) -> None:
         super().__init__(
-            "cmpl", "text_completion", model, tokenizer, tells_tokens=tells_tokens, tells_usage=tells_usage
+            "cmpl", "text_completion", model, vocabulary, tells_tokens=tells_tokens, tells_usage=tells_usage
         )
         self._tells_top = tells_top
 

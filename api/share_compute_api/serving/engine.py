@@ -12,7 +12,8 @@ from share_compute.serving.events import Emitted, Finished
 from share_compute.serving.options import Generation
 
 if TYPE_CHECKING:
-    from share_compute_api.serving.tokenizer import ServedTokenizer
+    from share_compute_api.isolated.pool import IsolatedProcesses
+    from share_compute_api.serving.tokenizer_client import TokenizerClient
 
 RETRY_AFTER_S = 10
 """When clients are told to ask again for what is not to be had now."""
@@ -89,11 +90,16 @@ class VectorEngine(Engine, Protocol):
 
 
 class Engines:
-    """The engines of all models that are served, by name."""
+    """The engines of all models that are served, by name.
 
-    def __init__(self) -> None:
+    Args:
+        processes: work on tokenizers.
+    """
+
+    def __init__(self, processes: IsolatedProcesses) -> None:
+        self._processes = processes
         self._engines: dict[str, Engine] = {}
-        self._tokenizers: dict[str, asyncio.Future[ServedTokenizer]] = {}
+        self._tokenizers: dict[str, asyncio.Future[TokenizerClient]] = {}
 
     def add(self, engine: Engine) -> None:
         """Serve a model; in place of another one of its name, if there is one."""
@@ -113,23 +119,24 @@ class Engines:
         """Return the engine of a model, if it is served."""
         return self._engines.get(name)
 
-    async def tokenizer(self, engine: Engine) -> ServedTokenizer:
-        """Return the tokenizer of a model; it is loaded once, beside the event loop.
+    async def tokenizer(self, engine: Engine) -> TokenizerClient:
+        """Return the tokenizer of a model; it is described once, by the process that loads it.
 
         Raises:
             UserError: it cannot be loaded.
+            Unavailable: no process can load it now.
         """
-        from share_compute_api.serving.tokenizer import ServedTokenizer
+        from share_compute_api.serving.tokenizer_client import TokenizerClient
 
         name = engine.facts.name
         loading = self._tokenizers.get(name)
         if loading is None:
-            load = asyncio.to_thread(ServedTokenizer, engine.facts.folder)
+            load = TokenizerClient.load(engine.facts.folder, self._processes)
             loading = self._tokenizers[name] = asyncio.ensure_future(load)
             loading.add_done_callback(lambda done: self._forget(name, done))
         return await asyncio.shield(loading)
 
-    def _forget(self, name: str, loading: asyncio.Future[ServedTokenizer]) -> None:
+    def _forget(self, name: str, loading: asyncio.Future[TokenizerClient]) -> None:
         failed = loading.cancelled() or loading.exception() is not None
         if failed and self._tokenizers.get(name) is loading:
             del self._tokenizers[name]  # the next request tries again

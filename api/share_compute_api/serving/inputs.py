@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from share_compute.strict import StrictModel
 
 MOST_STOPS = 16
+MOST_SCHEMA_CHARACTERS = 1 << 16
+MOST_SCHEMA_DEPTH = 64
 Prompt: TypeAlias = str | tuple[int, ...]
 """Text, or token ids."""
 
@@ -98,6 +100,29 @@ class StreamOptions(StrictModel):
     """Means nothing here."""
 
 
+def _depth(value: Any) -> int:
+    """Return how deep lists and objects are nested; one more than the limit stands for all that is deeper."""
+    level, depth = [value], 0
+    while level and depth <= MOST_SCHEMA_DEPTH:
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        depth += 1
+    return depth
+
+
+def _small_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if _depth(value) > MOST_SCHEMA_DEPTH:
+        raise ValueError(f"it is nested more than {MOST_SCHEMA_DEPTH} levels deep")
+    size = len(json.dumps(value))
+    if size > MOST_SCHEMA_CHARACTERS:
+        raise ValueError(f"it has {size} characters; at most {MOST_SCHEMA_CHARACTERS} are read")
+    return value
+
+
 class JsonSchema(StrictModel):
     """A JSON schema that the answer follows."""
 
@@ -105,7 +130,7 @@ class JsonSchema(StrictModel):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(alias="schema")
     strict: bool | None = None
     """The answer follows the schema in any case."""
 

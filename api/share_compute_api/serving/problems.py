@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong, UserError
+from share_compute.field_errors import MOST_NAMED, cut, field_name, told
 from share_compute_api.departures import ClientGone
 from share_compute_api.serving.requests import UNSUPPORTED
 
@@ -124,19 +125,18 @@ def _ours(failure: ShareComputeError) -> OpenAiProblem:
 
 def _invalid(failure: RequestValidationError) -> OpenAiProblem:
     errors = failure.errors()
-    texts = []
-    for error in errors:
-        name = _name(error)
-        problem = error["msg"].removeprefix("Value error, ")
-        texts.append(f"{name}: {problem}" if name else problem)
+    fields = [
+        {"field": _name(error) or "", "problem": cut(error["msg"].removeprefix("Value error, "))}
+        for error in errors[:MOST_NAMED]
+    ]
     first = errors[0]
     code = _VALIDATION.get(first["type"], "invalid_value")
-    return OpenAiProblem(HTTPStatus.BAD_REQUEST, "; ".join(texts), code, param=_name(first))
+    return OpenAiProblem(HTTPStatus.BAD_REQUEST, told(fields, len(errors)), code, param=_name(first))
 
 
 def _name(error: dict[str, Any]) -> str | None:
-    parts = [str(part) for part in error["loc"] if part not in ("body", "path", "query")]
-    return None if error["type"] == "json_invalid" else ".".join(parts) or None
+    name = field_name(part for part in error["loc"] if part not in ("body", "path", "query"))
+    return None if error["type"] == "json_invalid" else name or None
 
 
 def install(app: FastAPI) -> None:

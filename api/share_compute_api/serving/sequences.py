@@ -15,7 +15,7 @@ from share_compute_api.serving.requests import TextRequest
 from share_compute_api.serving.writing import Writer
 
 if TYPE_CHECKING:
-    from share_compute_api.serving.tokenizer import ServedTokenizer
+    from share_compute_api.serving.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +44,25 @@ def sequences(
     request: TextRequest,
     prompts: Sequence[tuple[int, ...]],
     facts: ModelFacts,
-    tokenizer: ServedTokenizer,
+    vocabulary: Vocabulary,
     owner: str,
 ) -> Sequences:
     """Return the sequences of a request.
 
     Args:
-        request: what a client asked for.
+        request: what a client asked for; its JSON schema was checked.
         prompts: its prompts as token ids.
         facts: of the model.
-        tokenizer: of the model.
+        vocabulary: of the model.
         owner: id of the client's API key.
 
     Raises:
         TooLong: a prompt leaves too little of the window for its answer.
-        UserError: its JSON schema cannot be followed.
     """
-    grammar = None if request.response_format is None else request.response_format.grammar
-    if grammar is not None:
-        from share_compute.serving.constraints import check_schema
-
-        check_schema(grammar)
-    marks = {stop: tokenizer.special_id(stop) for stop in request.stop}
+    marks = {stop: vocabulary.special_id(stop) for stop in request.stop}
     ends = tuple(id_ for id_ in marks.values() if id_ is not None)
     if not request.ignore_eos:
-        ends = (*tokenizer.end_ids, *ends)
+        ends = (*vocabulary.end_ids, *ends)
     stops = [stop for stop, id_ in marks.items() if id_ is None]
     seed = secrets.randbits(63) if request.seed is None else request.seed
     generations: list[Generation] = []
@@ -82,7 +76,7 @@ def sequences(
             )
             writers.append(
                 Writer(
-                    tokenizer,
+                    vocabulary,
                     prompt,
                     end_ids=ends,
                     stops=stops,

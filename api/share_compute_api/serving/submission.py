@@ -10,6 +10,7 @@ from share_compute.models.encoders import pooling_of
 from share_compute.specification import ServedModelSpec, ServeJob
 from share_compute.store import Store
 from share_compute_api.data_roots import require_unlinked
+from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.model_folders import (
     LAYER_KEYS,
     check_model_folder,
@@ -41,8 +42,14 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
         raise refused("model.job", failure.message, failure.mend or "name another job") from failure
 
 
-def check_deployment(spec: ServeJob, store: Store) -> None:
-    """Raise UserError, naming the field, when the model cannot be served whatever machines there are."""
+def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
+    """Raise UserError, naming the field, when the model cannot be served whatever machines there are.
+
+    Args:
+        spec: the deployment.
+        store: where jobs are.
+        processes: read its tokenizer.
+    """
     field = "model.path" if spec.model.path is not None else "model.job"
     folder = model_folder(spec.model, store)
     with looking(field):
@@ -59,7 +66,7 @@ def check_deployment(spec: ServeJob, store: Store) -> None:
                 field, f"{folder} has no tokenizer", "copy tokenizer.json and tokenizer_config.json into it"
             )
     config = read_json(folder / "config.json", field)
-    check_token_ids(largest_token_id(folder, field), whole_number(config, "vocab_size"), field)
+    check_token_ids(largest_token_id(folder, field, processes), whole_number(config, "vocab_size"), field)
     check_pools(spec.parallelism.pools, whole_number(config, *LAYER_KEYS))
     try:
         is_encoder = pooling_of(folder, config) is not None

@@ -1,6 +1,7 @@
-"""A served model's tokenizer: text and chats into token ids, and ids into the bytes that they stand for.
+"""A served model's tokenizer: text and chats into token ids. It runs in isolated processes, never in the control plane.
 
-It is read without torch where the folder has a ``tokenizer.json``, as nearly all have: the control plane stays light.
+Tokenizer files and chat templates are programs of whoever made the model: a normalizer may make text a million times as
+long, a template may never end. It is read without torch where the folder has a ``tokenizer.json``, as nearly all have.
 """
 
 from __future__ import annotations
@@ -8,24 +9,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from share_compute.data.tokenization import load_tokenizer
-from share_compute.errors import TooLong, UserError
+from pydantic import ValidationError
 
-_ONE_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
-"""How tokenizers made from SentencePiece write a byte that has no token of its own."""
+from share_compute.data.tokenization import load_tokenizer
+from share_compute.errors import UserError
+from share_compute_api.serving.vocabulary import MOST_TOKEN_CHARACTERS, MOST_TOKENS, Vocabulary, too_long
+
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of the error that a client may ask `/v1/completions` after."""
-_SPACE = "\u2581"
-"""How they write a space."""
+_SHOWN_CHARACTERS = 300
+"""Of what a template or a library says; they may say anything."""
 
 
 class ServedTokenizer:
-    """Reads prompts and writes tokens; may be used by several threads.
+    """Reads prompts.
 
     Args:
         folder: a Hugging Face folder.
@@ -35,23 +37,14 @@ class ServedTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._tokenizer = _load(folder)
         self._fast = self._tokenizer.backend_tokenizer
         # Clients are told that a prompt is too long; nothing is cut off or filled up in secret.
         self._fast.no_truncation()
         self._fast.no_padding()
-        vocabulary = self._fast.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        """One more than the largest token id."""
-        added = self._fast.get_added_tokens_decoder()
-        self._added: dict[int, str] = {id_: token.content for id_, token in added.items()}
-        self._special = frozenset(id_ for id_, token in added.items() if token.special)
-        decoder = self._fast.decoder.__getstate__().decode() if self._fast.decoder else ""
-        self._bytes = _byte_alphabet() if '"ByteLevel"' in decoder else None
-        self._writes_spaces = _SPACE in decoder or "Metaspace" in decoder
-        self._most_characters_per_token = _longest(vocabulary) if _keeps_all(self._fast) else None
-        self.end_ids = _end_ids(folder, self._tokenizer.eos_token_id)
-        """Tokens that end a text."""
+        self._ids = self._fast.get_vocab(with_added_tokens=True)
+        self._most_characters_per_token = _longest(self._ids) if _keeps_all(self._fast) else None
 
     def encode(self, text: str, most_tokens: int, *, is_chat: bool = False) -> tuple[int, ...]:
         """Return the token ids of a text.
@@ -68,27 +61,12 @@ class ServedTokenizer:
         most = self._most_characters_per_token
         if most is not None and len(text) > most_tokens * most:
             raise too_long(f"more than {most_tokens}", most_tokens)
-        # A batch, because only these let other threads run meanwhile.
         (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=not is_chat)
-        return self.check(encoded.ids, most_tokens)
-
-    def check(self, ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
-        """Return token ids that a client may use as a prompt.
-
-        Raises:
-            TooLong: there are more than ``most_tokens``.
-            UserError: there are none, or the vocabulary does not have one of them.
-        """
+        ids: list[int] = encoded.ids
         if len(ids) > most_tokens:
             raise too_long(str(len(ids)), most_tokens)
         if not ids:
             raise UserError("the prompt has no tokens", mend="send some text")
-        largest = max(ids)
-        if largest >= self.vocab_size:
-            raise UserError(
-                f"the prompt has token id {largest}; the model's vocabulary ends at {self.vocab_size - 1}",
-                mend="send text, or ids of this model's own tokenizer",
-            )
         return tuple(ids)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -107,50 +85,84 @@ class ServedTokenizer:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=False
             )
+        except MemoryError:
+            raise
         except Exception as failure:  # the template is a program of whoever made the model
             raise UserError(
-                f"the model's chat template refuses these messages: {failure}",
+                f"the model's chat template refuses these messages: {shortened(failure)}",
                 mend="most templates want user and assistant in turn, with system at most once, first",
             ) from failure
         return text
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens; what is no valid UTF-8 becomes U+FFFD."""
-        text: str = self._fast.decode(list(ids), skip_special_tokens=True)
-        return text
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What writes tokens as text.
 
-    def is_special(self, id_: int) -> bool:
-        """Return whether a token is no text."""
-        return id_ in self._special
+        Raises:
+            UserError: it is too large, or its decoder is not one that the control plane runs.
+        """
+        size = max(self._ids.values(), default=-1) + 1
+        added = self._fast.get_added_tokens_decoder()
+        if size > MOST_TOKENS:
+            raise self._refused(f"has token id {size - 1}", f"ids below {MOST_TOKENS} are read")
+        if (longest := _longest(self._ids)) > MOST_TOKEN_CHARACTERS:
+            raise self._refused(
+                f"has a token of {longest} characters", f"at most {MOST_TOKEN_CHARACTERS} are read"
+            )
+        tokens: list[str | None] = [None] * size
+        for token, id_ in self._ids.items():
+            tokens[id_] = token
+        for id_, token in added.items():
+            tokens[id_] = token.content
+        decoder = self._fast.decoder
+        try:
+            return Vocabulary.model_validate(
+                {
+                    "tokens": tokens,
+                    "added": list(added),
+                    "special": [id_ for id_, token in added.items() if token.special],
+                    "end_ids": _end_ids(self._folder, self._tokenizer.eos_token_id),
+                    "decoder": json.loads(decoder.__getstate__()) if decoder else None,
+                }
+            )
+        except ValidationError as failure:
+            first = failure.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise self._refused(
+                f"is not one that this server runs: {where}: {first['msg']}",
+                "decoders with regular expressions, or that make text much longer, are not run",
+            ) from failure
 
-    def special_id(self, text: str) -> int | None:
-        """Return the id of the special token that is written like this, if there is one: no text ever shows it."""
-        id_: int | None = self._fast.token_to_id(text)
-        return id_ if id_ in self._special else None
-
-    def token_bytes(self, id_: int) -> bytes:
-        """Return the bytes that a token stands for; of the tokens of a text they make up its UTF-8."""
-        added = self._added.get(id_)
-        if added is not None:
-            return added.encode()
-        token: str | None = self._fast.id_to_token(id_)
-        if token is None:  # a model's vocabulary may be padded
-            return b""
-        if self._bytes is not None:
-            return bytes(self._bytes[letter] for letter in token if letter in self._bytes)
-        one = _ONE_BYTE.match(token)
-        if one is not None:
-            return bytes([int(one[1], 16)])
-        return (token.replace(_SPACE, " ") if self._writes_spaces else token).encode()
+    def _refused(self, problem: str, limit: str) -> UserError:
+        return UserError(
+            f"the tokenizer in {self._folder} {shortened(problem)}",
+            mend=f"{limit}; use the model's published tokenizer",
+        )
 
 
-def too_long(found: str, most_tokens: int) -> TooLong:
-    """Return the error of a prompt of ``found`` tokens."""
-    return TooLong(
-        f"the prompt has {found} tokens, the model's window is {most_tokens}",
-        mend="shorten it",
-        details={"window_tokens": most_tokens},
-    )
+def largest_id(file: Path) -> int | None:
+    """Return the largest id of a ``tokenizer.json``; None when it has no tokens.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        vocabulary = Tokenizer.from_file(os.fspath(file)).get_vocab()
+    except MemoryError:
+        raise
+    except Exception as failure:  # the library raises bare Exception for every file that it cannot read
+        raise UserError(
+            f"tokenizer.json cannot be read: {shortened(failure)}", mend="save the tokenizer again"
+        ) from failure
+    return max(vocabulary.values(), default=None)
+
+
+def shortened(said: object) -> str:
+    """Return the beginning of what a library or a template said, on one line."""
+    text = " ".join(str(said)[: 4 * _SHOWN_CHARACTERS].split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _load(folder: Path) -> Any:
@@ -164,18 +176,13 @@ def _load(folder: Path) -> Any:
     noisy.setLevel(logging.ERROR)
     try:
         return PreTrainedTokenizerFast.from_pretrained(os.fspath(folder), local_files_only=True)
+    except MemoryError:
+        raise
     except Exception as failure:  # the library raises bare Exception for every file that it cannot read
         raise UserError(
-            f"the tokenizer in {folder} cannot be loaded: {failure}",
+            f"the tokenizer in {folder} cannot be loaded: {shortened(failure)}",
             mend="save it again with save_pretrained",
         ) from failure
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary stands for."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _longest(vocabulary: Iterable[str]) -> int:
@@ -194,7 +201,7 @@ def _end_ids(folder: Path, own: int | None) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # without one of these files the model just has fewer ends
         ends = config.get("eos_token_id") if isinstance(config, dict) else None
         found += [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]

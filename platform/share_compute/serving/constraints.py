@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from share_compute.data.tokenization import load_tokenizer
@@ -19,6 +19,8 @@ _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
 """Room to indent, but no endless blanks: a model that does not know how to go on writes them for ever."""
 _KEPT = 32
 """Compiled schemas that are kept for the next request."""
+_TRIED_BYTES = 8
+"""A text that is written to see whether a schema can be followed."""
 
 
 def check_schema(schema: str) -> None:
@@ -31,7 +33,8 @@ def check_schema(schema: str) -> None:
         UserError: it is no JSON schema, or has what cannot be followed.
     """
     try:
-        reason = LLMatcher.validate_grammar(_grammar(schema))
+        grammar = _grammar(schema)
+        reason = LLMatcher.validate_grammar(grammar) or _tried(grammar)
     except (ValueError, RecursionError) as failure:
         reason = str(failure)
     if reason:
@@ -39,6 +42,17 @@ def check_schema(schema: str) -> None:
             f"the JSON schema cannot be followed: {' '.join(reason.split())[:300]}",
             mend="mend the schema, or leave out the keyword that is named",
         )
+
+
+def _tried(grammar: str) -> str:
+    """Write a few bytes of a text; return what is wrong, such as a pattern that takes too many states."""
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    for _ in range(_TRIED_BYTES):
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8))
+        if matcher.is_error() or matcher.is_stopped() or not len(allowed):
+            break
+        matcher.consume_tokens([int(allowed[len(allowed) // 2])])
+    return matcher.get_error() if matcher.is_error() else ""
 
 
 def _grammar(schema: str) -> str:

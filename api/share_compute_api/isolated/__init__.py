@@ -1,0 +1,1 @@
+"""Processes for what submitters sent: their memory and time are limited, they hold no secrets, and they may fail."""

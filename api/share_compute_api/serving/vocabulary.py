@@ -1,0 +1,301 @@
+"""A served model's vocabulary as the control plane holds it: data and a few known decoders, no program of a submitter.
+
+The process that loads a tokenizer describes it by a `Vocabulary`. Text is written from it in the control plane, token
+by token, since a call to another process for each token would cost more than the token. That is safe because a token's
+text is bounded, and because only decoders whose work and output grow linearly are accepted: no regular expressions,
+and no replacement that makes text much longer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from share_compute.errors import TooLong, UserError
+
+MOST_TOKENS = 1 << 20
+"""Ids of a vocabulary; the largest published ones have about a quarter of it."""
+MOST_TOKEN_CHARACTERS = 1024
+_MOST_GROWTH = 16
+"""Characters that all replacements of a decoder together may make of one."""
+_ONE_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+"""How tokenizers made from SentencePiece write a byte that has no token of its own."""
+_SPACE = "\u2581"
+"""How they write a space."""
+
+
+class _Declared(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ByteLevel(_Declared):
+    """Each letter of a token stands for a byte."""
+
+    type: Literal["ByteLevel"]
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.ByteLevel()
+
+
+class WordPiece(_Declared):
+    """Tokens are joined by spaces, except those with a prefix."""
+
+    type: Literal["WordPiece"]
+    prefix: str = Field(max_length=16)
+    cleanup: bool
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.WordPiece(self.prefix, self.cleanup)
+
+
+class Metaspace(_Declared):
+    """A letter stands for a space."""
+
+    type: Literal["Metaspace"]
+    replacement: str = Field(min_length=1, max_length=1)
+    prepend_scheme: Literal["always", "never", "first"] = "always"
+    split: bool = True
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.Metaspace(self.replacement, self.prepend_scheme, self.split)
+
+
+class BpeSuffix(_Declared):
+    """A suffix ends a word."""
+
+    type: Literal["BPEDecoder"]
+    suffix: str = Field(min_length=1, max_length=16)
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.BPEDecoder(self.suffix)
+
+
+class ByteFallback(_Declared):
+    """Tokens such as ``<0x0A>`` are bytes."""
+
+    type: Literal["ByteFallback"]
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.ByteFallback()
+
+
+class Fuse(_Declared):
+    """All tokens become one for the decoders that follow."""
+
+    type: Literal["Fuse"]
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.Fuse()
+
+
+class Strip(_Declared):
+    """A letter is taken off the ends of a token."""
+
+    type: Literal["Strip"]
+    content: str = Field(min_length=1, max_length=1)
+    start: int = Field(ge=0, le=MOST_TOKEN_CHARACTERS)
+    stop: int = Field(ge=0, le=MOST_TOKEN_CHARACTERS)
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.Strip(self.content, self.start, self.stop)
+
+
+class _Literal(_Declared):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    String: str = Field(min_length=1, max_length=64)
+
+
+class Replace(_Declared):
+    """A string becomes another; patterns that are regular expressions are refused."""
+
+    type: Literal["Replace"]
+    pattern: _Literal
+    content: str = Field(max_length=64)
+
+    @property
+    def growth(self) -> float:
+        """Characters that one becomes at most."""
+        return max(1.0, len(self.content) / len(self.pattern.String))
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.Replace(self.pattern.String, self.content)
+
+
+Simple: TypeAlias = Annotated[
+    ByteLevel | WordPiece | Metaspace | BpeSuffix | ByteFallback | Fuse | Strip | Replace,
+    Field(discriminator="type"),
+]
+
+
+class Several(_Declared):
+    """Decoders one after the other."""
+
+    type: Literal["Sequence"]
+    decoders: tuple[Simple, ...] = Field(max_length=16)
+
+    @model_validator(mode="after")
+    def _keeps_text_short(self) -> Several:
+        growth = math.prod(step.growth for step in self.decoders if isinstance(step, Replace))
+        if growth > _MOST_GROWTH:
+            raise ValueError(
+                f"its replacements make text {growth:g} times as long; at most {_MOST_GROWTH} times"
+            )
+        return self
+
+    def build(self) -> Any:
+        """Return the decoder of ``tokenizers``."""
+        from tokenizers import decoders
+
+        return decoders.Sequence([step.build() for step in self.decoders])
+
+
+Decoder: TypeAlias = Annotated[Simple | Several, Field(discriminator="type")]
+Token: TypeAlias = Annotated[str, Field(max_length=MOST_TOKEN_CHARACTERS)]
+
+
+class Vocabulary(BaseModel):
+    """Writes tokens as text; may be used by several threads."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tokens: tuple[Token | None, ...] = Field(max_length=MOST_TOKENS)
+    """By id; None where an id is not used."""
+    added: frozenset[int]
+    """Ids whose text is written as it is."""
+    special: frozenset[int]
+    """Of them, those that are no text."""
+    end_ids: tuple[int, ...] = Field(max_length=64)
+    """Tokens that end a text."""
+    decoder: Decoder | None
+    """Joins tokens; without one there are spaces between them."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return len(self.tokens)
+
+    def check(self, ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+        """Return token ids that a client may use as a prompt.
+
+        Raises:
+            TooLong: there are more than ``most_tokens``.
+            UserError: there are none, or the vocabulary does not have one of them.
+        """
+        if len(ids) > most_tokens:
+            raise too_long(str(len(ids)), most_tokens)
+        if not ids:
+            raise UserError("the prompt has no tokens", mend="send some text")
+        largest = max(ids)
+        if largest >= self.vocab_size:
+            raise UserError(
+                f"the prompt has token id {largest}; the model's vocabulary ends at {self.vocab_size - 1}",
+                mend="send text, or ids of this model's own tokenizer",
+            )
+        return tuple(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens; what is no valid UTF-8 becomes U+FFFD."""
+        tokens = [token for id_ in ids if id_ not in self.special and (token := self._token(id_)) is not None]
+        if self._decodes is None:
+            return " ".join(tokens)
+        text: str = self._decodes.decode(tokens)
+        return text
+
+    def is_special(self, id_: int) -> bool:
+        """Return whether a token is no text."""
+        return id_ in self.special
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token that is written like this, if there is one: no text ever shows it."""
+        return self._special_ids.get(text)
+
+    def token_bytes(self, id_: int) -> bytes:
+        """Return the bytes that a token stands for; of the tokens of a text they make up its UTF-8."""
+        token = self._token(id_)
+        if token is None:  # a model's vocabulary may be padded
+            return b""
+        if id_ in self.added:
+            return token.encode()
+        if self._bytes is not None:
+            return bytes(self._bytes[letter] for letter in token if letter in self._bytes)
+        one = _ONE_BYTE.match(token)
+        if one is not None:
+            return bytes([int(one[1], 16)])
+        return (token.replace(_SPACE, " ") if self._writes_spaces else token).encode()
+
+    def _token(self, id_: int) -> str | None:
+        return self.tokens[id_] if 0 <= id_ < len(self.tokens) else None
+
+    @cached_property
+    def _decodes(self) -> Any:
+        return None if self.decoder is None else self.decoder.build()
+
+    @cached_property
+    def _steps(self) -> tuple[Any, ...]:
+        return self.decoder.decoders if isinstance(self.decoder, Several) else (self.decoder,)
+
+    @cached_property
+    def _bytes(self) -> dict[str, int] | None:
+        return byte_alphabet() if any(isinstance(step, ByteLevel) for step in self._steps) else None
+
+    @cached_property
+    def _writes_spaces(self) -> bool:
+        return any(
+            isinstance(step, Metaspace) or (isinstance(step, Replace) and step.pattern.String == _SPACE)
+            for step in self._steps
+        )
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        return {token: id_ for id_ in self.special if (token := self._token(id_)) is not None}
+
+
+def too_long(found: str, most_tokens: int) -> TooLong:
+    """Return the error of a prompt of ``found`` tokens."""
+    return TooLong(
+        f"the prompt has {found} tokens, the model's window is {most_tokens}",
+        mend="shorten it",
+        details={"window_tokens": most_tokens},
+    )
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte that each letter of a byte-level vocabulary stands for.
+
+    As GPT-2 has it: printable bytes stand for themselves, the others for letters from U+0100 on, in order.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    return {chr(byte): byte for byte in plain} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }

@@ -1,0 +1,532 @@
+"""A submitter whose templates, tokenizers, schemas and files take endless time or memory: the server goes on.
+
+Each test looks at four things: the request is refused by an error that says why, /health answers within a second
+meanwhile, the server's process hardly grows, and the next ordinary request is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pyarrow as pa
+import pytest
+from anyio import to_thread
+from pyarrow import parquet
+from tests.api.conftest import LiveServer, Plane, wait_until
+from tests.api.speaking import Speaker, Speech, make_tokenizer
+from tests.security.watching import Watch
+
+from share_compute.batches.inputs import Inputs
+from share_compute.data.parquet_rows import MOST_BATCH_BYTES, record_batches
+from share_compute.data.reading import read_pieces
+from share_compute.errors import UserError
+from share_compute.field_errors import MOST_NAMED
+from share_compute.serving.options import Generation
+from share_compute.settings import Settings
+from share_compute.store import Store, upgrade
+from share_compute_api.app import create_app
+from share_compute_api.budget import Budget
+from share_compute_api.isolated.pool import IsolatedProcesses, Limits
+from share_compute_api.isolated.process import bare_environment
+from share_compute_api.serving.engine import Engines
+
+MOST_GROWTH_BYTES = 64 << 20
+"""Of the server's process, during any one attack."""
+LIMITS = Limits(memory_bytes=512 << 20, time_s=2.0, load_s=10.0)
+HELLO = [{"role": "user", "content": "Hello"}]
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A server whose processes for submitters' files have little time, so that tests take little."""
+    settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None)
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    _, key = store.keys.create("first")
+    app = create_app(settings, store)
+    context = app.state.context
+    context.isolated = IsolatedProcesses(LIMITS)
+    context.engines = Engines(context.isolated)
+    plane = Plane(settings, store, app, LiveServer(app), key)
+    yield plane
+    plane.server.stop()
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def http(plane: Plane) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {plane.api_key}"}
+    with httpx.Client(base_url=plane.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def honest(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose files are what they should be."""
+    return serve(plane, make_tokenizer(tmp_path_factory.mktemp("honest")))
+
+
+def serve(plane: Plane, folder: Path, ids: Sequence[int] = (5, 6, 7)) -> str:
+    """Serve a model that always says the same, and return its name."""
+    name = f"model-{next(_numbers)}"
+    plane.app.state.context.engines.add(Speaker(name, folder, lambda _: ids))
+    return name
+
+
+def chat(http: httpx.Client, model: str, **more: Any) -> httpx.Response:
+    body = {"model": model, "messages": HELLO, "max_tokens": 3, **more}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def attack(
+    plane: Plane, http: httpx.Client, honest: str, ask: Callable[[], httpx.Response], *said: str
+) -> dict[str, Any]:
+    """Ask for something hostile; the answer is a refusal with these words, and nobody else notices."""
+    assert chat(http, honest).status_code == 200  # warms up
+    with Watch(plane.url, MOST_GROWTH_BYTES):
+        refused = ask()
+        assert 400 <= refused.status_code < 500, refused.text
+        assert len(refused.content) < 20_000
+        assert any(word in refused.text for word in said), refused.text
+        answered = chat(http, honest)
+        assert answered.status_code == 200, answered.text
+    found: dict[str, Any] = refused.json()
+    return found
+
+
+# -- chat templates --------------------------------------------------------------------------------------------------
+
+LOOPS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endfor %}"
+)
+TEMPLATES = {
+    "loops": (LOOPS, "more than 2 s"),
+    "multiplication": ("{{ 'a' * 3000000000 }}", "of memory"),
+    "power": ("{{ 10 ** (10 ** 9) }}", "more than 2 s"),
+    "output": ("{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}", "of memory"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    "long error": ("{{ raise_exception('a' * 100000000) }}", "aaa..."),
+    "attributes": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    "formats": ("{{ '{0.__class__}'.format(messages) }}", "no tokens"),
+    "globals": ("{{ cycler.__init__.__globals__.os.environ }}", "unsafe"),
+}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_chat_template_is_stopped(
+    plane: Plane, http: httpx.Client, honest: str, tmp_path: Path, kind: str
+) -> None:
+    template, said = TEMPLATES[kind]
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    model = serve(plane, folder)
+    attack(plane, http, honest, lambda: chat(http, model), said)
+
+
+def test_one_model_does_not_starve_another(
+    plane: Plane, http: httpx.Client, honest: str, tmp_path: Path
+) -> None:
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(LOOPS)
+    model = serve(plane, folder)
+    assert chat(http, honest).status_code == 200
+    threads = [threading.Thread(target=chat, args=(http, model)) for _ in range(5)]
+    with Watch(plane.url, MOST_GROWTH_BYTES):
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            assert chat(http, honest).status_code == 200
+        assert any(thread.is_alive() for thread in threads)  # the honest ones did not wait for them
+        for thread in threads:
+            thread.join()
+
+
+# -- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def spoil(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change a tokenizer's file."""
+    file = make_tokenizer(folder) / "tokenizer.json"
+    data = json.loads(file.read_text(encoding="utf-8"))
+    change(data)
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return folder
+
+
+def replacing(pattern: dict[str, str], times: int) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": "a" * times}
+
+
+def thrice(part: dict[str, Any], inside: str) -> dict[str, Any]:
+    return {"type": "Sequence", inside: [part] * 3}
+
+
+TOKENIZERS: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[str, ...]]] = {
+    "normalizer": (
+        lambda data: data.update(normalizer=thrice(replacing({"Regex": "."}, 1000), "normalizers")),
+        ("of memory", "more than 2 s"),
+    ),
+    "growing decoder": (
+        lambda data: data.update(decoder=thrice(replacing({"String": "a"}, 60), "decoders")),
+        ("times as long",),
+    ),
+    "decoder with a regular expression": (
+        lambda data: data.update(decoder=replacing({"Regex": "(a+)+$"}, 1)),
+        ("not one that this server runs",),
+    ),
+    "huge id": (
+        lambda data: data["model"]["vocab"].update({"x!": 3 << 20}),
+        ("ids below",),
+    ),
+    "long token": (
+        lambda data: data["added_tokens"].append(
+            {**data["added_tokens"][0], "id": 304, "content": "x" * 100_000}
+        ),
+        ("characters",),
+    ),
+    "vocabulary": (
+        lambda data: data["model"]["vocab"].update(
+            {f"{number:x}~": number for number in range(304, 1_060_000)}
+        ),
+        ("ids below", "of memory", "more than"),
+    ),
+    "corrupt": (lambda data: data.pop("model"), ("cannot be loaded",)),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_tokenizer_is_stopped(
+    plane: Plane, http: httpx.Client, honest: str, tmp_path: Path, kind: str
+) -> None:
+    change, said = TOKENIZERS[kind]
+    model = serve(plane, spoil(tmp_path, change))
+    attack(plane, http, honest, lambda: chat(http, model), *said)
+
+
+def test_a_tokenizer_is_stopped_when_a_job_is_checked(
+    plane: Plane, http: httpx.Client, honest: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text('{"model": ' + "[" * 1_000_000)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("text")
+    job = {
+        "model": {"config": {"model_type": "llama", "vocab_size": 64}},
+        "tokenizer": {"path": str(folder)},
+        "data": {"files": [str(corpus)]},
+    }
+    attack(plane, http, honest, lambda: http.post("/api/v1/jobs", json=job), "tokenizer.path")
+
+
+# -- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+SCHEMAS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "regex": (
+        {"type": "string", "pattern": "^(a{1000}){1000}{1000}$"},
+        ("cannot be followed", "more than 2 s"),
+    ),
+    "size": ({"enum": ["a" * 100] * 5_000}, ("at most",)),
+    "depth": (nested(200), ("nested",)),
+    "counts": ({"enum": ["a"], "minLength": 10**400}, ("cannot be followed",)),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_a_schema_is_stopped(plane: Plane, http: httpx.Client, honest: str, kind: str) -> None:
+    schema, said = SCHEMAS[kind]
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    attack(plane, http, honest, lambda: chat(http, honest, response_format=form), *said)
+
+
+# -- the processes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_processes_hold_no_secrets(
+    plane: Plane, http: httpx.Client, honest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARE_COMPUTE_API_KEY", "secret")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert "secret" not in bare_environment().values()
+    assert chat(http, honest).status_code == 200
+    pids = plane.app.state.context.isolated.pids()
+    assert pids
+    for pid in pids:
+        names = set(psutil.Process(pid).environ())
+        assert not {name for name in names if name.startswith(("SHARE_COMPUTE", "RAY_", "AWS"))}
+        assert psutil.Process(pid).memory_info().rss < 300 << 20
+    assert os.getpid() not in pids
+
+
+# -- job files -------------------------------------------------------------------------------------------------------
+
+
+def yaml(http: httpx.Client, text: str) -> httpx.Response:
+    return http.post("/api/v1/jobs", content=text.encode(), headers={"Content-Type": "application/yaml"})
+
+
+LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 30)
+)
+YAMLS = {
+    "laughs": (LAUGHS, "aliases"),
+    "depth": ("[" * 100_000, "not valid YAML"),
+    "size": ("a: [" + "1, " * 300_000 + "1]", "KiB are read"),
+    "tags": ("kind: !!python/object/apply:os.system [id]", "tags"),
+    "empty number": ("kind: !!int ''", "tags"),
+    "huge number": ("name: " + "9" * 100_000, "not valid YAML"),
+    "many keys": ("\n".join(f"k{number}: 1" for number in range(20_000)), "more unknown keys"),
+}
+
+
+@pytest.mark.parametrize("kind", YAMLS)
+def test_a_yaml_file_is_stopped(plane: Plane, http: httpx.Client, honest: str, kind: str) -> None:
+    text, said = YAMLS[kind]
+    attack(plane, http, honest, lambda: yaml(http, text), said)
+
+
+def test_ten_large_yaml_files_at_once_are_bounded(plane: Plane, http: httpx.Client, honest: str) -> None:
+    text = "a: [" + "1, " * 349_000 + "1]"
+    assert 1_000_000 < len(text) <= 1 << 20
+    with ThreadPoolExecutor(10) as pool:
+
+        def all_at_once() -> httpx.Response:
+            answers = list(pool.map(lambda _: yaml(http, text), range(10)))
+            assert {answer.status_code for answer in answers} == {422}
+            return answers[0]
+
+        attack(plane, http, honest, all_at_once, "KiB are read")
+
+
+JSONS: dict[str, tuple[Any, str]] = {
+    "unknown keys": ({f"k{number}": 1 for number in range(60_000)}, "more unknown keys"),
+    "unknown keys inside": ({"data": {f"k{number}": 1 for number in range(60_000)}}, "more unknown keys"),
+    "a long key": ({"k" * 1_000_000: 1}, "kkk..."),
+    "depth": ("[" * 500_000, "too deeply"),
+    "number": ('{"name": ' + "9" * 100_000 + "}", "not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("route", ["/api/v1/jobs", "/api/v1/deployments", "/api/v1/plans"])
+@pytest.mark.parametrize("kind", JSONS)
+def test_a_json_document_is_stopped(
+    plane: Plane, http: httpx.Client, honest: str, route: str, kind: str
+) -> None:
+    document, _ = JSONS[kind]
+    content = document if isinstance(document, str) else json.dumps(document)
+    headers = {"Content-Type": "application/json"}
+    found = attack(plane, http, honest, lambda: http.post(route, content=content, headers=headers), "")
+    assert len(found.get("details", {}).get("fields", [])) <= MOST_NAMED
+
+
+@pytest.mark.parametrize("kind", JSONS)
+def test_a_request_to_a_model_is_stopped(plane: Plane, http: httpx.Client, honest: str, kind: str) -> None:
+    document, _ = JSONS[kind]
+    content = document if isinstance(document, str) else json.dumps(document)
+    headers = {"Content-Type": "application/json"}
+    attack(
+        plane,
+        http,
+        honest,
+        lambda: http.post("/v1/chat/completions", content=content, headers=headers),
+        "",
+    )
+
+
+# -- signs of life ---------------------------------------------------------------------------------------------------
+
+
+class Hog(Speaker):
+    """Takes all threads that requests share, until it is told to let them go."""
+
+    async def generate(self, generations: Sequence[Generation]) -> list[Speech]:
+        threads = to_thread.current_default_thread_limiter()
+        taken = [object() for _ in range(int(threads.total_tokens))]
+        for one in taken:
+            await threads.acquire_on_behalf_of(one)
+        self.heard += generations
+        while not self.go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
+        for one in taken:
+            threads.release_on_behalf_of(one)
+        return await super().generate(generations)
+
+
+def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Client, tmp_path: Path) -> None:
+    invite = plane.store.invites.create()[1]
+    record, key = plane.store.contributors.join(invite, name="ada", host="host", versions={}, limits={})
+    hog = Hog("hog", make_tokenizer(tmp_path), lambda _: (5, 6, 7))
+    plane.app.state.context.engines.add(hog)
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=plane.url, timeout=10) as agent:
+        asked = pool.submit(chat, http, "hog")
+        try:
+            wait_until(lambda: hog.heard)
+            with Watch(plane.url, MOST_GROWTH_BYTES):
+                headers = {"Authorization": f"Bearer {key}"}
+                heard = agent.post(f"/api/v1/contributors/{record.id}/heartbeat", headers=headers)
+            assert heard.json()["wanted"] == "run"
+        finally:
+            hog.go_on.set()
+        assert asked.result().status_code == 200
+
+
+def test_a_crowd_of_submissions_is_told_to_come_again(
+    plane: Plane, http: httpx.Client, honest: str, tmp_path: Path
+) -> None:
+    folder = spoil(tmp_path, TOKENIZERS["vocabulary"][0])
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("text")
+    job = {
+        "model": {"config": {"model_type": "llama", "vocab_size": 64}},
+        "tokenizer": {"path": str(folder)},
+        "data": {"files": [str(corpus)]},
+    }
+    context, crowd = plane.app.state.context, 6
+    context.checks = Budget(at_once=1, most_waiting=1)
+    with ThreadPoolExecutor(crowd) as pool, Watch(plane.url, MOST_GROWTH_BYTES):
+        answers = list(pool.map(lambda _: http.post("/api/v1/jobs", json=job), range(crowd)))
+        assert chat(http, honest).status_code == 200
+    context.checks = Budget()
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) == crowd - 2
+    assert all(answer.headers["Retry-After"] == "5" for answer in refused)
+    assert {answer.status_code for answer in answers} == {422, 429}
+
+
+# -- data files ------------------------------------------------------------------------------------------------------
+
+
+def shared_text(file: Path) -> None:
+    """Write a million rows that share one text of a megabyte."""
+    indices = pa.array([0] * 1_000_000, pa.int32())
+    values = pa.DictionaryArray.from_arrays(indices, pa.array(["z" * 1_000_000]))
+    parquet.write_table(pa.table({"q": values}), file, store_schema=False, compression="zstd")
+
+
+def long_list(file: Path) -> None:
+    """Write a text beside a list of a hundred million nulls."""
+    lists = pa.ListArray.from_arrays(
+        pa.array([0, 100_000_000], pa.int32()), pa.nulls(100_000_000, pa.int32())
+    )
+    parquet.write_table(pa.table({"q": ["text"], "other": lists}), file, compression="zstd")
+
+
+def test_only_the_column_that_is_asked_for_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    long_list(file)
+    assert file.stat().st_size < 2_000
+    grown = grown_by(lambda: Inputs([file], "q").check(str, ()))
+    assert grown < MOST_GROWTH_BYTES
+    with pytest.raises(UserError, match="values in one column of a row group"):
+        list(record_batches(file))
+
+
+def test_a_text_that_all_rows_share_is_written_out_piece_by_piece(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    shared_text(file)
+    assert file.stat().st_size < 20_000
+
+    def read() -> None:
+        Inputs([file], "q").check(str, ())
+        batches = record_batches(file, ["q"])
+        assert all(next(batches).nbytes <= MOST_BATCH_BYTES for _ in range(5))
+        _, rows = next(Inputs([file], "q").parts(1_000, ()))
+        assert rows[0].value == "z" * 1_000_000
+        assert "hold more than" in (rows[-1].problem or "")
+
+    assert grown_by(read) < 6 * MOST_GROWTH_BYTES
+
+
+def grown_by(work: Callable[[], object]) -> int:
+    """Return by how much this process's memory grows while it does something, looked at all the time."""
+    process, most, is_over = psutil.Process(), 0, threading.Event()
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal most
+        while not is_over.wait(0.002):
+            most = max(most, process.memory_info().rss - before)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        work()
+    finally:
+        is_over.set()
+        thread.join()
+    return most
+
+
+def lying(file: Path) -> None:
+    """Write what is no .parquet file inside."""
+    shared_text(file)
+    content = bytearray(file.read_bytes())
+    content[100:200] = b"\xff" * 100
+    file.write_bytes(content)
+
+
+def one_line(file: Path) -> None:
+    """Write a line of four gigabytes, of which the disk holds nothing."""
+    with file.open("wb") as opened:
+        opened.truncate(4 << 30)
+
+
+FILES: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "other column": ("rows.parquet", long_list, "no deployment"),
+    "shared text": ("rows.parquet", shared_text, "no deployment"),
+    "damaged": ("rows.parquet", lying, "data"),
+    "one line": ("rows.jsonl", one_line, "more than 64 MiB"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_data_file_is_bounded(
+    plane: Plane, http: httpx.Client, honest: str, tmp_path: Path, kind: str
+) -> None:
+    name, write, said = FILES[kind]
+    write(tmp_path / name)
+    job = {
+        "kind": "generate",
+        "deployment": "nothing",
+        "data": {"files": [str(tmp_path / name)], "prompt": "q"},
+    }
+    attack(plane, http, honest, lambda: http.post("/api/v1/jobs", json=job), said)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_a_line_without_end_does_not_fill_the_memory_of_training(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"rows{suffix}"
+    one_line(file)
+
+    def read() -> None:
+        with pytest.raises(UserError, match="has a line of more than"):
+            list(read_pieces([file], "text", tmp_path / "scratch"))
+
+    list(read_pieces([short(tmp_path)], "text", tmp_path / "scratch"))  # imports what reads
+    assert grown_by(read) < MOST_GROWTH_BYTES
+
+
+def short(folder: Path) -> Path:
+    file = folder / "short.txt"
+    file.write_text("text")
+    return file
