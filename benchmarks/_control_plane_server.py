@@ -1,0 +1,58 @@
+"""Serves a control plane without a Ray cluster for `control_plane.py`, from whatever checkout is on its path.
+
+``python _control_plane_server.py FOLDER CONTRIBUTORS`` prints one JSON line: its port, a key that may do everything,
+and id and key of each contributor. It uses only what all checkouts have; keys get scopes where there are any.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from share_compute.settings import Settings
+from share_compute.store import Store, upgrade
+from share_compute_api.app import create_app
+
+
+def key_for_everything(store: Any) -> str:
+    """Return an API key with all scopes that this checkout knows."""
+    try:
+        scopes = list(import_module("share_compute.scopes").Scope)
+    except ImportError:
+        key: str = store.keys.create("benchmark")[1]
+        return key
+    scoped: str = store.keys.create("benchmark", scopes)[1]
+    return scoped
+
+
+def main() -> None:
+    """Serve until somebody ends this process."""
+    folder, contributors = Path(sys.argv[1]), int(sys.argv[2])
+    settings = Settings(data_folder=folder, database_url=None)
+    folder.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    if hasattr(store, "hold"):
+        store.hold()
+    key = key_for_everything(store)
+    joined = []
+    for number in range(contributors):
+        _, code = store.invites.create()
+        record, own = store.contributors.join(
+            code, name=f"machine-{number}", host="host", versions={}, limits={}
+        )
+        joined.append((record.id, own))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = uvicorn.Server(uvicorn.Config(create_app(settings, store), log_level="warning"))
+    print(json.dumps({"port": listener.getsockname()[1], "api_key": key, "contributors": joined}), flush=True)
+    server.run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

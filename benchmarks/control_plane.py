@@ -1,0 +1,334 @@
+"""REST latency and memory of the control plane with 200 clients, before and after; and what isolation costs a chat.
+
+A real uvicorn server without a Ray cluster, in a process of its own, and clients on the same machine that send what
+browsers, programs and contributors send: health, lists of jobs, single jobs, submissions and signs of life, each about
+once a second; some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured in
+the same run, in turns with ours; the goal is a 99th percentile of at most 1.1 times its own. Without it, figures have
+no peer. Clients speak HTTP alone, so the checkouts may differ in all but these routes.
+
+The last figure is the time that a chat of 500 tokens takes more, from the request's messages to its token ids, because
+its template is rendered and its text tokenized by another process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from _harness import print_figure
+
+OURS = Path(__file__).resolve().parents[1]
+SERVER = Path(__file__).with_name("_control_plane_server.py")
+GOAL = 1.1
+GOAL_TOKENIZING_MS = 1.0
+PAUSE_S = 1.0
+"""Mean time between the requests of one client."""
+WARM_UP_S = 3.0
+JOB = {
+    "name": "digits",
+    "model": {"layers": [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]},
+    "data": {"dataset": "digits"},
+    "training": {"steps": 3},
+}
+MIX = {"health": 10, "list": 35, "get": 30, "submit": 5, "heartbeat": 20}
+"""Shares of requests, in percent."""
+FIRST_JOBS = 50
+MIB = 2**20
+
+
+@dataclass
+class Round:
+    """What one server did."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    memory_bytes: int = 0
+
+    def percentile_ms(self, percent: int) -> float:
+        """Return a percentile of the latencies."""
+        return statistics.quantiles(self.latencies_s, n=100)[percent - 1] * 1000
+
+
+class Server:
+    """A server of some checkout."""
+
+    def __init__(self, checkout: Path, folder: Path, contributors: int) -> None:
+        path = os.pathsep.join(str(checkout / part) for part in ("platform", "actors", "api"))
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(folder), str(contributors)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder.parent,
+        )
+        assert self._process.stdout is not None
+        facts = json.loads(self._process.stdout.readline())
+        self.url = f"http://127.0.0.1:{facts['port']}"
+        self.api_key: str = facts["api_key"]
+        self.contributors: list[tuple[str, str]] = facts["contributors"]
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of the server's process."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Load:
+    """Clients of one server.
+
+    Args:
+        server: theirs.
+        http: that all of them use.
+        seed: of what they do, and when.
+    """
+
+    def __init__(self, server: Server, http: httpx.AsyncClient, seed: int) -> None:
+        self._server = server
+        self._http = http
+        self._random = random.Random(seed)
+        self._key = {"Authorization": f"Bearer {server.api_key}"}
+        self._jobs: list[str] = []
+        self.round = Round()
+        self._is_warm = False
+
+    async def run(self, clients: int, streams: int, seconds: float) -> Round:
+        """Send requests for some time, and return what came of them."""
+        for _ in range(FIRST_JOBS):
+            await self._submit()
+        work = [asyncio.create_task(self._stream()) for _ in range(streams)]
+        work += [asyncio.create_task(self._client()) for _ in range(clients - streams)]
+        await asyncio.sleep(WARM_UP_S)
+        self._is_warm = True
+        await asyncio.sleep(seconds)
+        self.round.memory_bytes = self._server.memory_bytes()
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        return self.round
+
+    async def _client(self) -> None:
+        does: dict[str, Callable[[], Awaitable[httpx.Response]]] = {
+            "health": lambda: self._http.get("/api/v1/health"),
+            "list": lambda: self._http.get("/api/v1/jobs", headers=self._key),
+            "get": lambda: self._http.get(
+                f"/api/v1/jobs/{self._random.choice(self._jobs)}", headers=self._key
+            ),
+            "submit": self._submit,
+            "heartbeat": self._heartbeat,
+        }
+        await asyncio.sleep(self._random.uniform(0, PAUSE_S))
+        while True:
+            (name,) = self._random.choices(list(MIX), list(MIX.values()))
+            begin = time.perf_counter()
+            try:
+                answer = await does[name]()
+                problem = None if answer.is_success else f"{name}: {answer.status_code}"
+            except httpx.HTTPError as failure:
+                problem = f"{name}: {type(failure).__name__}"
+            if self._is_warm:
+                self.round.latencies_s.append(time.perf_counter() - begin)
+                if problem is not None:
+                    self.round.failures[problem] += 1
+            await asyncio.sleep(self._random.expovariate(1 / PAUSE_S))
+
+    async def _submit(self) -> httpx.Response:
+        answer = await self._http.post("/api/v1/jobs", headers=self._key, json=JOB)
+        if answer.is_success:
+            self._jobs.append(answer.json()["id"])
+        return answer
+
+    async def _heartbeat(self) -> httpx.Response:
+        id_, key = self._random.choice(self._server.contributors)
+        return await self._http.post(
+            f"/api/v1/contributors/{id_}/heartbeat", headers={"Authorization": f"Bearer {key}"}
+        )
+
+    async def _stream(self) -> None:
+        headers = {**self._key, "Accept": "text/event-stream"}
+        while True:
+            try:
+                async with self._http.stream(
+                    "GET", "/api/v1/events", headers=headers, timeout=None
+                ) as answer:
+                    async for _ in answer.aiter_raw():
+                        pass
+            except httpx.HTTPError as failure:
+                self.round.failures[f"stream: {type(failure).__name__}"] += 1
+                await asyncio.sleep(PAUSE_S)
+
+
+def measure(checkout: Path, options: argparse.Namespace, seed: int) -> Round:
+    """Start a server, load it, and end it."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(checkout, Path(folder) / "data", contributors=20)
+        try:
+
+            async def load() -> Round:
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=options.clients)
+                async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as http:
+                    return await Load(server, http, seed).run(
+                        options.clients, options.streams, options.seconds
+                    )
+
+            return asyncio.run(load())
+        finally:
+            server.close()
+
+
+def print_alone(figure: str, value: float, unit: str, **more: Any) -> None:
+    """Print a figure that has no peer."""
+    print(json.dumps({"figure": figure, "ours": round(value, 3), "unit": unit, **more}), flush=True)
+
+
+def compare(ours: list[Round], before: list[Round], options: argparse.Namespace) -> None:
+    """Print what the rounds say, the median round of each side."""
+    facts = {
+        "clients": options.clients,
+        "streams": options.streams,
+        "rounds": options.rounds,
+        "requests": sum(len(one.latencies_s) for one in ours),
+        "failures": dict(sum((one.failures for one in ours), Counter())),
+    }
+    figures: list[tuple[str, str, Callable[[Round], float]]] = [
+        ("control_plane_p50", "ms", lambda one: one.percentile_ms(50)),
+        ("control_plane_p99", "ms", lambda one: one.percentile_ms(99)),
+        ("control_plane_memory", "MiB", lambda one: one.memory_bytes / MIB),
+    ]
+    for name, unit, of in figures:
+        own = statistics.median(map(of, ours))
+        if not before:
+            print_alone(name, own, unit, **facts)
+            continue
+        other = statistics.median(map(of, before))
+        print_figure(
+            name,
+            ours=own,
+            peer=other,
+            peer_name=f"before; goal {GOAL} x",
+            ratio=GOAL * other / own,
+            unit=unit,
+            peer_failures=dict(sum((one.failures for one in before), Counter())),
+            ours_rounds=[round(of(one), 1) for one in ours],
+            peer_rounds=[round(of(one), 1) for one in before],
+            **facts,
+        )
+
+
+def conversation(encode: Callable[[list[dict[str, str]]], int]) -> list[dict[str, str]]:
+    """Return a chat of about 500 tokens."""
+    text = "The quick brown fox jumps over the lazy dog; say in one sentence why it does so."
+    messages: list[dict[str, str]] = []
+    while not messages or encode(messages) < 500 or len(messages) % 2 == 0:
+        messages.append({"role": "assistant" if len(messages) % 2 else "user", "content": text})
+    return messages
+
+
+def measure_tokenizing(times: int) -> None:
+    """Print what a chat costs more in a process of its own, against the same calls in this one."""
+    from share_compute.data.tokenization import train_tokenizer
+    from share_compute_api.isolated.pool import IsolatedProcesses
+    from share_compute_api.serving.tokenizer import ServedTokenizer
+    from share_compute_api.serving.tokenizer_client import TokenizerClient
+
+    window = 4096
+    processes = IsolatedProcesses()
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train_tokenizer(
+            ["The quick brown fox jumps over the lazy dog, says one sentence."] * 3, 300
+        )
+        trained.chat_template = (
+            "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
+        trained.save_pretrained(folder)
+        inside = ServedTokenizer(Path(folder))
+
+        def encode(messages: list[dict[str, str]]) -> tuple[int, ...]:
+            return inside.encode(inside.chat(messages), window, is_chat=True)
+
+        messages = conversation(lambda so_far: len(encode(so_far)))
+        num_tokens = len(encode(messages))
+
+        async def run() -> tuple[list[float], list[float]]:
+            own: list[float] = []
+            other: list[float] = []
+            client = await TokenizerClient.load(Path(folder), processes)
+            for turn in range(times + 20):
+                begin = time.perf_counter()
+                there = await client.chat(messages, window)
+                middle = time.perf_counter()
+                here = encode(messages)
+                end = time.perf_counter()
+                assert there == here
+                if turn >= 20:  # the first ones warm up
+                    own.append((middle - begin) * 1000)
+                    other.append((end - middle) * 1000)
+            return own, other
+
+        try:
+            own, other = asyncio.run(run())
+            worker_bytes = max(psutil.Process(pid).memory_info().rss for pid in processes.pids())
+        finally:
+            processes.close()
+    extra = statistics.median(a - b for a, b in zip(own, other, strict=True))
+    print_figure(
+        "tokenizing_process_ms",
+        ours=extra,
+        peer=GOAL_TOKENIZING_MS,
+        peer_name="goal",
+        ratio=GOAL_TOKENIZING_MS / max(extra, 1e-3),
+        unit="ms",
+        tokens=num_tokens,
+        process_ms=round(statistics.median(own), 3),
+        in_process_ms=round(statistics.median(other), 3),
+        process_memory_mib=round(worker_bytes / MIB, 1),
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: 40 clients for three seconds")
+    parser.add_argument("--baseline", type=Path, help="another checkout, measured in turns with this one")
+    parser.add_argument("--clients", type=int, default=200, help="at one time")
+    parser.add_argument("--streams", type=int, default=20, help="of them, those that hold an event stream")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side")
+    options = parser.parse_args()
+    if options.quick:
+        options.clients, options.streams, options.seconds, options.rounds = 40, 4, 3.0, 1
+    measure_tokenizing(50 if options.quick else 1000)
+    ours: list[Round] = []
+    before: list[Round] = []
+    for number in range(options.rounds):
+        if options.baseline is not None:
+            before.append(measure(options.baseline.resolve(), options, number))
+        ours.append(measure(OURS, options, number))
+    compare(ours, before, options)
+
+
+if __name__ == "__main__":
+    main()
