@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import PIPE
 from contextlib import suppress
 
+from share_compute_actors.machine.confine import clean_environment
 from share_compute_actors.machine.processes import tied
 
 
@@ -25,7 +26,8 @@ async def run_module(
         environment: further variables.
     """
     # Nothing is looked up in the network: what a job names lies on this machine.
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    # Models and tokenizers of submitters are read there, so it gets no credentials of ours.
+    variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **environment}
     command = tied([sys.executable, "-m", module, *arguments])
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables

@@ -132,7 +132,7 @@ def test_a_chat_template_is_stopped(
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(template)
     model = serve(plane, folder)
-    attack(plane, http, honest, lambda: chat(http, model), said)
+    attack(plane, http, honest, lambda: chat(http, model), said, "took more than 2 s")
 
 
 def test_one_model_does_not_starve_another(

@@ -12,13 +12,12 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from share_compute.errors import ShareComputeError, error_of
+from share_compute_actors.machine.confine import clean_environment
 from share_compute_actors.machine.processes import tied
 from share_compute_api.isolated import messages
 from share_compute_api.isolated.messages import HEADER, MOST_ANSWER_BYTES, Question, Reply
 
 _START_S = 120.0
-_INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Variables that programs need to start. No others are handed down: they may hold keys."""
 _WORKER = "share_compute_api.isolated.worker"
 _PIECE_BYTES = 1 << 20
 Result = TypeVar("Result", bound=BaseModel)
@@ -42,8 +41,7 @@ class OutOfTime(Exception):
 
 def bare_environment() -> dict[str, str]:
     """Return variables for a process that works on a submitter's files: no credentials, no network, one thread."""
-    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return inherited | {
+    return clean_environment(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "/nonexistent",
         "TOKENIZERS_PARALLELISM": "false",
