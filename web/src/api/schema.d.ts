@@ -187,7 +187,7 @@ export interface paths {
         put?: never;
         /**
          * Online
-         * @description The machine's Ray node runs; measuring it begins, once the head says that it is this machine's own.
+         * @description The machine's Ray node runs; measuring it begins.
          */
         post: operations["online"];
         delete?: never;
@@ -246,14 +246,12 @@ export interface paths {
         /**
          * List Deployments
          * @description List deployments, newest first, in pages. Without ``state`` those that are up.
-         *
-         *     Of other keys' deployments, the path in ``spec`` reads ``hidden``.
          */
         get: operations["listDeployments"];
         put?: never;
         /**
          * Create Deployment
-         * @description Serve a model, given as JSON or YAML. Paths in it are paths on the server, below its data roots.
+         * @description Serve a model, given as JSON or YAML. Paths in it are paths on the server.
          */
         post: operations["createDeployment"];
         delete?: never;
@@ -305,26 +303,6 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/deployments/{deployment}/history": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        post?: never;
-        /**
-         * Delete Deployment
-         * @description Delete what is remembered of a deployment that is over: its row and its events.
-         */
-        delete: operations["deleteDeployment"];
         options?: never;
         head?: never;
         patch?: never;
@@ -443,13 +421,13 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description List jobs, newest first, in pages. Of other keys' jobs, the paths in ``spec`` read ``hidden``.
+         * @description List jobs, newest first, in pages.
          */
         get: operations["listJobs"];
         put?: never;
         /**
          * Submit Job
-         * @description Queue a job, given as JSON or YAML. Paths in it are paths on the server, below its data roots.
+         * @description Queue a job, given as JSON or YAML. Paths in it are paths on the server.
          */
         post: operations["submitJob"];
         delete?: never;
@@ -492,13 +470,7 @@ export interface paths {
         get: operations["getJob"];
         put?: never;
         post?: never;
-        /**
-         * Delete Job
-         * @description Delete a job that is over with its events, metrics, checkpoints and artifacts; uploads stay.
-         *
-         *     Its files go within seconds. With ``cancel``, a job that still runs answers 202 and is deleted when it ended.
-         */
-        delete: operations["deleteJob"];
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -513,7 +485,7 @@ export interface paths {
         };
         /**
          * List Artifacts
-         * @description List a job's finished results. They are for the key that submitted it, and for admins.
+         * @description List a job's finished results.
          */
         get: operations["listArtifacts"];
         put?: never;
@@ -538,11 +510,7 @@ export interface paths {
         get: operations["getArtifact"];
         put?: never;
         post?: never;
-        /**
-         * Delete Artifact
-         * @description Delete one artifact of a job; its files go within seconds.
-         */
-        delete: operations["deleteArtifact"];
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -597,7 +565,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description List the checkpoints of a job that are on the server's disk, oldest first; for its key, and for admins.
+         * @description List the checkpoints of a job that are on the server's disk, oldest first.
          */
         get: operations["listCheckpoints"];
         put?: never;
@@ -745,7 +713,7 @@ export interface paths {
         put?: never;
         /**
          * Create Key
-         * @description Make an API key. Only this answer shows it. A key gives no scope that it lacks itself.
+         * @description Make an API key. Only this answer shows it.
          */
         post: operations["createKey"];
         delete?: never;
@@ -766,7 +734,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke Key
-         * @description End a key, from the next request on; twice changes nothing. The last one with the scope ``admin`` stays.
+         * @description End a key, from the next request on; twice changes nothing. A server that has none makes one at its start.
          */
         delete: operations["revokeKey"];
         options?: never;
@@ -808,26 +776,6 @@ export interface paths {
         get: operations["getPool"];
         put?: never;
         post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/prune": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Prune
-         * @description Delete what is older than the server's settings keep it. The server does that by itself every hour.
-         */
-        post: operations["prune"];
         delete?: never;
         options?: never;
         head?: never;
@@ -911,7 +859,7 @@ export interface paths {
         };
         /**
          * Get Status
-         * @description Return the pool at a glance; where the server keeps its data is for admins.
+         * @description Return the pool at a glance.
          */
         get: operations["getStatus"];
         put?: never;
@@ -951,7 +899,7 @@ export interface paths {
         };
         /**
          * List Uploads
-         * @description List the key's own uploads, or all for admins, newest first, and how much room there is.
+         * @description List all uploads, newest first, and how much room there is.
          */
         get: operations["listUploads"];
         put?: never;
@@ -1256,11 +1204,6 @@ export interface components {
             name: string;
             /** Revoked At */
             revoked_at: string | null;
-            /**
-             * Scopes
-             * @description What it was given; `may` also knows what these include.
-             */
-            scopes: components["schemas"]["Scope"][];
         };
         /**
          * ArtifactFiles
@@ -2188,19 +2131,6 @@ export interface components {
             validation_fraction: number;
         };
         /**
-         * Deleted
-         * @description What was deleted.
-         */
-        Deleted: {
-            /** Id */
-            id: string;
-            /**
-             * Is Deleted
-             * @description False while a job that was asked to stop has not.
-             */
-            is_deleted: boolean;
-        };
-        /**
          * DeploymentPage
          * @description Deployments, newest first.
          */
@@ -2347,11 +2277,6 @@ export interface components {
              * @description What clients send as ``model``.
              */
             name: string;
-            /**
-             * Owner
-             * @description Id of the API key that deployed it; null for those of earlier versions, which belong to admins.
-             */
-            owner?: string | null;
             /**
              * Plans
              * @description Which layers are on which machines, for each replica; empty until it was placed.
@@ -3509,11 +3434,6 @@ export interface components {
             measured?: components["schemas"]["Measured"] | null;
             /** Name */
             name: string;
-            /**
-             * Owner
-             * @description Id of the API key that submitted it; null for those of earlier versions, which belong to admins.
-             */
-            owner?: string | null;
             plan: components["schemas"]["Plan"] | null;
             /** @description A plan that would pay for moving to it, when reality drifted away from the prediction. */
             proposal?: components["schemas"]["ReplanProposed"] | null;
@@ -3715,10 +3635,7 @@ export interface components {
          * @example {
          *       "id": "key-k3v7q2ma",
          *       "key": "sck_...",
-         *       "name": "Ada's scripts",
-         *       "scopes": [
-         *         "submit"
-         *       ]
+         *       "name": "Ada's scripts"
          *     }
          */
         KeyCreated: {
@@ -3731,8 +3648,6 @@ export interface components {
             key: string;
             /** Name */
             name: string;
-            /** Scopes */
-            scopes: components["schemas"]["Scope"][];
         };
         /**
          * KeyList
@@ -3746,10 +3661,7 @@ export interface components {
          * KeyRequest
          * @description A new API key.
          * @example {
-         *       "name": "Ada's scripts",
-         *       "scopes": [
-         *         "submit"
-         *       ]
+         *       "name": "Ada's scripts"
          *     }
          */
         KeyRequest: {
@@ -3758,14 +3670,6 @@ export interface components {
              * @description For whom or what it is.
              */
             name: string;
-            /**
-             * Scopes
-             * @description What it may do: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all.
-             * @default [
-             *       "chat"
-             *     ]
-             */
-            scopes: components["schemas"]["Scope"][];
         };
         /**
          * LatencyStatus
@@ -4751,52 +4655,6 @@ export interface components {
             type: string;
         };
         /**
-         * PruneReport
-         * @description What pruning deleted, or would delete.
-         */
-        PruneReport: {
-            /** Dry Run */
-            dry_run: boolean;
-            /** Pruned */
-            pruned: components["schemas"]["Pruned"][];
-            /**
-             * Size Bytes
-             * @description Of all files together.
-             */
-            size_bytes: number;
-        };
-        /**
-         * Pruned
-         * @description Something that is older than it is to be kept.
-         */
-        Pruned: {
-            /**
-             * Job Id
-             * @description The job that it belongs to; null for events, which are counted together.
-             */
-            job_id: string | null;
-            /**
-             * Kind
-             * @enum {string}
-             */
-            kind: "job" | "artifact" | "checkpoints" | "metrics" | "events";
-            /**
-             * Name
-             * @description Of the job, or of the artifact.
-             */
-            name: string | null;
-            /**
-             * Rows
-             * @description In the database.
-             */
-            rows: number;
-            /**
-             * Size Bytes
-             * @description Of its files.
-             */
-            size_bytes: number;
-        };
-        /**
          * QueueStatus
          * @description Sequences in the scheduler's hands.
          */
@@ -5228,12 +5086,6 @@ export interface components {
              */
             warmup_steps: number;
         };
-        /**
-         * Scope
-         * @description A right that a key holds, and that a route needs.
-         * @enum {string}
-         */
-        Scope: "chat" | "read" | "submit" | "contribute" | "admin";
         /**
          * ServeJob
          * @description Serve a model to clients of the OpenAI API until it is taken down.
@@ -5729,16 +5581,8 @@ export interface components {
             contributors: {
                 [key: string]: number;
             };
-            /**
-             * Data Folder
-             * @description null for keys without the scope ``admin``.
-             */
-            data_folder?: string | null;
-            /**
-             * Data Roots
-             * @description Folders of the server below which jobs may name files; empty where data comes by uploads alone.
-             */
-            data_roots: string[];
+            /** Data Folder */
+            data_folder: string;
             /**
              * Database
              * @enum {string}
@@ -5760,7 +5604,7 @@ export interface components {
             };
             /**
              * Ray Address
-             * @description host:port of the Ray head; none without a cluster, and for keys without the scope ``admin``.
+             * @description host:port of the Ray head; none without a cluster.
              */
             ray_address?: string | null;
             /**
@@ -6527,11 +6371,6 @@ export interface components {
             /** Name */
             name: string;
             /**
-             * Owner
-             * @description Id of the API key that sent it; null for those of earlier versions, which belong to admins.
-             */
-            owner?: string | null;
-            /**
              * Size Bytes
              * @default 0
              */
@@ -6662,15 +6501,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -6702,15 +6532,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6763,15 +6584,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6888,15 +6700,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -6949,15 +6752,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -7003,15 +6797,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7072,15 +6857,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -7130,15 +6906,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -7172,15 +6939,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7225,15 +6983,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7292,15 +7041,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7368,15 +7108,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -7422,15 +7153,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7508,15 +7230,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Conflict */
             409: {
                 headers: {
@@ -7553,6 +7266,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description Too Many Requests */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
     getDeployment: {
@@ -7577,15 +7299,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7642,15 +7355,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -7697,15 +7401,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7775,84 +7470,8 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is not valid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    deleteDeployment: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                deployment: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Deleted"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7893,15 +7512,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7957,15 +7567,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8040,15 +7641,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -8091,15 +7683,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -8133,15 +7716,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8206,15 +7780,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8321,15 +7886,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Conflict */
             409: {
                 headers: {
@@ -8359,6 +7915,15 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8416,15 +7981,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Request Entity Too Large */
             413: {
                 headers: {
@@ -8445,6 +8001,15 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8483,96 +8048,8 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is not valid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    deleteJob: {
-        parameters: {
-            query?: {
-                /** @description Ask a job that is not over to stop, and delete it when it did. */
-                cancel?: boolean;
-            };
-            header?: never;
-            path: {
-                job_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Deleted"];
-                };
-            };
-            /** @description Accepted */
-            202: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Deleted"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8613,15 +8090,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8679,85 +8147,8 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is not valid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    deleteArtifact: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                job_id: string;
-                name: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Deleted"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Not Found */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8814,15 +8205,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -8872,15 +8254,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8946,15 +8319,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -8998,15 +8362,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9082,15 +8437,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -9146,15 +8492,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9228,15 +8565,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -9279,15 +8607,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9346,15 +8665,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9436,15 +8746,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -9480,15 +8781,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9536,26 +8828,8 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Not Found */
             404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Conflict */
-            409: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9634,15 +8908,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description Request Entity Too Large */
             413: {
                 headers: {
@@ -9663,6 +8928,15 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too Many Requests */
+            429: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9720,65 +8994,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is not valid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    prune: {
-        parameters: {
-            query?: {
-                /** @description Say what would be deleted, and delete nothing. */
-                dry_run?: boolean;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PruneReport"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -9810,15 +9025,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10013,15 +9219,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -10060,15 +9257,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -10100,15 +9288,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10158,15 +9337,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -10200,15 +9370,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10258,15 +9419,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10325,15 +9477,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10401,15 +9544,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10491,15 +9625,6 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
             /** @description The request is not valid. */
             422: {
                 headers: {
@@ -10545,15 +9670,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10649,15 +9765,6 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorAnswer"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
             /** @description Not Found */
             404: {
                 headers: {
@@ -10738,15 +9845,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10837,15 +9935,6 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorAnswer"];
                 };
             };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
         };
     };
     getModel: {
@@ -10879,15 +9968,6 @@ export interface operations {
             };
             /** @description Unauthorized */
             401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
                 headers: {
                     [name: string]: unknown;
                 };
