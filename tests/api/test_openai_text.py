@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from share_compute.serving.events import Emitted, Finished
 from share_compute_api.serving.detokenizing import Detokenizer
 from share_compute_api.serving.stopping import StopStrings
 from share_compute_api.serving.tokenizer import ServedTokenizer
+from share_compute_api.serving.vocabulary import Vocabulary
 from share_compute_api.serving.writing import Told, Writer
 
 
@@ -44,6 +46,51 @@ def test_text_comes_out_as_it_went_in(tokenizer: ServedTokenizer, text: str) -> 
 def test_any_tokens_give_what_they_give_together(tokenizer: ServedTokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocabulary.vocab_size - 1), max_size=40))
     assert "".join(spoken(tokenizer.vocabulary, ids)) == tokenizer.vocabulary.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_text_is_what_the_library_makes_of_tokens(tokenizer: ServedTokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocabulary.vocab_size - 1), max_size=20))
+    assert tokenizer.vocabulary.decode(ids) == tokenizer._fast.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence(
+            [
+                decoders.Replace("\u2581", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        ),
+        decoders.Metaspace(),
+        decoders.WordPiece(),
+        decoders.BPEDecoder(),
+        None,
+    ],
+    ids=lambda decoder: type(decoder).__name__,
+)
+def test_all_decoders_write_as_the_library_does(decoder: Any) -> None:
+    llama = Llama()
+    if decoder is not None:
+        llama.fast.decoder = decoder
+    else:
+        llama.fast = Tokenizer(models.BPE(llama.vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    state = llama.fast.decoder
+    vocabulary = Vocabulary.model_validate(
+        {
+            "tokens": list(llama.vocabulary),
+            "added": [],
+            "special": [],
+            "end_ids": [],
+            "decoder": json.loads(state.__getstate__()) if state else None,
+        }
+    )
+    for ids in ([2, 3, 4], [5, 6 + 0xC3, 6 + 0xA9], [2, 6 + 0xF0, 4], [4] * 3, []):
+        assert vocabulary.decode(ids) == llama.fast.decode(ids)
 
 
 class Llama:

@@ -68,6 +68,9 @@ class _Turns:
         self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()
         self._running: dict[str, int] = {}
 
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
     def add(self, asked: _Asked) -> None:
         """Let a question wait.
 
@@ -75,8 +78,7 @@ class _Turns:
             Busy: too many wait.
         """
         mine = self._waiting.setdefault(asked.question.source, deque())
-        all_ = sum(map(len, self._waiting.values()))
-        if len(mine) >= self._limits.waiting_per_source or all_ >= self._limits.waiting:
+        if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
             raise Busy(
                 f"{len(mine)} requests wait for {asked.question.subject}",
                 mend=f"try again in {_RETRY_AFTER_S} s",
@@ -139,6 +141,12 @@ class IsolatedProcesses:
     async def answer(self, question: Question[Result]) -> Result:
         """Return the answer to a question, as `ask`; it may be cancelled."""
         return await asyncio.wrap_future(self._submit(question))
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait for a process."""
+        with self._lock:
+            return len(self._turns)
 
     def pids(self) -> list[int]:
         """Return the numbers of the processes that run."""
