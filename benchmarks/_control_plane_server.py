@@ -49,7 +49,7 @@ def main() -> None:
         )
         joined.append((record.id, own))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(uvicorn.Config(create_app(settings, store), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(create_app(settings, store), log_level="critical"))
     print(json.dumps({"port": listener.getsockname()[1], "api_key": key, "contributors": joined}), flush=True)
     server.run(sockets=[listener])
 

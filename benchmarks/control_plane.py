@@ -2,9 +2,9 @@
 
 A real uvicorn server without a Ray cluster, in a process of its own, and clients on the same machine that send what
 browsers, programs and contributors send: health, lists of jobs, single jobs, submissions and signs of life, each about
-once a second; some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured in
-the same run, in turns with ours; the goal is a 99th percentile of at most 1.1 times its own. Without it, figures have
-no peer. Clients speak HTTP alone, so the checkouts may differ in all but these routes.
+every four seconds; some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured
+in the same run, in turns with ours; the goal is a 99th percentile of at most 1.1 times its own. Without it, figures
+have no peer. Clients speak HTTP alone, so the checkouts may differ in all but these routes.
 
 The last figure is the time that a chat of 500 tokens takes more, from the request's messages to its token ids, because
 its template is rendered and its text tokenized by another process.
@@ -32,11 +32,13 @@ import httpx
 import psutil
 from _harness import print_figure
 
+from share_compute_actors.machine.processes import tied
+
 OURS = Path(__file__).resolve().parents[1]
 SERVER = Path(__file__).with_name("_control_plane_server.py")
 GOAL = 1.1
 GOAL_TOKENIZING_MS = 1.0
-PAUSE_S = 1.0
+PAUSE_S = 4.0
 """Mean time between the requests of one client."""
 WARM_UP_S = 3.0
 JOB = {
@@ -70,7 +72,7 @@ class Server:
     def __init__(self, checkout: Path, folder: Path, contributors: int) -> None:
         path = os.pathsep.join(str(checkout / part) for part in ("platform", "actors", "api"))
         self._process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(folder), str(contributors)],
+            tied([sys.executable, str(SERVER), str(folder), str(contributors)]),
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,

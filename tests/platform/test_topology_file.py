@@ -226,7 +226,7 @@ def test_another_version_is_refused_with_both_versions(version: Any) -> None:
         ("kind: topology\n", "version is missing"),
         ("kind: topology\nversion: true\n", "whole number, not True"),
         ("kind: topology\nversion: '1'\n", "whole number, not '1'"),
-        ("kind: [\n", "line 2"),
+        ("kind: [\n", "line 1"),
         ('{"kind": "topology",}', "line 1"),
         ('{"kind": "topology", "kind": "topology"}', "given twice"),
         ("kind: topology\nversion: 1\nkind: topology\n", "given twice"),
