@@ -25,6 +25,7 @@ from share_compute_api.children import Interrupts, own_command
 from share_compute_api.cluster.cluster import Cluster, advertised, for_url
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.fencing import ends_within_grace
+from share_compute_api.listening import listener_config
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -154,8 +155,9 @@ def _introduce(settings: Settings, store: Store, url: str, cluster: Cluster, sta
 def _control_plane(settings: Settings, store: Store, cluster: Cluster, roster: Roster) -> _Server:
     app = create_app(settings, store, cluster=cluster)
     logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())
-    config = uvicorn.Config(
+    config = listener_config(
         app,
+        settings,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,20 @@ class Settings(BaseSettings):
     """Days after the end of a job for which the figures of its steps are kept."""
     keep_events_days: float | None = Field(default=None, ge=0)
     """Days for which events are kept, except those of what is not over."""
+    max_connections: int = Field(default=4096, ge=16)
+    """Most connections to the control plane at a time; the limit of open files may lower it."""
+    half_open_per_address: int = Field(default=32, ge=1)
+    """Most connections of one address that have sent no whole request; the oldest gives way (more for proxies)."""
+    request_head_s: float = Field(default=10.0, gt=0)
+    """Seconds for the TLS handshake and the head of a request."""
+    stall_s: float = Field(default=60.0, gt=0)
+    """A body that arrives, and an answer that is read, too slowly for so many seconds end with their connection."""
+    least_bytes_per_s: int = Field(default=256, ge=1)
+    """Slower than this is too slowly."""
+    keep_alive_s: int = Field(default=30, ge=1)
+    """Seconds that a connection stays open for the next request."""
+    proxy_addresses: str = ""
+    """Addresses or networks of reverse proxies, by commas; whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("data_roots", mode="before")
@@ -78,10 +93,26 @@ class Settings(BaseSettings):
         # Not resolved: a root may be a link that is set anew.
         return tuple(Path(os.path.abspath(root.expanduser())) for root in value)  # noqa: PTH100
 
+    @field_validator("proxy_addresses")
+    @classmethod
+    def _are_addresses(cls, text: str) -> str:
+        for address in _listed(text):
+            ip_network(address, strict=False)
+        return text
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The addresses and networks of reverse proxies."""
+        return _listed(self.proxy_addresses)
+
     @property
     def resolved_database_url(self) -> str:
         """The database URL, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_folder / 'share-compute.db'}"
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 class ClientSettings(BaseSettings):

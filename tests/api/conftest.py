@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app, end_streams
 from share_compute_api.client import Client
+from share_compute_api.listening import listener_config
 
 DEADLINE_S = 60.0
 PLAN_S = 240.0
@@ -40,15 +42,16 @@ def wait_until(condition: Callable[[], Any]) -> None:
 class LiveServer:
     """uvicorn in a thread."""
 
-    def __init__(self, app: FastAPI, port: int = 0) -> None:
+    def __init__(self, app: FastAPI, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
         self._app = app
-        config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")
+        settings = app.state.context.settings
+        config = listener_config(app, settings, tls=tls, host="127.0.0.1", port=port, log_level="warning")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         wait_until(lambda: self._server.started or not self._thread.is_alive())
         self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         end_streams(self._app)

@@ -19,6 +19,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app, end_streams
 from share_compute_api.dashboard import STATIC_FOLDER
+from share_compute_api.listening import listener_config
 
 _FLAGS = [
     "--headless",
@@ -47,7 +48,9 @@ class Server:
 
     def start(self) -> None:
         self._app = self.make_app()
-        config = uvicorn.Config(self._app, host="127.0.0.1", port=self.port, log_level="warning")
+        config = listener_config(
+            self._app, self._settings, host="127.0.0.1", port=self.port, log_level="warning"
+        )
         self._server = uvicorn.Server(config)
         self._listener = config.bind_socket()
         self.port = self._listener.getsockname()[1]

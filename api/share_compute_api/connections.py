@@ -1,0 +1,177 @@
+"""Connections that are open, and which of them are closed to make room for others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Final, Protocol
+
+_SPARE: Final = 64
+"""Connections beyond the limit that are accepted to be answered 503."""
+_SHARE_OF_TRUSTED: Final = 2
+_LOG_PERIOD_S: Final = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Connection(Protocol):
+    """One client's connection."""
+
+    def check(self, now_s: float) -> None:
+        """Close the connection if its client is too slow."""
+
+    def drop(self) -> None:
+        """Close the connection now; the client has sent no whole request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits that keep a few clients from taking all connections of a server."""
+
+    connections: int
+    """Most connections at a time."""
+    half_open_per_address: int
+    """Most connections of one address that have not sent the whole head of a request."""
+    head_s: float
+    """Longest time for the TLS handshake and the head of a request together."""
+    stall_s: float
+    """Period in which a body or an answer must move on."""
+    least_bytes_per_s: int
+    """Least mean speed in each such period."""
+
+
+class ConnectionTable:
+    """Counts connections by address and closes the oldest that wait when there are too many.
+
+    Connections are half-open (the head of a request is awaited), idle (kept alive after an answer), or busy. At a limit
+    the oldest half-open one is closed and the new one is let in, so a client that sends its request at once is served
+    while another one holds as many connections as it may.
+
+    Args:
+        limits: how many of each.
+        is_trusted: whether an address is this machine's or a reverse proxy's, which speaks for many clients.
+    """
+
+    def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool]) -> None:
+        self.limits = limits
+        self._is_trusted = is_trusted
+        self._open: dict[Connection, str] = {}
+        self._half_open: dict[str, dict[Connection, None]] = {}
+        self._idle: dict[Connection, None] = {}
+        self._dropped = 0
+        self._logged_s = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of open connections."""
+        return len(self._open)
+
+    def admit(self, connection: Connection, address: str) -> bool:
+        """Take a new connection in, half-open; returns whether there is room for it."""
+        group = address_group(address)
+        if len(self._open) >= self.limits.connections:
+            self._make_room()
+        if len(self._open) >= self.limits.connections + _SPARE:
+            self._dropped += 1
+            return False
+        most = self.limits.half_open_per_address
+        if self._is_trusted(address):
+            most = max(most, self.limits.connections // _SHARE_OF_TRUSTED)
+        waiting = self._half_open.get(group, {})
+        if len(waiting) >= most:
+            self._drop(next(iter(waiting)))
+        self._open[connection] = group
+        self._half_open.setdefault(group, {})[connection] = None
+        return True
+
+    def half_open(self, connection: Connection) -> None:
+        """Note that a connection began to send the head of a request."""
+        self._leave(connection)
+        if (group := self._open.get(connection)) is not None:
+            self._half_open.setdefault(group, {})[connection] = None
+
+    def busy(self, connection: Connection) -> None:
+        """Note that a connection sent the head of a request."""
+        self._leave(connection)
+
+    def idle(self, connection: Connection) -> None:
+        """Note that a connection got its answer and is kept alive."""
+        self._leave(connection)
+        if connection in self._open:
+            self._idle[connection] = None
+
+    def replace(self, old: Connection, new: Connection) -> None:
+        """Let ``new`` take the place of ``old``, half-open."""
+        if (group := self._open.get(old)) is not None:
+            self.forget(old)
+            self._open[new] = group
+            self._half_open.setdefault(group, {})[new] = None
+
+    def forget(self, connection: Connection) -> None:
+        """Forget a connection that was closed."""
+        self._leave(connection)
+        self._open.pop(connection, None)
+
+    def check(self, now_s: float) -> None:
+        """Let each connection close itself if its client is too slow."""
+        for connection in list(self._open):
+            connection.check(now_s)
+        if self._dropped and now_s - self._logged_s > _LOG_PERIOD_S:
+            _log.warning("closed %d connections that sent no request, to make room for others", self._dropped)
+            self._dropped, self._logged_s = 0, now_s
+
+    def _make_room(self) -> None:
+        if self._idle:
+            self._drop(next(iter(self._idle)))
+        elif self._half_open:
+            _, group = max((len(waiting), group) for group, waiting in self._half_open.items())
+            self._drop(next(iter(self._half_open[group])))
+
+    def _drop(self, connection: Connection) -> None:
+        self._dropped += 1
+        self.forget(connection)
+        connection.drop()
+
+    def _leave(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+        group = self._open.get(connection)
+        if group is not None and group in self._half_open:
+            self._half_open[group].pop(connection, None)
+            if not self._half_open[group]:
+                del self._half_open[group]
+
+
+def address_group(address: str) -> str:
+    """Return the name that addresses of one client share: an IPv4 address, or the /64 network of an IPv6 one."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        if not found.is_loopback:
+            return str(ip_network((found, 64), strict=False))
+    return str(found)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address is this machine's own."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return found.is_loopback
+
+
+def is_within(address: str, networks: Iterable[str]) -> bool:
+    """Return whether an address is one of these addresses or lies in one of these networks."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found in ip_network(network, strict=False) for network in networks)

@@ -1,0 +1,38 @@
+"""Control planes on loopback, without a Ray cluster, for attacks on their doors."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.api.conftest import LiveServer, Plane
+
+from share_compute.settings import Settings
+from share_compute.store import Store, upgrade
+from share_compute_api.app import create_app
+from share_compute_api.supervision import ClusterInfo
+
+CLUSTER = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {})
+
+
+@contextmanager
+def open_plane(
+    folder: Path, *, cluster: bool = False, tls: ssl.SSLContext | None = None, **changes: Any
+) -> Iterator[Plane]:
+    """Run a control plane with these settings inside the block; with ``cluster`` it says that machines can join."""
+    settings = Settings(data_folder=folder / "data", database_url=None, **changes)
+    upgrade(settings.resolved_database_url)
+    store = Store(settings.resolved_database_url)
+    _, api_key = store.keys.create("first")
+    app = create_app(settings, store)
+    if cluster:
+        app.state.context.cluster = CLUSTER
+    server = LiveServer(app, tls=tls)
+    try:
+        yield Plane(settings, store, app, server, api_key)
+    finally:
+        server.stop()
+        store.close()
