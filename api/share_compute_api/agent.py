@@ -103,9 +103,15 @@ class Agent:
                     limits=limits,
                     host=socket.gethostname(),
                 ),
+                self._options.fingerprint,
             )
             client = stack.enter_context(
-                AgentClient(self._options.url, joined.contributor_id, joined.contributor_key)
+                AgentClient(
+                    self._options.url,
+                    joined.contributor_id,
+                    joined.contributor_key,
+                    self._options.fingerprint,
+                )
             )
             self._view = replace(self._view, contributor_id=joined.contributor_id)
             try:

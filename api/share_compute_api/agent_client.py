@@ -22,32 +22,33 @@ class Greeting:
     """How far this machine's clock is ahead of the server's."""
 
 
-def greet(url: str) -> Greeting:
+def greet(url: str, fingerprint: str | None = None) -> Greeting:
     """Ask a server for its health; compares its clock with ours in the middle of the round trip."""
     before = datetime.now(UTC)
-    health = fetch_health(url)
+    health = fetch_health(url, fingerprint)
     round_trip = datetime.now(UTC) - before
     skew = before + round_trip / 2 - health.time
     return Greeting(health, round_trip.total_seconds(), skew.total_seconds())
 
 
-def fetch_health(url: str, *, timeout_s: float = 10.0) -> Health:
+def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float = 10.0) -> Health:
     """Return a server's versions and clock; needs no key."""
-    with Transport(Target(url.rstrip("/"), None), timeout_s=timeout_s) as transport:
+    with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
         return transport.read(Health, "GET", "/health")
 
 
-def join(url: str, wanted: JoinRequest, *, timeout_s: float = 30.0) -> Joined:
+def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeout_s: float = 30.0) -> Joined:
     """Use an invite.
 
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
         VersionMismatch: this machine's versions do not fit the server's; the invite stays unused, as below.
+        InsecureTransport: plain HTTP from another machine.
         ClockSkew: the clocks differ too much.
         Conflict: the name is taken.
         Unavailable: the server does not answer, or has no cluster.
     """
-    with Transport(Target(url.rstrip("/"), None), timeout_s=timeout_s) as transport:
+    with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
         return transport.read(Joined, "POST", "/contributors", json=wanted.model_dump(mode="json"))
 
 
@@ -58,11 +59,20 @@ class AgentClient:
         url: of the server.
         contributor_id: who it speaks for.
         key: the contributor's own key.
+        fingerprint: of the server's key; None lets certificate authorities decide.
         timeout_s: longest wait for an answer.
     """
 
-    def __init__(self, url: str, contributor_id: str, key: str, *, timeout_s: float = 10.0) -> None:
-        self._transport = Transport(Target(url.rstrip("/"), key), timeout_s=timeout_s)
+    def __init__(
+        self,
+        url: str,
+        contributor_id: str,
+        key: str,
+        fingerprint: str | None = None,
+        *,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._transport = Transport(Target(url.rstrip("/"), key, fingerprint), timeout_s=timeout_s)
         self._path = f"/contributors/{contributor_id}"
 
     def online(self, *, node_id: str, address: str) -> ContributorRecord:

@@ -43,13 +43,20 @@ _MOST_PROMPT_BYTES = 4 << 20
 """A window of a million tokens of text fits."""
 
 
-def create_app(settings: Settings, store: Store, *, cluster: Cluster | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    store: Store,
+    *,
+    cluster: Cluster | None = None,
+    fingerprint: str | None = None,
+) -> FastAPI:
     """Return the control plane: REST under ``/api/v1``, the OpenAI API under ``/v1``, the dashboard at ``/``.
 
     Args:
         settings: where things are.
         store: open store whose schema is up to date; stays the caller's to close.
         cluster: head and gateway; without them no machine can join, and jobs wait.
+        fingerprint: of the server's key, if clients know the server by it; part of each invite.
     """
     app = FastAPI(
         title="share-compute",
@@ -67,6 +74,7 @@ def create_app(settings: Settings, store: Store, *, cluster: Cluster | None = No
         cluster=cluster,
         sessions=Sessions(settings.data_folder),
         started_at=store.clock(),
+        fingerprint=fingerprint,
     )
     problems.install(app)
     openai_problems.install(app)

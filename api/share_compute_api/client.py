@@ -76,6 +76,8 @@ class Client:
     Args:
         url: of the server; default: settings, else the server of this machine.
         api_key: default: settings, else the one that the server of this machine wrote down.
+        fingerprint: of the server's key; default: settings, else that of the server of this machine, else authorities
+            decide.
         data_folder: where the server of this machine keeps its state, if not in the default folder.
         timeout_s: longest wait for an answer.
     """
@@ -85,10 +87,12 @@ class Client:
         url: str | None = None,
         api_key: str | None = None,
         *,
+        fingerprint: str | None = None,
         data_folder: Path | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        self._transport = Transport(find_target(url, api_key, data_folder), timeout_s=timeout_s)
+        target = find_target(url, api_key, data_folder, fingerprint)
+        self._transport = Transport(target, timeout_s=timeout_s)
         self.url = self._transport.target.url
 
     def close(self) -> None:

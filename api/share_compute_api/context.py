@@ -45,6 +45,8 @@ class Context:
     """Of browsers that signed in."""
     started_at: datetime
     """When the server began."""
+    fingerprint: str | None = None
+    """Of this server's key, which invites carry; None with plain HTTP, and where authorities decide."""
     bell: Bell = field(default_factory=Bell)
     uploads: Uploads = field(init=False)
     """What people sent."""
@@ -101,6 +103,8 @@ class Context:
 
     def url(self, request: Request) -> str:
         """Return the URL that other machines reach this server at."""
+        if self.settings.public_url is not None:
+            return self.settings.public_url.rstrip("/")
         base = str(request.base_url).rstrip("/")
         if self.cluster is None:
             return base

@@ -46,10 +46,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_server_file(folder: Path, url: str) -> Path:
-    """Write down where this server answers; returns the file, which goes when the server does."""
+def write_server_file(folder: Path, url: str, fingerprint: str | None = None) -> Path:
+    """Write down where this server answers and how it is known; returns the file, which goes when the server does."""
     file = folder / SERVER_FILE
-    facts = {"url": url, "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
+    facts = {
+        "url": url,
+        "fingerprint": fingerprint,
+        "pid": os.getpid(),
+        "started_at": datetime.now(UTC).isoformat(),
+    }
     write_private(file, json.dumps(facts))
     return file
 

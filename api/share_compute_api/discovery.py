@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from share_compute.errors import Unavailable
 from share_compute.settings import ClientSettings
+from share_compute_api.fingerprints import parse_fingerprint
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -22,6 +23,7 @@ class ServerFile(BaseModel):
 
     url: str
     pid: int
+    fingerprint: str | None = None
 
 
 class CredentialsFile(BaseModel):
@@ -36,10 +38,15 @@ class Target:
 
     url: str
     api_key: str | None = field(repr=False)
+    fingerprint: str | None = None
+    """Of the server's key; None lets certificate authorities decide."""
 
 
 def find_target(
-    url: str | None = None, api_key: str | None = None, data_folder: Path | None = None
+    url: str | None = None,
+    api_key: str | None = None,
+    data_folder: Path | None = None,
+    fingerprint: str | None = None,
 ) -> Target:
     """Return where to send requests: what is given, else settings, else the server of this machine.
 
@@ -51,8 +58,10 @@ def find_target(
     settings = ClientSettings()
     folder = data_folder or settings.data_folder
     url, api_key = url or settings.url, api_key or settings.api_key
-    if url is not None and api_key is not None:
-        return Target(url.rstrip("/"), api_key)
+    fingerprint = fingerprint or settings.fingerprint
+    pin = parse_fingerprint(fingerprint) if fingerprint else None
+    if url is not None and api_key is not None and (pin is not None or not url.startswith("https:")):
+        return Target(url.rstrip("/"), api_key, pin)
     server = _read(ServerFile, folder / SERVER_FILE)
     if url is None and server is None:
         raise Unavailable(
@@ -65,7 +74,7 @@ def find_target(
     if api_key is None and url == local:
         credentials = _read(CredentialsFile, folder / CREDENTIALS_FILE)
         api_key = credentials.api_key if credentials else None
-    return Target(url, api_key)
+    return Target(url, api_key, pin or (server.fingerprint if server and url == local else None))
 
 
 def _read(kind: type[Model], path: Path) -> Model | None:

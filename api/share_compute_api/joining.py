@@ -23,6 +23,7 @@ from share_compute_actors.machine.preflight import (
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent_client import greet
+from share_compute_api.private import require_private_url
 from share_compute_api.schemas import Limits
 from share_compute_api.versions import check_versions, local_versions
 
@@ -43,6 +44,10 @@ class JoinOptions:
     gpus: int | None = None
     address: str | None = None
     """IP address that other members reach this machine at."""
+    fingerprint: str | None = None
+    """Of the server's key; None lets certificate authorities decide."""
+    is_insecure: bool = False
+    """Whether the cluster's token may come over plain HTTP from another machine."""
     leave_within_s: float = 60.0
     """How long it hands over what it holds for a job when it leaves; then it goes anyway."""
 
@@ -83,14 +88,17 @@ def check_machine(options: JoinOptions, limits: Limits) -> None:
     """Check all that can be checked before the invite is used, and end what killed runs left here.
 
     Raises:
+        InsecureTransport: the server is another machine and speaks plain HTTP.
         UserError: too little disk or memory, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
         VersionMismatch: its versions and ours do not work together.
         ClockSkew: its clock and ours differ too much.
     """
+    if not options.is_insecure:
+        require_private_url(options.url)
     check_memory(limits.memory_bytes).require()
     check_disk(root_folder()).require()
-    greeting = greet(options.url)
+    greeting = greet(options.url, options.fingerprint)
     check_versions(greeting.health.versions, local_versions())
     check_clock(greeting.skew_s).require(ClockSkew)
     ray_address = greeting.health.ray_address

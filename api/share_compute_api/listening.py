@@ -154,15 +154,14 @@ class _Doorway(asyncio.Protocol):
                 ssl_handshake_timeout=self._config.table.limits.head_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except (OSError, asyncio.CancelledError):  # the client learns from TLS what is wrong
-            secure = None
-        finally:
-            self._state.connections.discard(self)
-        if secure is None or secure.is_closing():
-            self._config.table.forget(self)
-            transport.abort()
+        except OSError:  # the client learns from TLS what is wrong
+            self.shutdown()
             return
-        self._pass_on(secure)
+        self._state.connections.discard(self)
+        if secure is None or secure.is_closing():
+            self.shutdown()
+        else:
+            self._pass_on(secure)
 
     def _pass_on(self, transport: asyncio.Transport) -> None:
         assert self._transport is not None
@@ -195,9 +194,9 @@ class _Doorway(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close the connection; uvicorn calls this when the server ends."""
-        if self._handshake is not None:
-            self._handshake.cancel()
-        elif self._transport is not None:
+        self._state.connections.discard(self)
+        self._config.table.forget(self)
+        if self._transport is not None:
             self._transport.abort()
 
 

@@ -251,14 +251,15 @@ class InviteCreated(View):
         id="inv-k3v7q2ma",
         code="abcd-efgh-ijkl-mnop",
         expires_at=_MOMENT,
-        join_command="share-compute join http://192.0.2.1:8700 --invite abcd-efgh-ijkl-mnop",
+        join_command="SHARE_COMPUTE_INVITE=abcd-efgh-ijkl-mnop share-compute join https://192.0.2.1:8700",
     )
 
     id: str
     code: str
+    """With the fingerprint of the server's key behind a dot, if clients are to know the server by it."""
     expires_at: datetime
     join_command: str
-    """Ready to paste on the machine that is to join."""
+    """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
 
 
 class Limits(StrictModel):

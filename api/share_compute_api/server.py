@@ -21,10 +21,13 @@ from share_compute.store.backups import FOLDER, prepare
 from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app import create_app, end_streams
+from share_compute_api.certificates import ServerCertificate, server_certificate, start_warnings
 from share_compute_api.children import Interrupts, own_command
 from share_compute_api.cluster.cluster import Cluster, advertised, for_url
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.fencing import ends_within_grace
+from share_compute_api.fingerprints import join_invite
+from share_compute_api.join_line import INVITE_VARIABLE, join_command
 from share_compute_api.listening import listener_config
 
 if TYPE_CHECKING:
@@ -46,6 +49,10 @@ class Running:
     """A server that answers."""
 
     url: str
+    fingerprint: str | None
+    """Of the server's key, if clients know the server by it."""
+    warnings: tuple[str, ...]
+    """What the operator should know."""
     api_key: str = field(repr=False)
     join_command: str = field(repr=False)
     """Ready to paste on a machine that is to join; works once, within the hour."""
@@ -105,7 +112,9 @@ def serve(
     with Interrupts() as interrupts, ExitStack() as stack:
         stack.enter_context(locked(settings.data_folder))
         listener = stack.enter_context(_listen(settings.host, settings.port))
-        url = f"http://{for_url(advertised(settings))}:{listener.getsockname()[1]}"
+        address, port = for_url(advertised(settings)), listener.getsockname()[1]
+        certificate = server_certificate(settings, address)
+        url = f"{'http' if certificate is None else 'https'}://{address}:{port}"
         store = _open_store(settings, stack)
         roster = open_run_folder(f"head of {settings.data_folder.resolve()}")
         interrupts.takes_along(roster)
@@ -113,13 +122,13 @@ def serve(
         stack.callback(close_run_folder, roster)
         progress("starting the Ray head")
         cluster = Cluster(settings, roster)
-        running = _introduce(settings, store, url, cluster, stack)
+        running = _introduce(settings, store, url, certificate, cluster, stack)
         if contribute:
-            _contribute(store, url, roster, settings)
+            _contribute(store, running, roster, settings)
         announce(running)
         roster.refresh()
         try:
-            _control_plane(settings, store, cluster, roster).run(sockets=[listener])
+            _control_plane(settings, store, certificate, cluster, roster).run(sockets=[listener])
         finally:
             interrupts.begin_stopping()
         if store.fenced is not None:
@@ -143,21 +152,45 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
     return store
 
 
-def _introduce(settings: Settings, store: Store, url: str, cluster: Cluster, stack: ExitStack) -> Running:
+def _introduce(
+    settings: Settings,
+    store: Store,
+    url: str,
+    certificate: ServerCertificate | None,
+    cluster: Cluster,
+    stack: ExitStack,
+) -> Running:
     api_key = first_api_key(settings.data_folder, store)
     _, code = store.invites.create(label="printed at start", expires_in_s=_INVITE_LIFE_S)
-    file = write_server_file(settings.data_folder, url)
+    fingerprint = certificate.fingerprint if certificate else None
+    file = write_server_file(settings.data_folder, url, fingerprint)
     stack.callback(file.unlink, missing_ok=True)
-    join = f"share-compute join {url} --invite {code}"
-    return Running(url, api_key, join, settings.data_folder, cluster.info.ray_address)
+    join = join_command(
+        settings.public_url or url, _invite(settings, certificate, code), insecure=settings.insecure
+    )
+    warnings = tuple(start_warnings(settings, certificate))
+    return Running(url, fingerprint, warnings, api_key, join, settings.data_folder, cluster.info.ray_address)
 
 
-def _control_plane(settings: Settings, store: Store, cluster: Cluster, roster: Roster) -> _Server:
-    app = create_app(settings, store, cluster=cluster)
+def _invite(settings: Settings, certificate: ServerCertificate | None, code: str) -> str:
+    """Return the code with what others know the server by; a proxy in front has a certificate of its own."""
+    return join_invite(code, certificate.fingerprint if certificate and not settings.public_url else None)
+
+
+def _control_plane(
+    settings: Settings,
+    store: Store,
+    certificate: ServerCertificate | None,
+    cluster: Cluster,
+    roster: Roster,
+) -> _Server:
+    fingerprint = certificate.fingerprint if certificate and not settings.public_url else None
+    app = create_app(settings, store, cluster=cluster, fingerprint=fingerprint)
     logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())
     config = listener_config(
         app,
         settings,
+        tls=certificate.context if certificate else None,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,
@@ -165,11 +198,12 @@ def _control_plane(settings: Settings, store: Store, cluster: Cluster, roster: R
     return _Server(config, app, cluster, roster, store)
 
 
-def _contribute(store: Store, url: str, roster: Roster, settings: Settings) -> None:
+def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=_INVITE_LIFE_S)
-    command = own_command("join", url, "--name", f"{socket.gethostname().split('.')[0]}-server")
+    command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
     # Arguments can be read by everybody on the machine, the environment cannot.
-    roster.start("contribute", command, environment={"SHARE_COMPUTE_INVITE": code}, cwd=settings.data_folder)
+    invite = join_invite(code, running.fingerprint)
+    roster.start("contribute", command, environment={INVITE_VARIABLE: invite}, cwd=settings.data_folder)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,8 +11,15 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from share_compute.errors import ShareComputeError, Unavailable, UserError, error_of
+from share_compute.errors import (
+    ShareComputeError,
+    Unavailable,
+    UntrustedCertificate,
+    UserError,
+    error_of,
+)
 from share_compute_api.discovery import Target
+from share_compute_api.fingerprints import pinned_context
 
 PREFIX = "/api/v1"
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -29,7 +37,12 @@ class Transport:
         self.target = target
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
         try:
-            self.http = httpx.Client(base_url=target.url + PREFIX, headers=headers, timeout=timeout_s)
+            self.http = httpx.Client(
+                base_url=target.url + PREFIX,
+                headers=headers,
+                timeout=timeout_s,
+                verify=True if target.fingerprint is None else pinned_context(target.fingerprint),
+            )
         except (httpx.InvalidURL, ValueError) as failure:
             raise _bad_url(target.url) from failure
 
@@ -57,9 +70,15 @@ class Transport:
         except httpx.UnsupportedProtocol as failure:
             raise _bad_url(self.target.url) from failure
         except httpx.TransportError as failure:
+            if (untrusted := _verification_error(failure)) is not None:
+                raise UntrustedCertificate(
+                    f"the certificate of {self.target.url} is not trusted: {untrusted.verify_message}",
+                    mend="give the server's fingerprint, which `share-compute up` shows (SHARE_COMPUTE_FINGERPRINT), "
+                    "or name a file with the authority's certificate (SSL_CERT_FILE)",
+                ) from failure
             raise Unavailable(
                 f"no share-compute server answers at {self.target.url}: {failure or type(failure).__name__}",
-                mend="check the URL, that the server runs (`share-compute up`), and firewalls between",
+                mend="check the URL (http or https), that the server runs (`share-compute up`), and firewalls between",
             ) from failure
 
     def close(self) -> None:
@@ -76,6 +95,12 @@ class Transport:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _verification_error(failure: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    while failure is not None and not isinstance(failure, ssl.SSLCertVerificationError):
+        failure = failure.__cause__ or failure.__context__
+    return failure
 
 
 def raise_for_problem(response: httpx.Response) -> None:

@@ -201,6 +201,25 @@ class OtherSite(NotAuthorized):
     status = 403
 
 
+class InsecureTransport(NotAuthorized):
+    """A secret would travel over plain HTTP between machines."""
+
+    code = "insecure-transport"
+    status = 403
+
+
+class WrongFingerprint(NotAuthorized):
+    """A server does not have the key that it is known by; ``details`` says which was expected and seen."""
+
+    code = "wrong-fingerprint"
+
+
+class UntrustedCertificate(NotAuthorized):
+    """A server's certificate is signed by no authority that this machine trusts, is expired, or is another host's."""
+
+    code = "untrusted-certificate"
+
+
 class PlanInfeasible(ShareComputeError):
     """These machines cannot hold this job; ``details`` says how many bytes are missing."""
 

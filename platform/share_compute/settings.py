@@ -30,6 +30,16 @@ class Settings(BaseSettings):
     """Port of the control plane; 0 picks a free one."""
     advertise_address: str | None = None
     """IP address that contributors reach this machine at; default: host, or the address of the default route."""
+    public_url: str | None = None
+    """URL that others reach the control plane at, where a reverse proxy stands before it."""
+    tls: Literal["self-signed"] | None = None
+    """self-signed: HTTPS with a certificate that the server makes; its fingerprint is part of each invite."""
+    tls_cert: Path | None = None
+    """PEM file of a certificate with its chain: HTTPS with the operator's own certificate."""
+    tls_key: Path | None = None
+    """PEM file of its key."""
+    insecure: bool = False
+    """Whether the cluster's token may be sent over plain HTTP to other machines."""
     ray_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
     health_period_s: float = Field(default=1.0, gt=0)
@@ -126,5 +136,7 @@ class ClientSettings(BaseSettings):
     """URL of the control plane; default: the server running on this machine from the same data folder."""
     api_key: str | None = None
     """API key; default: the key that the server on this machine wrote into its data folder."""
+    fingerprint: str | None = None
+    """Fingerprint of the control plane's key; default: that of the server on this machine, else authorities decide."""
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
     """Where a server on this machine keeps its state."""

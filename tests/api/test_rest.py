@@ -138,7 +138,8 @@ def test_a_key_opens_until_it_is_revoked(plane: Any, client: Client) -> None:
 def test_invites_come_and_go(http: httpx.Client) -> None:
     made = http.post("/invites", json={"label": "Ada", "expires_in_s": 60})
     assert made.status_code == 201
-    assert made.json()["join_command"].endswith(f"--invite {made.json()['code']}")
+    code = made.json()["code"]
+    assert made.json()["join_command"].startswith(f"SHARE_COMPUTE_INVITE={code} share-compute join http://")
     assert "http://127.0.0.1:" in made.json()["join_command"]
     (listed,) = http.get("/invites").json()["invites"]
     assert (listed["state"], listed["label"], "code" in listed) == ("open", "Ada", False)

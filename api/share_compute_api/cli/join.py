@@ -14,12 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from share_compute_api.cli.output import console
+from share_compute_api.join_line import INVITE_VARIABLE
 
 if TYPE_CHECKING:
     from share_compute_api.agent import View
-
-
-_INVITE = "SHARE_COMPUTE_INVITE"
 
 
 class DeviceChoice(StrEnum):
@@ -31,8 +29,8 @@ class DeviceChoice(StrEnum):
 
 
 def join(  # noqa: PLR0917  # typer passes each by its name
-    url: Annotated[str, typer.Argument(help="URL of the server, e.g. http://192.0.2.1:8700.")],
-    invite: Annotated[str, typer.Option(envvar=_INVITE, help="Code that the operator gave you.")],
+    url: Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")],
+    invite: Annotated[str, typer.Option(envvar=INVITE_VARIABLE, help="Code that the operator gave you.")],
     name: Annotated[
         str | None, typer.Option(help="What people call this machine; default: its host name.")
     ] = None,
@@ -47,6 +45,15 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     address: Annotated[
         str | None, typer.Option(help="IP address that other machines reach this one at.")
     ] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the server's key, if the invite does not carry it; `share-compute up` shows it."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the way can read.")
+    ] = False,
     leave_within: Annotated[
         float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
     ] = 60.0,
@@ -58,12 +65,16 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     """
     from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.agent import Agent
+    from share_compute_api.fingerprints import parse_fingerprint, split_invite
     from share_compute_api.joining import JoinOptions, default_name
 
-    os.environ.pop(_INVITE, None)  # Ray and all that it starts need not know it
+    os.environ.pop(INVITE_VARIABLE, None)  # Ray and all that it starts need not know it
+    code, pin = split_invite(invite)
     options = JoinOptions(
         url=url.rstrip("/"),
-        invite=invite,
+        invite=code,
+        fingerprint=parse_fingerprint(fingerprint) if fingerprint else pin,
+        is_insecure=insecure,
         name=name or default_name(),
         device=device.value,
         memory_bytes=parse_bytes(memory) if memory else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from share_compute_api.server import Running
 
 
-def up(
+def up(  # noqa: PLR0917  # typer passes each by its name
     host: Annotated[
         str | None, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines join.")
     ] = None,
@@ -34,6 +35,22 @@ def up(
             "working folder, if the server listens to this machine only."
         ),
     ] = None,
+    tls: Annotated[
+        str | None,
+        typer.Option(
+            metavar="self-signed", help="HTTPS with a certificate that the server makes for itself."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="HTTPS with your certificate: a PEM file with its chain.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key: a PEM file.")] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Let machines join over plain HTTP, which others on the way can read."
+        ),
+    ] = False,
     contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
     allow_failures: Annotated[
         bool,
@@ -51,6 +68,10 @@ def up(
         "data_folder": data_folder,
         "database_url": database_url,
         "data_roots": data_root,
+        "tls": tls,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "insecure": insecure or None,
         "allow_failures": allow_failures or None,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
@@ -60,6 +81,9 @@ def up(
 
         def announce(running: Running) -> None:
             status.stop()
+            for warning in running.warnings:
+                # Apart from what programs read.
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)
             else:
@@ -77,9 +101,10 @@ def up(
             console.print("stopped")
 
 
-def _facts(running: Running) -> dict[str, str]:
+def _facts(running: Running) -> dict[str, str | None]:
     return {
         "url": running.url,
+        "fingerprint": running.fingerprint,
         "dashboard_url": running.dashboard_url,
         "join_command": running.join_command,
         "data_folder": str(running.data_folder),
@@ -94,6 +119,7 @@ def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
         f"  {escape(running.dashboard_url)}",
         "[bold]Let a machine join[/] (works once, for an hour; `share-compute invite` makes more)",
         f"  {escape(running.join_command)}",
+        *([f"[bold]Fingerprint of its key[/]  {running.fingerprint}"] if running.fingerprint else []),
         f"[dim]Jobs may name files below: {escape(roots)}[/]",
         "[dim]Ctrl-C stops the server; it finds its state again.[/]",
     )

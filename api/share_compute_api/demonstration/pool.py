@@ -64,7 +64,7 @@ class LocalPool:
             raise _not_started(self._server)
         self.url, self.dashboard_url = str(facts["url"]), str(facts["dashboard_url"])
         # Said outright, because this user may have exported the key of another server.
-        return Client(self.url, written_api_key(self._data_folder))
+        return Client(self.url, written_api_key(self._data_folder), data_folder=self._data_folder)
 
     def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
         """Let one more machine join; does not wait for it."""

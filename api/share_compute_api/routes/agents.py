@@ -6,7 +6,7 @@ import asyncio
 from time import monotonic
 
 from anyio import to_thread
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import ClockSkew, Unavailable
@@ -16,6 +16,7 @@ from share_compute.store import ContributorRecord, DeploymentRecord
 from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
 from share_compute_api.auth import LivingContributor, SelfContributor
 from share_compute_api.context import Context, InContext
+from share_compute_api.private import require_private
 from share_compute_api.problems import documented
 from share_compute_api.schemas import ClusterAccess, ContributorWork, Joined, JoinRequest, OnlineRequest
 from share_compute_api.supervision import LABEL, ClusterInfo
@@ -29,9 +30,10 @@ _NODE_PATIENCE_S = 5.0
 _NODE_LOOK_S = 0.2
 
 
-@router.post("", status_code=201, operation_id="join", responses=documented(401, 409, 410, 503))
-def join(wanted: JoinRequest, context: InContext) -> Joined:
+@router.post("", status_code=201, operation_id="join", responses=documented(401, 403, 409, 410, 503))
+def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
     """Let a machine in. The invite is used up only when every check passed."""
+    require_private(request, context.settings)
     cluster = _cluster(context)
     context.store.invites.check(wanted.invite)
     check_versions(local_versions(), wanted.versions)
@@ -90,8 +92,9 @@ def _heard(contributor: ContributorRecord, context: Context) -> ContributorWork:
 
 
 @router.post("/{contributor_id}/rejoin", operation_id="rejoin", responses=documented(401, 403, 409, 503))
-def rejoin(contributor: SelfContributor, context: InContext) -> ClusterAccess:
+def rejoin(contributor: SelfContributor, context: InContext, request: Request) -> ClusterAccess:
     """Give the machine the cluster's access again, after the head was restarted."""
+    require_private(request, context.settings)
     cluster = _cluster(context)
     return _access(cluster, context.store.contributors.rejoin(contributor.id).id)
 

@@ -10,6 +10,8 @@ from share_compute.store import InviteRecord
 from share_compute.store.records import invite_state
 from share_compute_api.auth import ADMIN
 from share_compute_api.context import Context, InContext
+from share_compute_api.fingerprints import join_invite
+from share_compute_api.join_line import join_command
 from share_compute_api.problems import documented
 from share_compute_api.schemas import InviteCreated, InviteList, InviteRequest, InviteView
 
@@ -31,11 +33,12 @@ def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView
 def create_invite(wanted: InviteRequest, context: InContext, request: Request) -> InviteCreated:
     """Make an invite. Only this answer shows its code."""
     record, code = context.store.invites.create(wanted.label, wanted.expires_in_s)
+    invite = join_invite(code, context.fingerprint)
     return InviteCreated(
         id=record.id,
-        code=code,
+        code=invite,
         expires_at=record.expires_at,
-        join_command=f"share-compute join {context.url(request)} --invite {code}",
+        join_command=join_command(context.url(request), invite, insecure=context.settings.insecure),
     )
 
 

@@ -25,8 +25,11 @@ def new_invite_code() -> str:
 
 
 def plain_invite_code(code: str) -> str:
-    """Forgive what people change when they copy a code: case, spaces and dashes."""
-    return "".join(letter for letter in code.lower() if letter.isalnum())
+    """Forgive what people change when they copy a code: case, spaces and dashes.
+
+    A fingerprint of the server behind a dot is no part of it.
+    """
+    return "".join(letter for letter in code.partition(".")[0].lower() if letter.isalnum())
 
 
 def digest(secret: str) -> str:

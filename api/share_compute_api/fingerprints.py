@@ -1,0 +1,110 @@
+"""Fingerprints of servers' keys: how clients know a server whose certificate no authority signed.
+
+A fingerprint is the SHA-256 of the public key (SubjectPublicKeyInfo, as in RFC 7469), in hexadecimal. It is that of the
+key and not of the certificate, so that a renewed certificate changes nothing for machines that joined before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from share_compute.errors import UserError, WrongFingerprint
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+_HEXADECIMAL: Final = re.compile("[0-9a-f]{64}")
+
+
+def fingerprint_of(certificate: Certificate) -> str:
+    """Return the fingerprint of a certificate's key."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(key).hexdigest()
+
+
+def parse_fingerprint(text: str) -> str:
+    """Return a fingerprint that somebody wrote, with or without ``sha256:``, colons and capitals.
+
+    Raises:
+        UserError: it is none.
+    """
+    plain = text.strip().lower().removeprefix("sha256:").replace(":", "")
+    if _HEXADECIMAL.fullmatch(plain) is None:
+        raise UserError(
+            f"{text!r} is not a fingerprint: it is {len(plain)} characters long, not 64 hexadecimal ones",
+            mend="copy the whole invite, or what `share-compute up` shows as fingerprint",
+        )
+    return plain
+
+
+def join_invite(code: str, fingerprint: str | None) -> str:
+    """Return an invite's code with the server's fingerprint behind it, so that one paste carries both."""
+    return code if fingerprint is None else f"{code}.{fingerprint}"
+
+
+def split_invite(text: str) -> tuple[str, str | None]:
+    """Return the code of an invite and the fingerprint behind it, if there is one.
+
+    Raises:
+        UserError: what is behind the code is no fingerprint.
+    """
+    code, _, fingerprint = text.strip().partition(".")
+    return code, parse_fingerprint(fingerprint) if fingerprint else None
+
+
+def pinned_context(fingerprint: str) -> ssl.SSLContext:
+    """Return a TLS context of clients that talks to the server with this fingerprint, and to no other one.
+
+    The check is part of the handshake: nothing is sent to a wrong server. Names, dates and authorities are not looked
+    at, since the key itself is known.
+
+    Raises:
+        WrongFingerprint: while a connection is made, if the server has another key.
+    """
+    context = _PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = _PinnedSocket
+    context.sslobject_class = _PinnedObject
+    context.fingerprint = fingerprint
+    return context
+
+
+class _PinnedContext(ssl.SSLContext):
+    fingerprint: str
+
+    def check(self, certificate: bytes | None) -> None:
+        from cryptography.x509 import load_der_x509_certificate
+
+        seen = "none" if certificate is None else fingerprint_of(load_der_x509_certificate(certificate))
+        if not hmac.compare_digest(seen, self.fingerprint):
+            raise WrongFingerprint(
+                f"the server has the fingerprint {seen}, not {self.fingerprint}",
+                mend="ask the operator for a new invite if the server has a new key; else somebody else answers there",
+                details={"expected": self.fingerprint, "seen": seen},
+            )
+
+
+class _PinnedSocket(ssl.SSLSocket):
+    def do_handshake(self, block: bool = False) -> None:
+        super().do_handshake(block)
+        assert isinstance(self.context, _PinnedContext)
+        try:
+            self.context.check(self.getpeercert(binary_form=True))
+        except WrongFingerprint:
+            self.close()
+            raise
+
+
+class _PinnedObject(ssl.SSLObject):
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        assert isinstance(self.context, _PinnedContext)
+        self.context.check(self.getpeercert(binary_form=True))

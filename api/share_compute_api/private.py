@@ -1,0 +1,73 @@
+"""Secrets of the cluster travel encrypted, or not off this machine."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+from urllib.parse import urlsplit
+
+from fastapi import Request
+
+from share_compute.errors import InsecureTransport
+from share_compute.settings import Settings
+from share_compute_api.connections import is_loopback
+
+MEND: Final = (
+    "start the server with `share-compute up --tls self-signed`, or behind a reverse proxy; on a network where nobody "
+    "listens, `--insecure` allows it"
+)
+_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+def require_private(request: Request, settings: Settings) -> None:
+    """Let requests pass whose answer nobody on the way can read.
+
+    Raises:
+        InsecureTransport: it came over plain HTTP from another machine, and the operator does not allow that.
+    """
+    if request.url.scheme == "https" or settings.insecure or is_from_here(request):
+        return
+    raise InsecureTransport(
+        "the cluster's token is not sent over plain HTTP to another machine; the invite stays unused",
+        mend=MEND,
+    )
+
+
+def is_from_here(request: Request) -> bool:
+    """Return whether a request comes from this machine, and not through a proxy on it that speaks for others."""
+    if request.client is None or any(name in request.headers for name in _FORWARDED):
+        return False
+    # Packets from elsewhere that carry our own address as their source are dropped by the system.
+    server = request.scope.get("server")
+    return is_loopback(request.client.host) or (server is not None and server[0] == request.client.host)
+
+
+def require_private_url(url: str) -> None:
+    """Let URLs pass under which a secret can be sent: HTTPS, or this very machine.
+
+    Raises:
+        InsecureTransport: it is plain HTTP to another machine.
+    """
+    parts = urlsplit(url)
+    if parts.scheme.lower() == "http" and not _is_here(parts.hostname or ""):
+        raise InsecureTransport(
+            f"{url} is plain HTTP to another machine: others on the way could read the cluster's token",
+            mend=MEND,
+        )
+
+
+def _is_here(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True  # what cannot be found fails when it is connected to, with a better message
+    return all(_is_own(family, str(address[0])) for family, *_, address in found)
+
+
+def _is_own(family: int, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
