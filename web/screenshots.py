@@ -84,7 +84,7 @@ def main() -> None:
                     pool.wait_until_ready(client, ignore)
                     browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
                     page = browser.new_page(viewport=SIZE, color_scheme="light")
-                    page.goto(pool.dashboard_url)
+                    page.goto(pool.sign_in_link())
                     page.get_by_role("heading", name="Pool", level=1).wait_for()
                     job_file = write_job(folder, folder / "corpus.txt", pools=len(MACHINES), steps=STEPS)
                     tour(page, client, pool.url, job_file)

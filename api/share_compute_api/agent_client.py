@@ -8,7 +8,15 @@ from typing import Self
 
 from share_compute.store.records import ContributorRecord
 from share_compute_api.discovery import Target
-from share_compute_api.schemas import ClusterAccess, ContributorWork, Health, Joined, JoinRequest
+from share_compute_api.schemas import (
+    ClusterAccess,
+    ContributorWork,
+    Health,
+    Joined,
+    JoinRequest,
+    Preflight,
+    PreflightRequest,
+)
 from share_compute_api.transport import Transport
 
 
@@ -32,9 +40,26 @@ def greet(url: str, fingerprint: str | None = None) -> Greeting:
 
 
 def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float = 10.0) -> Health:
-    """Return a server's versions and clock; needs no key."""
+    """Return that a server answers, and its clock; needs no key."""
     with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
         return transport.read(Health, "GET", "/health")
+
+
+def preflight(
+    url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
+) -> Preflight:
+    """Ask, with an invite that stays unused, whether this machine fits and what it must reach.
+
+    Raises:
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
+        VersionMismatch: this machine's versions do not fit the server's.
+        InsecureTransport: plain HTTP from another machine.
+        Unavailable: the server does not answer, or has no cluster.
+    """
+    with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
+        return transport.read(
+            Preflight, "POST", "/contributors/preflight", json=wanted.model_dump(mode="json")
+        )
 
 
 def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeout_s: float = 30.0) -> Joined:

@@ -32,8 +32,8 @@ _contributor_key = HTTPBearer(
     scheme_name="ContributorKey",
     description="The key that a contributor got when it joined; opens its own routes only.",
 )
-OPEN: Final = frozenset({"getHealth", "getJobSchema", "signIn", "getSession", "signOut", "join"})
-"""Operations that need no key. ``join`` asks for an invite, ``signIn`` for a key in its body."""
+OPEN: Final = frozenset({"getHealth", "getJobSchema", "signIn", "getSession", "signOut", "preflight", "join"})
+"""Operations that need no key. ``preflight`` and ``join`` ask for an invite, ``signIn`` for a key or a code."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 
@@ -52,7 +52,8 @@ def require_api_key(
         MissingScope: the key may not do this.
     """
     if bearer is not None:
-        record = context.store.keys.verify(bearer.credentials)
+        key = bearer.credentials
+        record = context.guesses.check(request, key, lambda: context.store.keys.verify(key))
     else:
         found = session_of(request, context)
         record = None if found is None else found[0]
@@ -141,6 +142,7 @@ def refuse_other_sites(request: Request) -> None:
 
 def require_contributor(
     contributor_id: str,
+    request: Request,
     needed: SecurityScopes,
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
@@ -154,21 +156,29 @@ def require_contributor(
     mend = "join with an invite to get one"
     if bearer is None:
         raise NotAuthorized("this needs the contributor's own key", mend=mend)
-    record = context.store.keys.verify(bearer.credentials)
-    if record is not None:
-        raise _missing(needed, record.scopes, mend)
-    return context.store.contributors.authorize(contributor_id, bearer.credentials)
+    key = bearer.credentials
+
+    def owner() -> ContributorRecord:
+        api_key = context.store.keys.verify(key)
+        if api_key is not None:
+            raise _missing(needed, api_key.scopes, mend)
+        return context.store.contributors.authorize(contributor_id, key)
+
+    found = context.guesses.check(request, key, owner)
+    assert found is not None
+    return found
 
 
 async def require_living_contributor(
     contributor_id: str,
+    request: Request,
     needed: SecurityScopes,
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> ContributorRecord:
     """As `require_contributor`, in the threads that are kept for signs of life."""
     return await to_thread.run_sync(
-        require_contributor, contributor_id, needed, context, bearer, limiter=context.heartbeats
+        require_contributor, contributor_id, request, needed, context, bearer, limiter=context.heartbeats
     )
 
 

@@ -53,6 +53,7 @@ from share_compute_api.schemas import (
     PlanRequest,
     QueueView,
     ServingRequest,
+    SignInCode,
     Status,
     TokenRotated,
     UploadKind,
@@ -108,8 +109,12 @@ class Client:
     # The server
 
     def health(self) -> Health:
-        """Return the server's versions and clock; needs no key."""
+        """Return that the server answers, and its clock; needs no key."""
         return self._transport.read(Health, "GET", "/health")
+
+    def sign_in_code(self) -> SignInCode:
+        """Make a link that opens the dashboard signed in, once and within minutes."""
+        return self._transport.read(SignInCode, "POST", "/session/codes")
 
     def status(self) -> Status:
         """Return the pool at a glance."""

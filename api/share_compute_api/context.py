@@ -20,12 +20,14 @@ from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.data_roots import DataRoots
 from share_compute_api.export_process import ExportProcesses
+from share_compute_api.guesses import Guesses
 from share_compute_api.islands import IslandMap
 from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.metrics import Metrics
 from share_compute_api.plan_process import PlanProcesses
 from share_compute_api.serving.engine import Engines
 from share_compute_api.sessions import Sessions
+from share_compute_api.sign_in_codes import SignInCodes
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.uploads.shelf import Uploads
@@ -47,6 +49,10 @@ class Context:
     """When the server began."""
     fingerprint: str | None = None
     """Of this server's key, which invites carry; None with plain HTTP, and where authorities decide."""
+    codes: SignInCodes = field(default_factory=SignInCodes)
+    """Sign browsers in."""
+    guesses: Guesses = field(default_factory=Guesses)
+    """Slow down whoever tries keys and invites."""
     bell: Bell = field(default_factory=Bell)
     uploads: Uploads = field(init=False)
     """What people sent."""

@@ -22,7 +22,9 @@ from share_compute_actors.machine.preflight import (
 )
 from share_compute_actors.machine.run_folders import abandoned, root_folder
 from share_compute_api.agent_client import greet
-from share_compute_api.discovery import find_target
+from share_compute_api.discovery import Target, find_target
+from share_compute_api.schemas import Status
+from share_compute_api.transport import Transport
 from share_compute_api.versions import check_versions, local_versions
 
 
@@ -39,7 +41,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
     yield _temporary_folder()
     yield check_gpus()
     yield _leftovers()
-    server = url or _local_server()
+    server = _target(url)
     if server is None:
         yield _port("port", settings.host, settings.port)
         if settings.ray_port:
@@ -107,26 +109,33 @@ def _port(check: str, host: str, port: int) -> Finding:
     return Finding(check, "ok", f"{port} is free")
 
 
-def _local_server() -> str | None:
+def _target(url: str | None) -> Target | None:
     try:
-        return find_target().url
+        return find_target(url)
     except Unavailable:
         return None
 
 
-def _server(url: str) -> Iterator[Finding]:
+def _server(target: Target) -> Iterator[Finding]:
+    url = target.url
     try:
-        greeting = greet(url)
+        greeting = greet(url, target.fingerprint)
     except ShareComputeError as failure:
         yield Finding("server", "fail", failure.message, mend=failure.mend)
         return
     yield Finding("server", "ok", f"{url} answers in {greeting.round_trip_s * 1000:.0f} ms")
+    yield check_clock(greeting.skew_s)
+    if target.api_key is None:
+        text = "not compared: the server tells them to those who have an API key, or an invite when they join"
+        yield Finding("server's versions", "ok", text)
+        return
     try:
-        check_versions(greeting.health.versions, local_versions())
+        with Transport(target) as transport:
+            status = transport.read(Status, "GET", "/status")
+        check_versions(status.versions, local_versions())
     except ShareComputeError as failure:
         yield Finding("server's versions", "fail", failure.message, mend=failure.mend)
-    else:
-        yield Finding("server's versions", "ok", "fit ours")
-    yield check_clock(greeting.skew_s)
-    if greeting.health.ray_address is not None:
-        yield check_head(greeting.health.ray_address)
+        return
+    yield Finding("server's versions", "ok", "fit ours")
+    if status.ray_address is not None:
+        yield check_head(status.ray_address)

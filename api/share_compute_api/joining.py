@@ -6,7 +6,6 @@ import re
 import socket
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -22,10 +21,10 @@ from share_compute_actors.machine.preflight import (
     usable_threads,
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
-from share_compute_api.agent_client import greet
+from share_compute_api.agent_client import greet, preflight
 from share_compute_api.private import require_private_url
-from share_compute_api.schemas import Limits
-from share_compute_api.versions import check_versions, local_versions
+from share_compute_api.schemas import Limits, PreflightRequest
+from share_compute_api.versions import local_versions
 
 _DEFAULT_SHARE = 0.5
 """Of the memory that is available now."""
@@ -91,6 +90,7 @@ def check_machine(options: JoinOptions, limits: Limits) -> None:
         InsecureTransport: the server is another machine and speaks plain HTTP.
         UserError: too little disk or memory, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
         VersionMismatch: its versions and ours do not work together.
         ClockSkew: its clock and ours differ too much.
     """
@@ -99,11 +99,10 @@ def check_machine(options: JoinOptions, limits: Limits) -> None:
     check_memory(limits.memory_bytes).require()
     check_disk(root_folder()).require()
     greeting = greet(options.url, options.fingerprint)
-    check_versions(greeting.health.versions, local_versions())
     check_clock(greeting.skew_s).require(ClockSkew)
-    ray_address = greeting.health.ray_address
-    if ray_address is not None:
-        check_head(ray_address).require(Unavailable)
-    target = ray_address.rpartition(":")[0].strip("[]") if ray_address else urlsplit(options.url).hostname
-    check_listening(options.address or route_address(target or "")).require()
+    wanted = PreflightRequest(invite=options.invite, versions=local_versions())
+    ray_address = preflight(options.url, wanted, options.fingerprint).ray_address
+    check_head(ray_address).require(Unavailable)
+    target = ray_address.rpartition(":")[0].strip("[]")
+    check_listening(options.address or route_address(target)).require()
     sweep()

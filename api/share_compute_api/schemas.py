@@ -93,14 +93,11 @@ class Versions(StrictModel):
 
 
 class Health(View):
-    """Whether the server answers, with what, and what its clock says."""
+    """Whether the server answers, and what its clock says. Anybody may ask, so it says no more."""
 
     status: Literal["ok"] = "ok"
-    versions: Versions
     time: datetime
     """The server's clock, in UTC."""
-    ray_address: str | None = None
-    """host:port of the Ray head, which machines that join must reach; none without a cluster."""
 
 
 class Status(View):
@@ -168,12 +165,31 @@ class QueueView(View):
 
 
 class SignInRequest(StrictModel):
-    """A key in exchange for a session."""
+    """A key, or a code of a sign-in link, in exchange for a session."""
 
     model_config = _example(key="sck_...")
 
-    key: str = Field(min_length=1, max_length=200)
+    key: str | None = Field(default=None, min_length=1, max_length=200)
     """An API key."""
+    code: str | None = Field(default=None, min_length=1, max_length=200)
+    """A code that was made for one sign-in."""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> SignInRequest:
+        if (self.key is None) == (self.code is None):
+            raise ValueError("give a key or a code")
+        return self
+
+
+class SignInCode(View):
+    """Signs one browser in, once."""
+
+    model_config = _example(code="Zm9v...", url="https://192.0.2.1:8700/#code=Zm9v...", expires_at=_MOMENT)
+
+    code: str
+    url: str
+    """Opens the dashboard signed in; a browser does not send the part after # to anybody."""
+    expires_at: datetime
 
 
 class SessionView(View):
@@ -260,6 +276,25 @@ class InviteCreated(View):
     expires_at: datetime
     join_command: str
     """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
+
+
+class PreflightRequest(StrictModel):
+    """What a machine asks before it joins."""
+
+    model_config = _example(
+        invite="abcd-efgh-ijkl-mnop",
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+    )
+
+    invite: str = Field(min_length=1, max_length=200)
+    versions: Versions
+
+
+class Preflight(View):
+    """What a machine needs to know before it joins."""
+
+    ray_address: str
+    """host:port of the Ray head, which it must reach."""
 
 
 class Limits(StrictModel):

@@ -24,6 +24,7 @@ from share_compute_api.app import create_app, end_streams
 from share_compute_api.certificates import ServerCertificate, server_certificate, start_warnings
 from share_compute_api.children import Interrupts, own_command
 from share_compute_api.cluster.cluster import Cluster, advertised, for_url
+from share_compute_api.context import Context
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.fencing import ends_within_grace
 from share_compute_api.fingerprints import join_invite
@@ -53,7 +54,8 @@ class Running:
     """Of the server's key, if clients know the server by it."""
     warnings: tuple[str, ...]
     """What the operator should know."""
-    api_key: str = field(repr=False)
+    code: str = field(repr=False)
+    """Signs one browser in, once and within minutes."""
     join_command: str = field(repr=False)
     """Ready to paste on a machine that is to join; works once, within the hour."""
     data_folder: Path
@@ -62,7 +64,7 @@ class Running:
     @property
     def dashboard_url(self) -> str:
         """Opens the dashboard signed in; a browser does not send the part after # to anybody."""
-        return f"{self.url}/#key={self.api_key}"
+        return f"{self.url}/#code={self.code}"
 
 
 class _Server(uvicorn.Server):
@@ -122,13 +124,14 @@ def serve(
         stack.callback(close_run_folder, roster)
         progress("starting the Ray head")
         cluster = Cluster(settings, roster)
-        running = _introduce(settings, store, url, certificate, cluster, stack)
+        app = create_app(settings, store, cluster=cluster, fingerprint=_pin(settings, certificate))
+        running = _introduce(app, url, certificate, cluster, stack)
         if contribute:
             _contribute(store, running, roster, settings)
         announce(running)
         roster.refresh()
         try:
-            _control_plane(settings, store, certificate, cluster, roster).run(sockets=[listener])
+            _control_plane(app, certificate, cluster, roster).run(sockets=[listener])
         finally:
             interrupts.begin_stopping()
         if store.fenced is not None:
@@ -153,39 +156,40 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
 
 
 def _introduce(
-    settings: Settings,
-    store: Store,
-    url: str,
-    certificate: ServerCertificate | None,
-    cluster: Cluster,
-    stack: ExitStack,
+    app: FastAPI, url: str, certificate: ServerCertificate | None, cluster: Cluster, stack: ExitStack
 ) -> Running:
-    api_key = first_api_key(settings.data_folder, store)
+    context: Context = app.state.context
+    settings, store = context.settings, context.store
+    key = store.keys.verify(first_api_key(settings.data_folder, store))
+    assert key is not None
+    sign_in, _ = context.codes.make(key.id, store.clock())
     _, code = store.invites.create(label="printed at start", expires_in_s=_INVITE_LIFE_S)
     fingerprint = certificate.fingerprint if certificate else None
     file = write_server_file(settings.data_folder, url, fingerprint)
     stack.callback(file.unlink, missing_ok=True)
-    join = join_command(
-        settings.public_url or url, _invite(settings, certificate, code), insecure=settings.insecure
+    invite = join_invite(code, context.fingerprint)
+    join = join_command(settings.public_url or url, invite, insecure=settings.insecure)
+    return Running(
+        url=url,
+        fingerprint=fingerprint,
+        warnings=tuple(start_warnings(settings, certificate)),
+        code=sign_in,
+        join_command=join,
+        data_folder=settings.data_folder,
+        ray_address=cluster.info.ray_address,
     )
-    warnings = tuple(start_warnings(settings, certificate))
-    return Running(url, fingerprint, warnings, api_key, join, settings.data_folder, cluster.info.ray_address)
 
 
-def _invite(settings: Settings, certificate: ServerCertificate | None, code: str) -> str:
-    """Return the code with what others know the server by; a proxy in front has a certificate of its own."""
-    return join_invite(code, certificate.fingerprint if certificate and not settings.public_url else None)
+def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | None:
+    """Return what others know the server by; a proxy in front has a certificate of its own."""
+    return certificate.fingerprint if certificate and settings.public_url is None else None
 
 
 def _control_plane(
-    settings: Settings,
-    store: Store,
-    certificate: ServerCertificate | None,
-    cluster: Cluster,
-    roster: Roster,
+    app: FastAPI, certificate: ServerCertificate | None, cluster: Cluster, roster: Roster
 ) -> _Server:
-    fingerprint = certificate.fingerprint if certificate and not settings.public_url else None
-    app = create_app(settings, store, cluster=cluster, fingerprint=fingerprint)
+    context: Context = app.state.context
+    settings = context.settings
     logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())
     config = listener_config(
         app,
@@ -195,7 +199,7 @@ def _control_plane(
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,
     )
-    return _Server(config, app, cluster, roster, store)
+    return _Server(config, app, cluster, roster, context.store)
 
 
 def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:

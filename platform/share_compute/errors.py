@@ -309,6 +309,12 @@ class Fenced(Unavailable):
     exit_code = 4
 
 
+class TooManyAttempts(Busy):
+    """Too many wrong keys or invites came from an address; ``details`` says when to try again."""
+
+    code = "too-many-attempts"
+
+
 class LibraryLost(Unavailable):
     """The process that serves a job's samples died; its members live, and go on with another one."""
 

@@ -69,7 +69,7 @@ def test_a_revoked_key_ends_the_session(page: Page, pool: Pool, complaints: Comp
 def test_a_link_whose_key_is_unknown_says_so(pool: Pool, context: BrowserContext) -> None:
     page = context.new_page()
     page.goto(f"{pool.url}/#key=sck_wrong")
-    expect(page.get_by_text("The server does not know the key of this link.")).to_be_visible()
+    expect(page.get_by_text("This link is used already, over, or not of this server.")).to_be_visible()
     assert page.url == f"{pool.url}/"
 
 

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.api.conftest import LiveServer, Plane
@@ -28,9 +29,9 @@ def open_plane(
     store = Store(settings.resolved_database_url)
     _, api_key = store.keys.create("first")
     app = create_app(settings, store)
-    if cluster:
-        app.state.context.cluster = CLUSTER
     server = LiveServer(app, tls=tls)
+    if cluster:  # only now, so that the loops that need Ray are not started
+        app.state.context.cluster = SimpleNamespace(info=CLUSTER)
     try:
         yield Plane(settings, store, app, server, api_key)
     finally:

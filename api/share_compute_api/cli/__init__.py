@@ -20,6 +20,7 @@ from share_compute_api.cli.machines import remove, rotate_token
 from share_compute_api.cli.output import print_failure
 from share_compute_api.cli.plan import plan
 from share_compute_api.cli.serve import chat, deployments, scale, serve, undeploy
+from share_compute_api.cli.sign_in import sign_in
 from share_compute_api.cli.simulate import simulate
 from share_compute_api.cli.status import status
 from share_compute_api.cli.topology import topology
@@ -55,6 +56,7 @@ def make_app() -> typer.Typer:
     add(
         "Run the pool",
         up,
+        sign_in,
         status,
         doctor,
         demo,

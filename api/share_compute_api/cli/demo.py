@@ -62,7 +62,7 @@ def demo(
                 print_json(result, compact=True)
             if not end:
                 console.print(
-                    f"\nThe server stays up: [bold]{escape(pool.dashboard_url)}[/]\nCtrl-C ends it."
+                    f"\nThe server stays up: [bold]{escape(pool.sign_in_link())}[/]\nCtrl-C ends it."
                 )
                 _wait_for_ever()
     except KeyboardInterrupt:

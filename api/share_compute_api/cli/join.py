@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import console
 from share_compute_api.join_line import INVITE_VARIABLE
 
@@ -30,7 +33,17 @@ class DeviceChoice(StrEnum):
 
 def join(  # noqa: PLR0917  # typer passes each by its name
     url: Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")],
-    invite: Annotated[str, typer.Option(envvar=INVITE_VARIABLE, help="Code that the operator gave you.")],
+    invite: Annotated[
+        str | None,
+        typer.Option(
+            envvar=INVITE_VARIABLE,
+            help="Code that the operator gave you. Other users of this machine can read arguments: better set "
+            "the variable, or name a file.",
+        ),
+    ] = None,
+    invite_file: Annotated[
+        Path | None, typer.Option(help="File with the code; - reads it from standard input.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What people call this machine; default: its host name.")
     ] = None,
@@ -68,8 +81,9 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     from share_compute_api.fingerprints import parse_fingerprint, split_invite
     from share_compute_api.joining import JoinOptions, default_name
 
+    os.umask(PRIVATE_UMASK)
     os.environ.pop(INVITE_VARIABLE, None)  # Ray and all that it starts need not know it
-    code, pin = split_invite(invite)
+    code, pin = split_invite(invite or _read_invite(invite_file))
     options = JoinOptions(
         url=url.rstrip("/"),
         invite=code,
@@ -91,6 +105,27 @@ def join(  # noqa: PLR0917  # typer passes each by its name
             Agent(options, lambda view: live.update(_table(view))).run()
     except KeyboardInterrupt:
         return
+
+
+def _read_invite(file: Path | None) -> str:
+    from share_compute.errors import UserError
+
+    if file is None and sys.stdin.isatty():
+        return str(typer.prompt("Invite", hide_input=True))
+    if file is None:
+        raise UserError(
+            "no invite is given",
+            mend=f"set {INVITE_VARIABLE}, or name a file with --invite-file (- is standard input)",
+        )
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise UserError(
+            f"the invite cannot be read: {failure}", mend="name a file with the code alone"
+        ) from failure
+    if not text.strip():
+        raise UserError("the invite is empty", mend="ask the operator for one: share-compute invite")
+    return text.strip()
 
 
 class _JsonLines:

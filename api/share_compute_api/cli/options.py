@@ -8,6 +8,9 @@ import typer
 
 from share_compute_api.cli.completion import complete_job
 
+PRIVATE_UMASK = 0o077
+"""Of processes that keep secrets: what they and their children write is for their own user alone."""
+
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Job: TypeAlias = Annotated[
     str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=complete_job)

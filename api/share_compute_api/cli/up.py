@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from share_compute.settings import Settings
+from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import Terminal
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     from share_compute_api.data_roots import offered
     from share_compute_api.server import serve
 
+    os.umask(PRIVATE_UMASK)
     given: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -115,7 +118,7 @@ def _facts(running: Running) -> dict[str, str | None]:
 def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
     lines = (
-        "[bold]Dashboard[/]",
+        "[bold]Dashboard[/] (the link signs in once, within minutes; `share-compute sign-in` makes more)",
         f"  {escape(running.dashboard_url)}",
         "[bold]Let a machine join[/] (works once, for an hour; `share-compute invite` makes more)",
         f"  {escape(running.join_command)}",

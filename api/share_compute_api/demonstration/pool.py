@@ -43,7 +43,6 @@ class LocalPool:
         self._server: Child | None = None
         self._machines: dict[str, Child] = {}
         self.url = ""
-        self.dashboard_url = ""
 
     def start(self) -> Client:
         """Start the server and wait until it answers.
@@ -62,7 +61,15 @@ class LocalPool:
         facts = self._server.watch(_first_json, _UP_DEADLINE_S)
         if facts is None:
             raise _not_started(self._server)
-        self.url, self.dashboard_url = str(facts["url"]), str(facts["dashboard_url"])
+        self.url = str(facts["url"])
+        return self._client()
+
+    def sign_in_link(self) -> str:
+        """Return a new link to the dashboard that signs in once."""
+        with self._client() as client:
+            return client.sign_in_code().url
+
+    def _client(self) -> Client:
         # Said outright, because this user may have exported the key of another server.
         return Client(self.url, written_api_key(self._data_folder), data_folder=self._data_folder)
 

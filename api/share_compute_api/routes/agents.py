@@ -18,7 +18,15 @@ from share_compute_api.auth import LivingContributor, SelfContributor
 from share_compute_api.context import Context, InContext
 from share_compute_api.private import require_private
 from share_compute_api.problems import documented
-from share_compute_api.schemas import ClusterAccess, ContributorWork, Joined, JoinRequest, OnlineRequest
+from share_compute_api.schemas import (
+    ClusterAccess,
+    ContributorWork,
+    Joined,
+    JoinRequest,
+    OnlineRequest,
+    Preflight,
+    PreflightRequest,
+)
 from share_compute_api.supervision import LABEL, ClusterInfo
 from share_compute_api.supervision.nodes import check_node, unknown_node
 from share_compute_api.versions import check_versions, local_versions
@@ -30,12 +38,22 @@ _NODE_PATIENCE_S = 5.0
 _NODE_LOOK_S = 0.2
 
 
-@router.post("", status_code=201, operation_id="join", responses=documented(401, 403, 409, 410, 503))
+@router.post("/preflight", operation_id="preflight", responses=documented(401, 403, 409, 410, 429, 503))
+def preflight(wanted: PreflightRequest, context: InContext, request: Request) -> Preflight:
+    """Tell a machine with an invite whether its versions fit, and what it must reach; the invite stays unused."""
+    require_private(request, context.settings)
+    cluster = _cluster(context)
+    context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
+    check_versions(local_versions(), wanted.versions)
+    return Preflight(ray_address=cluster.ray_address)
+
+
+@router.post("", status_code=201, operation_id="join", responses=documented(401, 403, 409, 410, 429, 503))
 def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
     """Let a machine in. The invite is used up only when every check passed."""
     require_private(request, context.settings)
     cluster = _cluster(context)
-    context.store.invites.check(wanted.invite)
+    context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
     check_versions(local_versions(), wanted.versions)
     skew_s = (wanted.clock - context.store.clock()).total_seconds()
     if abs(skew_s) > MOST_CLOCK_SKEW_S:

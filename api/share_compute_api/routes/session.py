@@ -8,22 +8,33 @@ from fastapi import APIRouter, Request, Response
 
 from share_compute.errors import NotAuthorized
 from share_compute.store import ApiKeyRecord
-from share_compute_api.auth import refuse_other_sites, session_of
+from share_compute_api.auth import Reader, refuse_other_sites, session_of
 from share_compute_api.context import Context, InContext
 from share_compute_api.problems import documented
-from share_compute_api.schemas import SessionView, SignInRequest
+from share_compute_api.schemas import SessionView, SignInCode, SignInRequest
 
 router = APIRouter(prefix="/session", tags=["session"])
 
 
-@router.post("", status_code=201, operation_id="signIn", responses=documented(401, 403))
+@router.post("", status_code=201, operation_id="signIn", responses=documented(401, 403, 429))
 def sign_in(wanted: SignInRequest, request: Request, response: Response, context: InContext) -> SessionView:
-    """Exchange an API key for a cookie that scripts cannot read; only a page of this server may."""
+    """Exchange an API key or a one-time code for a cookie that scripts cannot read; only a page of this server may."""
     refuse_other_sites(request)
-    record = context.store.keys.verify(wanted.key)
+    secret = wanted.key or wanted.code or ""
+    record = context.guesses.check(request, secret, lambda: _signed_in_by(wanted, context))
     if record is None:
-        raise NotAuthorized("this API key is not valid", mend="`share-compute up` shows one that is")
+        raise NotAuthorized(
+            "this API key is not valid" if wanted.key else "this sign-in link was used already, or is over",
+            mend="`share-compute sign-in` on the server's machine makes a new link",
+        )
     return _begin(record, request, response, context)
+
+
+@router.post("/codes", status_code=201, operation_id="createSignInCode", responses=documented(401))
+def create_code(caller: Reader, request: Request, context: InContext) -> SignInCode:
+    """Make a code that signs one browser in, once and within minutes, by the key that asks for it."""
+    code, expires_at = context.codes.make(caller.id, context.store.clock())
+    return SignInCode(code=code, url=f"{context.url(request)}/#code={code}", expires_at=expires_at)
 
 
 @router.get("", operation_id="getSession")
@@ -46,6 +57,13 @@ def sign_out(request: Request, response: Response, context: InContext) -> None:
     response.delete_cookie(
         context.sessions.cookie, path="/", secure=_is_secure(request), httponly=True, samesite="strict"
     )
+
+
+def _signed_in_by(wanted: SignInRequest, context: Context) -> ApiKeyRecord | None:
+    if wanted.key is not None:
+        return context.store.keys.verify(wanted.key)
+    key_id = context.codes.use(wanted.code or "", context.store.clock())
+    return None if key_id is None else context.store.keys.valid(key_id)
 
 
 def _begin(record: ApiKeyRecord, request: Request, response: Response, context: Context) -> SessionView:

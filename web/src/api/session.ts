@@ -1,6 +1,6 @@
 /**
  * Who is signed in. The session itself is a cookie that no script can read: an API key is exchanged for it once, by
- * the sign-in form or by the link of `share-compute up`, and is kept nowhere. This knows no more than the key's name.
+ * the sign-in form, or a link's one-time code is, and neither is kept. This knows no more than the key's name.
  */
 import { useSyncExternalStore } from "react";
 
@@ -49,9 +49,9 @@ function become(next: Session): void {
   listeners.forEach((tell) => tell(next));
 }
 
-/** Find out who is signed in: by the key in `#key=...` if there is one, else by the cookie. */
+/** Find out who is signed in: by the code in `#code=...` or the key in `#key=...` if there is one, else by the cookie. */
 export async function startSession(): Promise<void> {
-  addEventListener("hashchange", () => void adoptKeyFromAddress());
+  addEventListener("hashchange", () => void adoptSecretFromAddress());
   if (tabs !== undefined) {
     tabs.onmessage = ({ data }) => {
       if (data === SIGNED_OUT) forgetConversation();
@@ -60,28 +60,38 @@ export async function startSession(): Promise<void> {
   }
   // Asking renews a session that is used, however long the page stays open.
   setInterval(() => current.state === "in" && void lookAgain(), RENEWED_MS);
-  if (!(await adoptKeyFromAddress())) await lookAgain();
+  if (!(await adoptSecretFromAddress())) await lookAgain();
 }
 
-/** Take the key out of the address, so that it stands neither there nor in the history, and sign in with it. */
-async function adoptKeyFromAddress(): Promise<boolean> {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key")?.trim();
-  if (key === undefined) return false;
+/** Take the secret out of the address, so that it stands neither there nor in the history, and sign in with it. */
+async function adoptSecretFromAddress(): Promise<boolean> {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const [code, key] = [given.get("code")?.trim(), given.get("key")?.trim()];
+  if (code === undefined && key === undefined) return false;
   history.replaceState(history.state, "", location.pathname + location.search);
-  if (key === "") return false;
+  const secret = code ? { code } : key ? { key } : undefined;
+  if (secret === undefined) return false;
   try {
-    await signIn(key);
+    await exchange(secret);
   } catch (failure) {
     const { status } = failure as ApiProblem;
-    if (status === 401) become({ state: "out", why: "refused" });
-    else fail(failure, () => void signIn(key).catch(() => undefined));
+    if (status !== 401) fail(failure, () => void exchange(secret).catch(() => undefined));
+    else {
+      // A code works once: whoever opens its link again may be signed in since.
+      await lookAgain();
+      if (current.state === "out") become({ state: "out", why: "refused" });
+    }
   }
   return true;
 }
 
 /** Exchange a key for a session; a key that the server does not know is a problem with status 401. */
 export async function signIn(key: string): Promise<void> {
-  const body = JSON.stringify({ key });
+  await exchange({ key });
+}
+
+async function exchange(secret: { key: string } | { code: string }): Promise<void> {
+  const body = JSON.stringify(secret);
   const response = await ask({ method: "POST", body, headers: { "Content-Type": "application/json" } });
   settle((await response.json()) as SessionView);
   tabs?.postMessage("changed");

@@ -32,13 +32,13 @@ export function SignIn({ why }: { why: "refused" | "over" | undefined }) {
           <Title order={1}>share-compute</Title>
           {why !== undefined && (
             <Text size="sm">
-              {why === "refused" ? t("The server does not know the key of this link.") : t("Your session is over.")}
+              {why === "refused" ? t("This link is used already, over, or not of this server.") : t("Your session is over.")}
             </Text>
           )}
           <PasswordInput
             label={t("API key")}
             description={t(
-              "share-compute up prints it, with a link that signs you in. You stay signed in until the browser is closed.",
+              "share-compute sign-in on the server makes a link that signs you in without it. You stay signed in until the browser is closed.",
             )}
             value={key}
             onChange={(event) => setKey(event.currentTarget.value)}
