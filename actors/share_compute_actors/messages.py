@@ -47,6 +47,11 @@ class Label(NamedTuple):
     """Pool that sent it."""
 
     @property
+    def is_of_protocol(self) -> bool:
+        """Whether the protocol has a name for it."""
+        return self.cargo in ("activation", "gradient", "tied", "log")
+
+    @property
     def of_protocol(self) -> ProtocolLabel:
         """What the protocol calls it."""
         assert self.cargo != "hello"

@@ -45,7 +45,7 @@ def require_carried_out(failures: Sequence[Failure]) -> None:
             )
 
 
-def _is_carried_out(failure: Failure) -> bool:
+def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - a return for each kind
     match failure.kind:
         case FailureKind.kill | FailureKind.stop:
             return True
@@ -53,6 +53,12 @@ def _is_carried_out(failure: Failure) -> bool:
             return failure.point.role == "member"
         case FailureKind.corrupt:
             return failure.point in _TENSORS
+        case FailureKind.reshape | FailureKind.retype | FailureKind.resize:
+            return failure.point is Point.tensor_sending
+        case FailureKind.poison:
+            return failure.point in (Point.tensor_sending, Point.cell_starting)
+        case FailureKind.deviate:
+            return failure.point in (Point.tensor_sending, Point.reduce_done, Point.prepared_sending)
         case _:
             return failure.point in _TENSORS or failure.point in _WORDS
 

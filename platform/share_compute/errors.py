@@ -21,7 +21,8 @@
     ├── NoCopy                 a machine cannot keep a copy of another's shard; training goes on without
     ├── ContributorLost        a machine died or went silent; retry or resume
     ├── StaleEpoch             a message of an earlier epoch; drop it
-    ├── VerificationFailed     a result is not what it must be; quarantine its machine
+    ├── VerificationFailed     a result is not what it must be
+    │   └── WrongTensor        a machine handed on a tensor that the model does not make; do without the machine
     └── Unavailable            something we need does not answer (control plane, head, disk); try again
         ├── Busy               a deployment's queue is full; try again after the seconds that it says
         ├── Fenced             another server took over the database; this one ends
@@ -35,7 +36,7 @@ these at one boundary each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class ShareComputeError(Exception):
@@ -280,6 +281,40 @@ class VerificationFailed(ShareComputeError):
 
     code = "verification-failed"
     status = 500
+
+
+class WrongTensor(VerificationFailed):
+    """A machine handed on a tensor that is not what the model says; it counts as lost."""
+
+    code = "wrong-tensor"
+
+    @classmethod
+    def of(cls, machine: str, worker: str, what: str, step: int | None = None) -> Self:
+        """Return the error for a tensor of one machine.
+
+        Args:
+            machine: its name.
+            worker: its id.
+            what: is wrong with the tensor.
+            step: of the job, if it is known.
+        """
+        return cls(
+            f"{machine} sent a wrong tensor: {what}",
+            machine=machine,
+            step=step,
+            mend=f"check the memory and the software of {machine}; the job goes on without it",
+            details={"worker": worker, "what": what},
+        )
+
+    @property
+    def worker(self) -> str:
+        """Contributor that sent it."""
+        return str(self.details.get("worker", ""))
+
+    @property
+    def what(self) -> str:
+        """What is wrong with the tensor."""
+        return str(self.details.get("what", ""))
 
 
 class Unavailable(ShareComputeError):

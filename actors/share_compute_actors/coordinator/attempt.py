@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from queue import SimpleQueue
@@ -30,6 +30,7 @@ from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.messages import Form
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainJob
+from share_compute.topology import Topology
 from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.conductor import Conductor, Heard, Listener
@@ -125,11 +126,11 @@ class TrainingAttempt:
 
     def _start(self, record: StepRecord, facts: LibraryFacts) -> Start:
         """Find members of an earlier attempt to go on with, or plan anew from the last checkpoint."""
-        topology = self._assignment.topology
+        topology = _without(self._assignment.topology, record.quarantined())
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), record)
         if takeover is None:
             record.rewind(facts.first_step - 1)
-            solution = self._plan(facts)
+            solution = self._plan(facts, topology)
             return Start(solution, facts.runs or max(solution.plan.shares, key=len), facts.state)
         spec = self._assignment.spec.with_microbatches(takeover.facts.plan.microbatches)
         profile, timings = dissect(facts.blueprint), self._timings(spec)
@@ -159,6 +160,7 @@ class TrainingAttempt:
             self._tell,
             lambda: reality.give_up(),  # noqa: PLW0108 - made below
             can_follow=spec.parallelism.buddies,
+            quarantined=record.quarantined(),
         )
         balancer = Balancer()
         reality = Reality(
@@ -215,7 +217,7 @@ class TrainingAttempt:
             def ticked() -> None:
                 keeper.look()
 
-            listener = Listener(loop.account, loop.committed, reformed, self._note, ticked)
+            listener = Listener(loop.account, loop.committed, reformed, self._note, self._tell, ticked)
             conductor = Conductor(
                 crew, record, form, listener, self._inbox, spec.training, self._wishes, changes
             )
@@ -277,7 +279,7 @@ class TrainingAttempt:
         )
         changes.tell_reformed(reformed, after)
 
-    def _plan(self, facts: LibraryFacts) -> Solution:
+    def _plan(self, facts: LibraryFacts, topology: Topology) -> Solution:
         spec = self._assignment.spec
         if facts.microbatches is not None:
             spec = spec.with_microbatches(facts.microbatches)
@@ -286,7 +288,7 @@ class TrainingAttempt:
             count = sum(map(len, timings.values()))
             self._note(f"planned with {count} measured times of layers, which earlier attempts left")
         profile = dissect(facts.blueprint)
-        return solve(spec, self._assignment.topology, profile, self._assignment.epoch, timings)
+        return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
         """Return what earlier attempts timed and still holds; nothing while the size of microbatches is open."""
@@ -314,6 +316,12 @@ class TrainingAttempt:
 
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
         self._tell(Note(message=message, level=level))
+
+
+def _without(topology: Topology, quarantined: Collection[Worker]) -> Topology:
+    """Return the machines that did not make wrong numbers for this job before; all where there are no others."""
+    rest = tuple(machine for machine in topology.contributors if machine.id not in quarantined)
+    return Topology(rest, topology.links) if rest else topology
 
 
 def _here() -> NodeAffinitySchedulingStrategy:

@@ -117,6 +117,7 @@ class Changes:
         tell: takes what happens.
         given_up: is called when a plan that was told of is given up.
         can_follow: whether members can be followed while they train.
+        quarantined: machines that made wrong numbers, which the job does without.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Changes:
         given_up: Callable[[], None] = lambda: None,
         *,
         can_follow: bool = True,
+        quarantined: Collection[Worker] = (),
     ) -> None:
         self._crew = crew
         self._wishes = wishes
@@ -139,6 +141,7 @@ class Changes:
         self._given_up = ""
         """Why a plan that was told of is not carried out, until its machines are let go and that is told, too."""
         self._shares: Shares | None = None
+        self._quarantined: set[Worker] = set(quarantined)
         self.rests = Rests()
         self._room: dict[Worker, int] = {}
         """Memory, in bytes, of machines that had less than they lend."""
@@ -209,7 +212,16 @@ class Changes:
         return Topology(tuple(machines), offered.links)
 
     def _may_come(self, machine: Contributor) -> bool:
-        return not self._crew.has_refused(machine) and machine.id not in self.rests
+        is_welcome = machine.id not in self._quarantined and machine.id not in self.rests
+        return is_welcome and not self._crew.has_refused(machine)
+
+    def rest(self, worker: Worker) -> None:
+        """Leave a machine alone for a while."""
+        self.rests.lost(worker)
+
+    def quarantine(self, worker: Worker) -> None:
+        """Do without a machine from now on."""
+        self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, room_bytes: int) -> None:
         """Count on no more memory than this of a machine from now on."""

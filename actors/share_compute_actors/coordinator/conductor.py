@@ -14,24 +14,33 @@ from share_compute.errors import (
     ContributorLost,
     NoCopy,
     OutOfMemory,
+    PlanInfeasible,
     ShareComputeError,
     StaleEpoch,
     Unavailable,
+    WrongTensor,
 )
-from share_compute.planning.words import bytes_text
+from share_compute.jobs.events import Offended
+from share_compute.planning.words import bytes_text, listed
 from share_compute.protocol.coordinator import (
     Assemble,
+    Blame,
     Committed,
     Continue,
     CoordinatorMachine,
+    Disputed,
+    Diverged,
     Effect,
     Event,
+    Expel,
     Lost,
     Pause,
     Plan,
     Planned,
     Record,
     Recorded,
+    StartOver,
+    Suspect,
     Tell,
     Tick,
 )
@@ -40,13 +49,14 @@ from share_compute.protocol.messages import Broken, Form, Prepared, ToCoordinato
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainingSpec
+from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
-from share_compute_actors.coordinator.verdict import Verdict, judge, require_agreement
+from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
 from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing import Injector
@@ -78,6 +88,8 @@ class Listener:
     """Takes the epoch before, the new one, who was lost, and for how many seconds nothing was computed."""
     note: Callable[[str], None]
     """Takes lines for the job's log."""
+    offended: Callable[[Offended], None] = lambda _offence: None
+    """Takes what is certain of a machine that made wrong numbers."""
     ticked: Callable[[], None] = lambda: None
     """Is called now and then while members compute."""
 
@@ -130,6 +142,8 @@ class Conductor:
         self._figures: dict[Worker, StepFigures] = {}
         self._verdict: Verdict | None = None
         """What was found of the last step that all prepared."""
+        self._not_finite: NotFinite | None = None
+        """What was found of the last step whose numbers were not finite."""
         self._facts: StepFacts | None = None
         """Of the last step that was to be committed."""
         self._is_paused = False
@@ -177,6 +191,9 @@ class Conductor:
                 self._lose(loss.workers)
             except StaleEpoch:
                 self._handle(Assemble(self._crew.workers))
+            except WrongTensor as failure:
+                for event in self._without_sender(failure):
+                    self._handle(event)
             self._is_paused = self._machine.phase == "paused"  # who was lost had no part in the epoch
             self._run()
 
@@ -339,11 +356,11 @@ class Conductor:
                 recorded = _recorded(self._record.begin_epoch(epoch))
                 self._passes(Point.epoch_recorded)
                 return [recorded]
-            case Record(epoch=epoch, step=int(step), scale=scale):
+            case Record(epoch=epoch, step=int(step), scale=scale, generation=generation):
                 self._passes(Point.step_recording)
                 assert self._verdict is not None
                 self._facts = self._listener.account(step, self._verdict, self._figures)
-                recorded = _recorded(self._record.commit(epoch, step, scale, self._facts))
+                recorded = _recorded(self._record.commit(epoch, step, scale, self._facts, generation))
                 self._passes(Point.step_recorded)
                 return [recorded]
             case Tell(worker=worker, message=message):
@@ -362,7 +379,78 @@ class Conductor:
             case Pause():
                 self._passes(Point.pausing)
                 self._is_paused = True
+            case _:
+                return self._on_doubt(effect)
         return []
+
+    def _on_doubt(self, effect: Effect) -> list[Event]:
+        """Carry out what follows from numbers that cannot be used."""
+        match effect:
+            case Suspect():
+                self._suspect(effect)
+            case Blame():
+                self._blame(effect.worker, effect.step, effect.what, is_grave=effect.is_grave)
+            case Expel():
+                self._crew.remove([effect.worker])
+                return self._say_lost(frozenset({effect.worker}))
+            case StartOver():
+                self._start_over(effect)
+            case Diverged():
+                raise self._diverged(effect)
+            case Disputed():
+                raise disputed(effect.workers, effect.step, self._crew.name)
+        return []
+
+    def _suspect(self, suspect: Suspect) -> None:
+        name = self._crew.name(suspect.worker)
+        self._listener.note(
+            f"step {suspect.step} begins anew without {name}, to see whether other machines make the same: "
+            f"{suspect.what}"
+        )
+        self._changes.rest(suspect.worker)
+        self._changes.why = f"{name} is left out, since it made numbers that are not finite"
+        self._epochs_in_vain = 0
+
+    def _blame(self, worker: Worker, step: int, what: str, *, is_grave: bool) -> None:
+        """Write down that a machine made wrong numbers, and tell of it."""
+        name = self._crew.name(worker)
+        is_over = self._record.offend(worker, step, what, is_grave=is_grave)
+        if is_over:
+            self._changes.quarantine(worker)
+        sentence = f"{name} made wrong numbers in step {step}: {what}. They were not used; the step goes on without it"
+        if is_over:
+            sentence += f". {name} is quarantined"
+        self._listener.offended(
+            Offended(machine=worker, step=step, what=what, quarantined=is_over, sentence=sentence)
+        )
+
+    def _start_over(self, effect: StartOver) -> None:
+        if effect.workers:
+            names = listed(sorted(map(self._crew.name, effect.workers)))
+            why = f"the gradients on {names} differ, so step {effect.step} is computed again"
+        else:
+            why = f"numbers of step {effect.step} are not finite, so it is computed again and each cell is checked"
+        self._listener.note(why)
+        self._changes.why = why
+        self._epochs_in_vain = 0
+
+    def _diverged(self, effect: Diverged) -> NotFinite:
+        """Return the error for numbers that no machine is to blame for."""
+        failure = self._not_finite or not_finite("gradient", effect.step)
+        if effect.is_alone:
+            failure.message += "; no other machine could compute it again to tell the machine from the model"
+        elif effect.by:
+            failure.message += f"; {listed(sorted(map(self._crew.name, effect.by)))} found the same"
+        return failure
+
+    def _without_sender(self, failure: WrongTensor) -> list[Event]:
+        """Go on without a machine that sent a wrong tensor while no step was computed."""
+        worker = failure.worker
+        if worker not in self._crew.workers:
+            raise failure
+        self._blame(worker, self._machine.committed + 1, failure.what, is_grave=False)
+        self._crew.remove([worker])
+        return [*self._say_lost(frozenset({worker})), Assemble(self._crew.workers)]
 
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.committed + 1)
@@ -372,8 +460,15 @@ class Conductor:
             form = self._plan(effect)
         except MembersLost as loss:
             return self._without(loss)
+        except WrongTensor as failure:
+            return self._without_sender(failure)
         except StaleEpoch as failure:
             return self._begin_anew(failure)
+        except (ContributorLost, PlanInfeasible) as failure:
+            if not effect.without:
+                raise
+            step = effect.committed + 1
+            raise self._diverged(Diverged(step, effect.without, is_alone=True)) from failure
         self._roster = form.roster
         try:
             self._links.make(form.roster)
@@ -420,11 +515,13 @@ class Conductor:
         self._epochs_in_vain = 0
         self._crew.pulse.calm()
 
-    def _decide(self, prepared: Mapping[Worker, Prepared]) -> float:
-        """Return what the gradient of the open step is multiplied by."""
-        step = self._machine.committed + 1
-        require_agreement(self.roster, prepared, step, self._crew.name)
-        self._verdict = judge(prepared, self._training, step)
+    def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
+        """Return what the gradient of the open step is multiplied by; None where it is not finite."""
+        try:
+            self._verdict = judge(prepared, self._training, self._machine.committed + 1)
+        except NotFinite as failure:
+            self._not_finite = failure
+            return None
         return self._verdict.factor
 
 
@@ -436,4 +533,4 @@ def _recorded(standing: Standing | None) -> Recorded:
     """
     if standing is None:
         raise superseded()
-    return Recorded(standing.epoch, standing.committed, standing.scale)
+    return Recorded(standing.epoch, standing.committed, standing.scale, standing.generation)

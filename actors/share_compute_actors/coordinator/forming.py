@@ -75,16 +75,19 @@ class Former:
         before = self._roster
         self._before = before, self.solution
         self._mover.forget()
-        able = frozenset(asked.reports) - self._changes.parting
+        leaving = self._changes.parting | asked.without
+        able = frozenset(asked.reports) - leaving
         shares = self._changes.take_shares()
         wanted = self._changes.take_solution(able)
         if before is None:
             plan = self.solution.plan
             form = first_form(plan, asked, is_tied=self._is_tied(len(plan.pools)))
             if not able >= set(form.roster.workers):
-                form = self._without(form.roster, asked, able, None)
+                form = self._without(form.roster, asked, able, leaving, None)
         else:
-            form = self._improved(before, wanted, asked) or self._without(before, asked, able, shares)
+            form = self._improved(before, wanted, asked) or self._without(
+                before, asked, able, leaving, shares
+            )
         if before is not None:
             self.recomputed = computed_again(before, form.roster, list(asked.reports.values()))
         form = self._with_copies(form)
@@ -122,11 +125,18 @@ class Former:
             return False
         return True
 
-    def _without(self, before: Roster, asked: Plan, able: frozenset[Worker], shares: Shares | None) -> Form:
+    def _without(
+        self,
+        before: Roster,
+        asked: Plan,
+        able: frozenset[Worker],
+        leaving: frozenset[Worker],
+        shares: Shares | None,
+    ) -> Form:
         """Go on with those that are able to: with the same shards where each pool has somebody left."""
         is_whole = all(not able.isdisjoint(pool) for pool in before.pools)
         if is_whole and not self._mover.is_torn:
-            return next_form(before, asked, self.solution.cost, self._changes.parting, shares)
+            return next_form(before, asked, self.solution.cost, leaving, shares)
         if not able:
             raise machines_lost(self.solution.cost.topology, before.workers)
         return self._moved(before, self._plan(able, asked.epoch), asked)

@@ -14,11 +14,13 @@ from pydantic import TypeAdapter
 from share_compute.errors import StaleEpoch, Unavailable
 from share_compute.jobs.events import StepCommitted
 from share_compute.planning.plan import Plan
-from share_compute.protocol.roster import Roster
+from share_compute.protocol.roster import Roster, Worker
 from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
-_SHAPE = 2
+OFFENCES_FORGIVEN = 1
+"""Wrong tensors of a machine after which it may come back; the next one quarantines it."""
+_SHAPE = 3
 """Of the tables; a file of another shape is begun anew, and its job continues from its checkpoint."""
 _STEPS_KEPT = 10_000
 """More than who has to be told of them, or replays them, is ever behind."""
@@ -27,7 +29,13 @@ _TABLES = """
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
         committed INTEGER NOT NULL, crew TEXT
     );
-    CREATE TABLE steps (step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT);
+    CREATE TABLE steps (
+        step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE offences (
+        number INTEGER PRIMARY KEY, worker TEXT NOT NULL, step INTEGER NOT NULL, what TEXT NOT NULL,
+        quarantines INTEGER NOT NULL
+    );
     CREATE TABLE validations (step INTEGER PRIMARY KEY, loss REAL NOT NULL);
     INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
 """
@@ -42,6 +50,8 @@ class Standing(NamedTuple):
     """Last committed step."""
     scale: float
     """What the gradient of that step is multiplied by."""
+    generation: int = 0
+    """Times that the step was started over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,9 @@ class StepRecord:
         if written is None:
             raise superseded()
 
-    def commit(self, epoch: int, step: int, scale: float, facts: StepFacts | None = None) -> Standing | None:
+    def commit(
+        self, epoch: int, step: int, scale: float, facts: StepFacts | None = None, generation: int = 0
+    ) -> Standing | None:
         """Write down that a step is committed, with what is told of it, and return where the job stands.
 
         None when a later epoch has begun, or another step was due.
@@ -163,7 +175,9 @@ class StepRecord:
             if standing is None:
                 return None
             told = None if facts is None else _steps.dump_json(facts).decode()
-            self._base.execute("INSERT OR REPLACE INTO steps VALUES (?, ?, ?)", (step, scale, told))
+            self._base.execute(
+                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (step, scale, told, generation)
+            )
             self._base.execute("DELETE FROM steps WHERE step <= ?", (step - _STEPS_KEPT,))
             return self.read()
 
@@ -171,6 +185,31 @@ class StepRecord:
         """Write down what a validation gave: it decides when training stops."""
         with self._translated():
             self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
+
+    def offend(self, worker: Worker, step: int, what: str, *, is_grave: bool) -> bool:
+        """Write down that a machine made wrong numbers; return whether the job does without it from now on.
+
+        Args:
+            worker: the machine.
+            step: in which.
+            what: it made, for people.
+            is_grave: whether it is not given a second chance.
+        """
+        with self._transaction():
+            (before,) = self._base.execute(
+                "SELECT count(*) FROM offences WHERE worker = ?", (worker,)
+            ).fetchone()
+            quarantines = is_grave or before >= OFFENCES_FORGIVEN
+            self._base.execute(
+                "INSERT INTO offences (worker, step, what, quarantines) VALUES (?, ?, ?, ?)",
+                (worker, step, what, quarantines),
+            )
+            return quarantines
+
+    def quarantined(self) -> frozenset[Worker]:
+        """Return the machines that the job does without, since they made wrong numbers."""
+        rows = self._base.execute("SELECT DISTINCT worker FROM offences WHERE quarantines")
+        return frozenset(worker for (worker,) in rows)
 
     def rewind(self, step: int) -> None:
         """Go back to a checkpoint, after state that was committed later is lost with all who had it."""
@@ -189,7 +228,8 @@ class StepRecord:
     def read(self) -> Standing:
         """Return where the job stands."""
         found = self._base.execute(
-            "SELECT epoch, committed, coalesce(scale, 1.0) FROM standing LEFT JOIN steps ON step = committed"
+            "SELECT epoch, committed, coalesce(scale, 1.0), coalesce(generation, 0) "
+            "FROM standing LEFT JOIN steps ON step = committed"
         )
         return Standing(*found.fetchone())
 

@@ -1,57 +1,38 @@
 """What is found of a step that all members prepared, before it is committed.
 
-Members of a pool must hold the same gradient, numbers must be numbers, and the norm of the whole gradient says by how
-much it is clipped.
+Numbers must be finite, and the norm of the whole gradient says by how much it is clipped.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from share_compute.errors import VerificationFailed
 from share_compute.planning.words import listed
 from share_compute.protocol.messages import Prepared
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import not_finite, update_factor
 
 
-def require_agreement(
-    roster: Roster, prepared: Mapping[Worker, Prepared], step: int, name: Callable[[Worker], str]
-) -> None:
-    """See that the members of each pool hold one gradient.
+def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], str]) -> VerificationFailed:
+    """Return the error for members that hold different gradients, where it cannot be told whose is wrong.
 
     Args:
-        roster: of the epoch.
-        prepared: what its members said of the step.
-        step: not committed yet.
+        workers: the members.
+        step: not committed.
         name: of a member's machine.
-
-    Raises:
-        VerificationFailed: members of a pool hold different ones; says which of them differ from most.
     """
-    for place, pool in enumerate(roster.pools):
-        digests = {worker: prepared[worker].digest for worker in pool}
-        counts = Counter(digests.values()).most_common()
-        if len(counts) == 1:
-            continue
-        is_clear = counts[0][1] > counts[1][1]
-        suspects = [worker for worker in pool if not is_clear or digests[worker] != counts[0][0]]
-        names = listed([name(worker) for worker in suspects])
-        differ = (
-            f"the gradient on {names} is not that of the rest"
-            if is_clear
-            else f"the gradients on {names} differ"
-        )
-        raise VerificationFailed(
-            f"in pool {place} {differ}, so step {step} was not taken",
-            step=step,
-            machine=name(suspects[0]),
-            mend=f"check the memory of {names}, or let the job do without, then resume it from its last checkpoint",
-        )
+    names = listed(sorted(map(name, workers)))
+    return VerificationFailed(
+        f"the gradients on {names} differ, also when they are computed again, so step {step} was not taken",
+        step=step,
+        machine=names,
+        mend=f"check the memory of {names}, or let the job do without one of them, then resume it from its last "
+        "checkpoint; with three machines in a stage, two outvote the third",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ makes it good. Ray calls arrive, or their receiver is lost.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,7 +26,7 @@ import zmq
 from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 
-from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed
+from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute.protocol.roster import Worker
 from share_compute_actors.member.arrivals import Arrivals
 from share_compute_actors.messages import Envelope, Label, Peer, Phase
@@ -52,6 +53,20 @@ class Letter(NamedTuple):
         content = self.content.copy()
         content[len(content) // 2] ^= 1
         return Letter(self.envelope, content)
+
+    def shortened(self) -> Letter:
+        """Return the same without its last byte, whole by its seal: as a defective sender would make it."""
+        envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
+        return Letter(envelope.pack(content.data), content)
+
+
+class Rejected(NamedTuple):
+    """A tensor that arrived whole, and is none: its sender is defective."""
+
+    label: Label
+    source: Worker
+    what: str
+    """What is wrong with it, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +133,10 @@ class Channel:
         self._direct: dict[Worker, zmq.Socket[bytes]] = {}
         self._by_call: dict[Worker, Deliver] = {}
         self._arrived: dict[Label, Tensor] = {}
+        self._sources: dict[Label, Worker] = {}
+        """Who sent what waits to be taken."""
+        self.rejected: deque[Rejected] = deque()
+        """Tensors of this epoch that cannot be read, until somebody takes note of them."""
         self._taken: set[Label] = set()
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
@@ -214,8 +233,8 @@ class Channel:
                 self._inside_socket.connect(self._inside)
             self._inside_socket.send_multipart(frames)
 
-    def take(self, timeout_s: float) -> tuple[Label, Tensor] | None:
-        """Return the next tensor of a training step, whichever it is; others wait for `receive`.
+    def take(self, timeout_s: float) -> tuple[Label, Worker, Tensor] | None:
+        """Return the next tensor of a training step, whichever it is, and its sender; others wait for `receive`.
 
         None when none comes in time, when something else came, or when `wake` was called.
         """
@@ -227,7 +246,7 @@ class Channel:
             if label is None or not label.is_of_step:
                 return None
         self._taken.add(label)
-        return label, self._arrived.pop(label)
+        return label, self._sources.pop(label), self._arrived.pop(label)
 
     def receive(self, label: Label, source: str, timeout_s: float) -> Tensor:
         """Wait for the tensor of that label.
@@ -240,11 +259,15 @@ class Channel:
         Raises:
             ContributorLost: it did not come in time.
             StaleEpoch: `interrupt` was called, or something was lost on its way.
+            WrongTensor: it came, and cannot be read.
         """
         start = time.perf_counter()
         while label not in self._arrived:
             if self._is_interrupted:
                 raise StaleEpoch(f"epoch {self.epoch} is over", mend="nothing: the next epoch begins")
+            for rejected in self.rejected:
+                if rejected.label == label:
+                    raise WrongTensor.of(source, rejected.source, rejected.what, label.step)
             if self.lacks():
                 raise StaleEpoch(
                     f"a tensor for {self._worker} was lost on its way", mend="nothing: the next epoch begins"
@@ -260,6 +283,7 @@ class Channel:
             self._take_in(min(left_s, _GLANCE_S))
         self.waited_s += time.perf_counter() - start
         self._taken.add(label)
+        del self._sources[label]
         return self._arrived.pop(label)
 
     def _take_in(self, timeout_s: float) -> Label | None:
@@ -273,8 +297,11 @@ class Channel:
         message = self._open(frames[0].bytes, content)
         if message is None:
             return None
-        flat = torch.frombuffer(bytearray(content), dtype=getattr(torch, message.dtype))
-        self._arrived[message.label] = flat.reshape(message.shape)
+        tensor = _tensor(message, content)
+        if isinstance(tensor, str):
+            self.rejected.append(Rejected(message.label, message.source, tensor))
+            return None
+        self._arrived[message.label], self._sources[message.label] = tensor, message.source
         return message.label
 
     def _open(self, data: bytes, content: memoryview) -> Envelope | None:
@@ -318,3 +345,15 @@ class Channel:
         self._inbound.close(linger=0)
         self._authenticator.stop()
         self._context.destroy(linger=0)
+
+
+def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
+    """Return the tensor that an envelope describes, or what is wrong with it."""
+    dtype = getattr(torch, message.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        return f"its dtype {message.dtype!r} is none"
+    if min(message.shape, default=1) < 0 or math.prod(message.shape) * dtype.itemsize != len(content):
+        return f"it has {len(content)} bytes, which are no {message.dtype} of shape {list(message.shape)}"
+    if not len(content):
+        return torch.empty(message.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(message.shape)

@@ -30,6 +30,7 @@ from share_compute.protocol.member_events import (
     Loaded,
     Log,
     Logged,
+    Misfit,
     Missed,
     Reduce,
     Send,
@@ -39,13 +40,15 @@ from share_compute.protocol.member_events import (
 )
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
 from share_compute.protocol.points import HEARD, SENDING, Point
-from share_compute.protocol.roster import Roster
+from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
+from share_compute.training.schedule import Action
 from share_compute_actors.collective.backend import EpochGroup, abort_group, leave_group
 from share_compute_actors.member.allocator import as_told
 from share_compute_actors.member.channel import Channel
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.copying import Copier
+from share_compute_actors.member.mishaps import deviates, is_poisoned, poison
 from share_compute_actors.member.post import GLANCE_S, Post
 from share_compute_actors.member.reduction import held_by, reduce
 from share_compute_actors.member.rows import Rows
@@ -234,12 +237,17 @@ class Engine:
         taken = self.channel.take(timeout_s)
         if self._post.misses(self.channel):
             self._handle(Missed(self.channel.epoch))
+        while self.channel.rejected:
+            rejected = self.channel.rejected.popleft()
+            self._reject(rejected.label, rejected.source, rejected.what)
         if taken is None:
             if time.monotonic() - self._looked_s > _TICK_S:
                 self._looked_s = time.monotonic()
                 self._handle(Tick())
             return
-        label, tensor = taken
+        label, source, tensor = taken
+        if self._is_unusable(label, source, tensor):
+            return
         if label.cargo == "logged":
             self._handle(Logged(self.channel.epoch, label.step, label.microbatch))
             return
@@ -250,6 +258,33 @@ class Engine:
         place = label.pool if label.cargo == "tied" else label.microbatch
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
+
+    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+        """Reject a tensor that is not what the blueprint says; return whether it was rejected."""
+        if label.cargo == "logged":
+            return False
+        if label.cargo == "log":
+            what = self.copies.misfit(label, tensor)
+            if what is not None:
+                self._reject(label, source, what)
+            return what is not None
+        expected = self.runner.expected(label.cargo) if self.runner is not None else None
+        if expected is None:
+            self._reject(label, source, f"nobody waits for the {label.cargo} that it sent")
+            return True
+        what = expected.misfit(tensor)
+        if what is not None:
+            self._reject(label, source, f"{_named(label)}: {what}")
+            return True
+        if not expected.has_numbers(tensor):
+            self._reject(label, source, f"{_named(label)}: its numbers are not finite", is_certain=False)
+            return True
+        return False
+
+    def _reject(self, label: Label, source: Worker, what: str, *, is_certain: bool = True) -> None:
+        assert self.channel is not None
+        rejected = label if label.is_of_protocol else label._replace(cargo="log")
+        self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
     def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
         """Take in part of another member's gradient; thank it for the whole."""
@@ -265,11 +300,13 @@ class Engine:
     def _carry_out(self, effect: Effect) -> Event | None:
         match effect:
             case Compute():
-                self._passes(Point.cell_starting)
+                is_spoilt = is_poisoned(self._passes(Point.cell_starting))
                 with self._clock.computing():
-                    self._compute(effect)
+                    self._compute(effect, reduces_inside=not (effect.is_checked or is_spoilt))
+                if is_spoilt:
+                    poison(self._runner, effect.action)
                 self._passes(Point.cell_done)
-                return Computed(effect.action)
+                return Computed(effect.action, not effect.is_checked or self._is_finite(effect.action))
             case Send():
                 self._send(effect)
             case Reduce():
@@ -277,7 +314,7 @@ class Engine:
                 if self.channel is not None and self.group is not None:
                     # Who lacks something must not wait for it as long as this member waits for others.
                     self.channel.greet()
-                return reduce(effect, self._machine, self._tree, self._runner, self.group, self._passes)
+                return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
             case Apply():
                 self._passes(Point.apply_starting)
                 self._apply(effect)
@@ -290,6 +327,13 @@ class Engine:
             case Tell():
                 self._report(effect.message)
         return None
+
+    def _is_finite(self, action: Action) -> bool:
+        return self._runner.is_cell_finite(action.kind, action.microbatch)
+
+    def _reduces(self, point: Point) -> None:
+        if deviates(self._passes(point)):
+            self._runner.deviate()
 
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.applied + 1)
@@ -306,7 +350,7 @@ class Engine:
         assert self._samples is not None
         return self._samples
 
-    def _compute(self, effect: Compute) -> None:
+    def _compute(self, effect: Compute, *, reduces_inside: bool) -> None:
         runner, step, microbatch = self._runner, effect.step, effect.action.microbatch
         if not self._clock.is_running:
             self._begin(step)
@@ -320,7 +364,7 @@ class Engine:
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
         holders = None  # halted meanwhile, nobody would wait for a reduction that began inside
-        if effect.is_last and roster is not None:
+        if effect.is_last and roster is not None and reduces_inside:
             holders = held_by(roster, self._machine.worker, step, self._tree)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
 
@@ -388,7 +432,16 @@ class Engine:
             losses=runner.losses(),
             digest=runner.gradients.digest() if has_peers else "",
         )
+        if deviates(failures):
+            prepared = replace(prepared, digest="another")
         self.mishaps.send(None, lambda: self._tell(prepared, figures), failures)
+
+
+def _named(label: Label) -> str:
+    """Return what a tensor is, for people."""
+    if label.cargo == "tied":
+        return "the gradient of a shared parameter"
+    return f"the {label.cargo} of microbatch {label.microbatch}"
 
 
 def _run(work: Callable[[], Any], future: Future[Any]) -> None:

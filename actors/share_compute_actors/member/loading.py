@@ -15,6 +15,7 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch
 from share_compute.models.blueprint import Stage, build_stage
+from share_compute.models.boundary import Boundaries
 from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
@@ -48,7 +49,15 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
     torch.set_num_threads(setup.threads)
     with fits(shard, setup.name):
         stage = build_stage(setup.blueprint, shard, torch.device(setup.device))
-        return Runner(stage, setup.training, tree, setup.tied)
+        training = setup.training
+        boundaries = Boundaries.of(
+            stage,
+            setup.blueprint,
+            training.microbatch_size,
+            training.sequence_length,
+            gradients_are_finite=training.precision != "float16",
+        )
+        return Runner(stage, training, tree, setup.tied, boundaries)
 
 
 class Givers:

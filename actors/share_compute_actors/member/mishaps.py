@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+import torch
+from torch import Tensor
+
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.roster import Worker
+from share_compute.training.schedule import Action
+from share_compute_actors.member.channel import Letter
+from share_compute_actors.member.runner import Runner
 
 Send = Callable[[], None]
 _NOT_OVERTAKEN_S = 2.0
@@ -99,3 +105,41 @@ class Mishaps:
 
     def _cut_until_s(self, other: Worker | None) -> float:
         return max((until_s for until_s, peers in self._cuts if not peers or other in peers), default=0.0)
+
+
+# -- wrong numbers ---------------------------------------------------------------------------------------------------
+
+
+def _has(failures: Sequence[Failure], kind: FailureKind) -> bool:
+    return any(failure.kind is kind for failure in failures)
+
+
+def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
+    """Return a tensor as failures want it to be sent."""
+    if _has(failures, FailureKind.reshape):
+        return tensor.unsqueeze(0)
+    if _has(failures, FailureKind.retype):
+        return tensor.to(torch.float64)
+    if _has(failures, FailureKind.poison):
+        return torch.full_like(tensor, torch.nan)
+    return tensor + 1 if _has(failures, FailureKind.deviate) else tensor
+
+
+def wrong_letter(letter: Letter, failures: Sequence[Failure]) -> Letter:
+    """Return a letter as failures want it to be sent."""
+    return letter.shortened() if _has(failures, FailureKind.resize) else letter
+
+
+def is_poisoned(failures: Sequence[Failure]) -> bool:
+    """Return whether the numbers that are made here are to be not finite."""
+    return _has(failures, FailureKind.poison)
+
+
+def deviates(failures: Sequence[Failure]) -> bool:
+    """Return whether the numbers that are made here are to be wrong."""
+    return _has(failures, FailureKind.deviate)
+
+
+def poison(runner: Runner, action: Action) -> None:
+    """Let the result of a cell be not finite."""
+    runner.spoil_cell(action.kind, action.microbatch, torch.nan)

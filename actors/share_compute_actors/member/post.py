@@ -14,7 +14,7 @@ from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Worker
 from share_compute_actors.member.channel import Channel, Letter
 from share_compute_actors.member.copies.logs import HEAD, letters
-from share_compute_actors.member.mishaps import Mishaps
+from share_compute_actors.member.mishaps import Mishaps, wrong_letter, wrong_tensor
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Followed, Label
 
@@ -45,8 +45,8 @@ class Post:
     def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         """Send what a cell made."""
         failures = self._passes(Point.tensor_sending)
-        letter = channel.write(send.target, Label("train", *send.label), tensor)
-        self._post(channel, send.target, letter, failures)
+        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
+        self._post(channel, send.target, wrong_letter(letter, failures), failures)
 
     def give(self, channel: Channel, log: Log, pool: int, runner: Runner) -> None:
         """Give a step's gradient to who keeps a copy; once more only after a long time.

@@ -18,12 +18,14 @@ from torch.nn import Parameter
 
 from share_compute.errors import ContributorLost
 from share_compute.models.blueprint import Stage, loss_sum
+from share_compute.models.boundary import Boundaries, Expected
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
 from share_compute.training.finiteness import Finding, find_nonfinite
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import SKIPPED, LossScale, first_loss_scale
+from share_compute.training.numbers import is_finite
 from share_compute.training.optimizers import build_optimizer, learning_rates, undecayed_parameters
 from share_compute_actors.collective.backend import EpochGroup
 from share_compute_actors.member.layer_timer import LayerTimer
@@ -49,12 +51,19 @@ class Runner:
         training: how the job trains.
         tree: the order in which gradients are added.
         tied: stored name of the parameter that another pool holds too, if there is one.
+        boundaries: what may arrive from other stages.
     """
 
     def __init__(
-        self, stage: Stage, training: TrainingSpec, tree: SummationTree, tied: str | None = None
+        self,
+        stage: Stage,
+        training: TrainingSpec,
+        tree: SummationTree,
+        tied: str | None = None,
+        boundaries: Boundaries | None = None,
     ) -> None:
         self.stage = stage
+        self._boundaries = boundaries or Boundaries()
         self._training = training
         self._tree = tree
         self._device = next(stage.module.parameters(), torch.empty(0)).device
@@ -165,6 +174,49 @@ class Runner:
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
         """Return what a neighbour pool needs: an activation, a gradient or the tied sum; None if there is none."""
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
+
+    # -- what is right ------------------------------------------------------------------------------------------------
+
+    def expected(self, cargo: str) -> Expected | None:
+        """Return what a tensor of this kind must be; None where the stage waits for none."""
+        match cargo:
+            case "activation":
+                return self._boundaries.activation
+            case "gradient":
+                return self._boundaries.gradient
+            case "tied" if self._tied is not None:
+                checks = not self.loss_scale.is_dynamic
+                return Expected(tuple(self._tied.shape), frozenset({self._tied.dtype}), checks)
+            case _:
+                return None
+
+    def is_cell_finite(self, kind: Literal["F", "B"], microbatch: int) -> bool:
+        """Return whether what a cell has just made is finite; what is not in float16 only moves the loss scale."""
+        if self.loss_scale.is_dynamic:
+            return True
+        if kind == "F":
+            graph, kept = self._graphs.get(microbatch), self.kept("activation", microbatch)
+            outputs = graph.outputs.detach() if graph is not None else kept
+            return outputs is None or is_finite(outputs)
+        made = (self._losses.get(microbatch), self.kept("gradient", microbatch))
+        return all(is_finite(each) for each in made if each is not None) and self.gradients.is_finite
+
+    def spoil_cell(self, kind: Literal["F", "B"], microbatch: int, value: float) -> None:
+        """Overwrite what a cell has just made; for tests."""
+        made = [self.kept("activation" if kind == "F" else "gradient", microbatch)]
+        if kind == "F":
+            graph = self._graphs.get(microbatch)
+            made.append(graph.outputs if graph is not None else None)
+        else:
+            made += [part for bucket in range(len(self.gradients)) for part in self.gradients.parts(bucket)]
+        for tensor in made:
+            if tensor is not None:
+                tensor.data.fill_(value)
+
+    def deviate(self) -> None:
+        """Let the reduced gradient be another than that of the stage's other members; for tests."""
+        gradient = next(each.grad for each in self.parameters.values() if each.grad is not None)
+        gradient.view(-1)[0] += 1.0
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 

@@ -196,6 +196,20 @@ class ReplanAbandoned(StrictModel):
     reason: str
 
 
+class Offended(StrictModel):
+    """A machine made wrong numbers; they were not used."""
+
+    type: Literal["offended"] = "offended"
+    machine: str
+    """Id of the contributor."""
+    step: int
+    what: str
+    """What was wrong, for people."""
+    quarantined: bool
+    """Whether the job does without the machine from now on."""
+    sentence: str
+
+
 class CheckpointSaved(StrictModel):
     """A checkpoint that the job can be resumed from is on disk."""
 
@@ -258,6 +272,7 @@ AttemptEvent: TypeAlias = Annotated[
     | LayersTimed
     | ReplanProposed
     | ReplanAbandoned
+    | Offended
     | CheckpointSaved
     | ArtifactSaved
     | RowsDone

@@ -114,6 +114,12 @@ def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     return made
 
 
+def hidden_size_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many numbers a token's hidden state has; None where the configuration does not say."""
+    size = getattr(_configuration(config).get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) else None
+
+
 class _HugeOnMeta(TorchFunctionMode):
     """Keeps huge empty tensors on the meta device: no memory is asked for, not even for a moment."""
 

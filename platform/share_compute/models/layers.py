@@ -152,6 +152,19 @@ def profile_layers(blueprint: Blueprint) -> ModelProfile:
     return ModelProfile(layers=forward_only_before_training(layers), head=head, counted=counted)
 
 
+def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...] | None:
+    """Return the shape of what enters a layer, ``[batch, ...]``; None where a layer before does not fit its input."""
+    with torch.device("meta"):
+        modules = _Layers(blueprint.layers, 0, layer).layers.values()
+        hidden = torch.empty(batch, _FEATURES)
+        try:
+            for module in modules:
+                hidden = module(hidden)
+        except (RuntimeError, ValueError, IndexError):
+            return None  # for training to say what is wrong
+    return tuple(hidden.shape)
+
+
 def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerProfile]:
     mode, counts = fake_mode(), []
     with mode:

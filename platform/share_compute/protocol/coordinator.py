@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from share_compute.protocol.doubts import Doubts
 from share_compute.protocol.messages import (
     Applied,
     Broken,
@@ -23,11 +24,12 @@ from share_compute.protocol.messages import (
     Halt,
     Prepared,
     Proceed,
+    Rejected,
     Report,
     ToCoordinator,
     ToMember,
 )
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.roster import Roster, Worker
 
 # -- events --------------------------------------------------------------------------------------------------------
 
@@ -66,6 +68,8 @@ class Recorded:
     committed: int
     """Last committed step. A coordinator that was replaced may have committed one more before its epoch was over."""
     scale: float = 1.0
+    """Of that step."""
+    generation: int = 0
     """Of that step."""
 
 
@@ -109,6 +113,8 @@ class Record:
     epoch: int
     step: int | None = None
     scale: float = 1.0
+    generation: int = 0
+    """Of the step, as `Form` says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,8 @@ class Plan:
     scale: float
     """Of the committed step; whoever replays a buddy's log needs it."""
     reports: Mapping[Worker, Report]
+    without: frozenset[Worker] = frozenset()
+    """Members that are there, and that the roster must leave out: others may load what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +150,69 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A machine made numbers that are not finite: it is left out, and another one computes its cells."""
+
+    worker: Worker
+    step: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """It is certain that a machine made wrong numbers."""
+
+    worker: Worker
+    step: int
+    what: str
+    """What it made, for people."""
+    is_grave: bool = False
+    """Whether no second offence is waited for: its numbers looked right, and were not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """A member is out, and its process is to be ended: nothing that it holds counts."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """All of the open step is computed again, since its numbers are in doubt."""
+
+    step: int
+    workers: frozenset[Worker] = frozenset()
+    """Members that hold different gradients; none where numbers are not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """The open step's numbers are not finite, and no machine is to blame. The job cannot go on."""
+
+    step: int
+    by: frozenset[Worker] = frozenset()
+    """Machines that found the same; none where members computed the step twice and none found the cell."""
+    is_alone: bool = False
+    """Whether there was no other machine that could compute the cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    """Members hold different gradients, also when they compute them again. The job cannot go on."""
+
+    step: int
+    workers: frozenset[Worker]
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """All members have applied the last step that was asked for. Said again after an epoch that begins meanwhile."""
 
     step: int
 
 
-Effect = Record | Plan | Tell | Committed | Pause
+Effect = Record | Plan | Tell | Committed | Suspect | Blame | Expel | StartOver | Diverged | Disputed | Pause
 Phase = Literal[
     "idle",
     "recording epoch",
@@ -170,7 +234,8 @@ class CoordinatorMachine:
     Args:
         epoch: last epoch that the record knows.
         committed: last committed step.
-        decide: given what all members prepared, returns what the gradient is multiplied by.
+        decide: given what all members prepared, returns what the gradient is multiplied by; None where its numbers are
+            not finite.
         patience: ticks without news after which an epoch is taken to be stuck, and the next begins. A coordinator whose
             members follow another one finds out by this.
     """
@@ -179,7 +244,7 @@ class CoordinatorMachine:
         self,
         epoch: int,
         committed: int,
-        decide: Callable[[Mapping[Worker, Prepared]], float] = lambda _: 1.0,
+        decide: Callable[[Mapping[Worker, Prepared]], float | None] = lambda _: 1.0,
         patience: int = 1000,
     ) -> None:
         self.epoch = epoch
@@ -200,6 +265,10 @@ class CoordinatorMachine:
         self._reports: dict[Worker, Report] = {}
         self._prepared: dict[Worker, Prepared] = {}
         self._quiet_ticks = 0
+        self._roster: Roster | None = None
+        """Of the last epoch that members were told of."""
+        self._doubts = Doubts()
+        """About the open step."""
 
     @property
     def phase(self) -> Phase:
@@ -277,12 +346,17 @@ class CoordinatorMachine:
         if recorded.epoch != self.epoch:
             return []
         if self._phase == "recording epoch":
+            if recorded.committed != self.committed:
+                self._doubts = Doubts()
             self.committed, self._scale = recorded.committed, recorded.scale
-            return self._say(Halt(self.epoch, self.committed, self._scale), "halting")
+            return self._say(Halt(self.epoch, self.committed, self._scale, recorded.generation), "halting")
         if self._phase != "recording step" or recorded.committed != self.committed + 1:
             return []
         self.committed = recorded.committed
         effects: list[Effect] = [Committed(self.committed, dict(self._prepared))]
+        doubts, self._doubts = self._doubts, Doubts()
+        if doubts.suspect is not None:
+            effects.append(Blame(doubts.suspect, self.committed, doubts.what))
         self._prepared.clear()
         self._phase = "stepping"
         if self._next is not None:
@@ -304,7 +378,9 @@ class CoordinatorMachine:
                 f"planned step {roster.step} for {roster.workers}; there are {sorted(self.workers)}"
             )
         self.workers = set(roster.workers)
-        return self._say(replace(planned.form, pauses=self.until <= self.committed), "forming")
+        self._roster = roster
+        pauses, generation = self.until <= self.committed, self._doubts.generation
+        return self._say(replace(planned.form, pauses=pauses, generation=generation), "forming")
 
     # -- what members say --------------------------------------------------------------------------------------------
 
@@ -322,6 +398,8 @@ class CoordinatorMachine:
                 pass
             case Broken() if self._phase in ("forming", "stepping"):
                 return self._change()
+            case Rejected() if self._phase in ("forming", "stepping"):
+                return self._on_rejected(message)
             case _:
                 return []
         if message.worker not in self._answered:
@@ -337,8 +415,7 @@ class CoordinatorMachine:
         match self._phase:
             case "halting":
                 self._phase = "planning"
-                reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
-                return [Plan(self.epoch, self.committed, self._scale, reports)]
+                return [self._plan()]
             case "forming":
                 assert isinstance(self._word, Form)
                 if self._word.pauses:
@@ -347,9 +424,7 @@ class CoordinatorMachine:
                 self._answered = set(self._prepared)
                 return self._if_all_answered()
             case "stepping":
-                self._phase = "recording step"
-                self._scale = self._decide(self._prepared)
-                return [Record(self.epoch, self.committed + 1, self._scale)]
+                return self._judge()
             case "pausing":
                 return self._rest()
             case _:
@@ -361,6 +436,75 @@ class CoordinatorMachine:
             self._phase = "paused"
             return [Pause(self.committed)]
         return self._say(Proceed(self.epoch, self.committed + 1), "stepping")
+
+    def _plan(self) -> Plan:
+        """Ask for the next roster. What is of an earlier generation of the open step does not count."""
+        reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
+        open_step = self.committed + 1
+        generations = (report.generation for report in reports.values() if report.step == open_step)
+        self._doubts.generation = max(self._doubts.generation, *generations, 0)
+        for worker, report in reports.items():
+            if report.generation != self._doubts.generation:
+                reports[worker] = Report(report.epoch, worker, report.applied)
+        suspects = frozenset(() if self._doubts.suspect is None else (self._doubts.suspect,))
+        return Plan(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
+
+    # -- numbers that cannot be used ---------------------------------------------------------------------------------
+
+    def _on_rejected(self, rejected: Rejected) -> list[Effect]:
+        """A bad tensor counts as the loss of the machine that made it, unless any machine would make it."""
+        source, step = rejected.source, self.committed + 1
+        if source not in self.workers:
+            return []
+        if rejected.is_certain:
+            return [Blame(source, step, rejected.what), *self._expel(frozenset({source}))]
+        if rejected.label.cargo == "tied" and not self._doubts.generation:
+            return self._start_over(step)  # a sum of the whole stage: any of its members may be the cause
+        suspect = self._doubts.suspect
+        if suspect is not None and suspect != source:
+            return [Diverged(step, frozenset({suspect, source}))]
+        if suspect == source or len(self.workers) == 1:  # no other machine can hold its part
+            return [Diverged(step, frozenset({source}), is_alone=True)]
+        self._doubts.suspect, self._doubts.what = source, rejected.what
+        # Its numbers may be in sums already, its own and those of others.
+        self._doubts.generation += 1
+        return [Suspect(source, step, rejected.what), *self._change()]
+
+    def _expel(self, workers: frozenset[Worker]) -> list[Effect]:
+        """Go on without members whose numbers are wrong."""
+        effects: list[Effect] = [Expel(worker) for worker in sorted(workers)]
+        self.workers -= workers
+        if self._next is not None:
+            self._next -= workers
+        return effects + self._change()
+
+    def _judge(self) -> list[Effect]:
+        """All members are prepared: commit the step if its numbers can be used."""
+        assert self._roster is not None
+        step = self.committed + 1
+        deviating, disputed = self._doubts.deviating(self._roster, self._prepared)
+        if deviating:
+            self._doubts.answers.clear()
+            self._doubts.generation += 1
+            what = "its sum of the gradients is not that of the others"
+            blames: list[Effect] = [Blame(worker, step, what, is_grave=True) for worker in sorted(deviating)]
+            return blames + self._expel(deviating)
+        if disputed:
+            if self._doubts.answers:
+                return [Disputed(step, disputed)]
+            self._doubts.take_answers(self._roster, self._prepared, disputed)
+            return self._start_over(step, disputed)
+        scale = self._decide(self._prepared)
+        if scale is None:
+            if self._doubts.generation:
+                return [Diverged(step, is_alone=len(self.workers) == 1)]
+            return self._start_over(step)
+        self._phase, self._scale = "recording step", scale
+        return [Record(self.epoch, step, scale, self._doubts.generation)]
+
+    def _start_over(self, step: int, workers: frozenset[Worker] = frozenset()) -> list[Effect]:
+        self._doubts.generation += 1
+        return [StartOver(step, workers), *self._change()]
 
     # -- telling -----------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,16 @@ class FailureKind(Enum):
     """What is sent at the point never arrives."""
     corrupt = "corrupt"
     """What is sent at the point arrives with a flipped bit."""
+    reshape = "reshape"
+    """The tensor that is sent at the point has another shape than the model says."""
+    retype = "retype"
+    """The tensor that is sent at the point has another dtype than the model says."""
+    resize = "resize"
+    """The tensor that is sent at the point has fewer elements than the model says."""
+    poison = "poison"
+    """The numbers that the process makes or sends at the point are not finite."""
+    deviate = "deviate"
+    """The numbers that the process makes or sends at the point are finite and wrong."""
 
     def __str__(self) -> str:
         return self.value
@@ -41,12 +51,23 @@ class FailureKind(Enum):
     @property
     def is_of_message(self) -> bool:
         """Whether it happens to one message, not to a process."""
-        return self not in (FailureKind.kill, FailureKind.stop, FailureKind.partition)
+        return self not in (FailureKind.kill, FailureKind.stop, FailureKind.partition, *_MADE)
+
+    @property
+    def is_wrong_number(self) -> bool:
+        """Whether a machine hands on a tensor that the model does not make."""
+        return self in _MISFITS or self in _MADE
 
     @property
     def lasts(self) -> bool:
         """Whether it has a duration."""
         return self in (FailureKind.stop, FailureKind.partition, FailureKind.delay)
+
+
+_MISFITS = frozenset({FailureKind.reshape, FailureKind.retype, FailureKind.resize})
+_MADE = frozenset({FailureKind.poison, FailureKind.deviate})
+_MAKING = frozenset({Point.tensor_sending, Point.cell_starting, Point.reduce_done, Point.prepared_sending})
+"""Points at which a member makes numbers, or sends them or their digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,11 @@ class Failure:
             raise UserError(
                 f"nothing is sent at {self.point.name}, so there is nothing to {self.kind}",
                 mend=f"choose one of {sending}",
+            )
+        if self.kind.is_wrong_number and self.point not in _MAKING:
+            raise UserError(
+                f"no numbers are made or sent at {self.point.name}",
+                mend="choose one of " + ", ".join(sorted(point.name for point in _MAKING)),
             )
         if self.worker is not None and self.point.role == "coordinator":
             raise UserError(

@@ -25,6 +25,7 @@ from share_compute.protocol.member_events import (
     Loaded,
     Log,
     Logged,
+    Misfit,
     Missed,
     Reduce,
     Reduced,
@@ -37,6 +38,7 @@ from share_compute.protocol.member_events import (
 from share_compute.protocol.messages import (
     Applied,
     Broken,
+    Cargo,
     Commit,
     Form,
     Formed,
@@ -44,6 +46,7 @@ from share_compute.protocol.messages import (
     Label,
     Prepared,
     Proceed,
+    Rejected,
     Report,
 )
 from share_compute.protocol.roster import Roster, Task, Worker
@@ -57,6 +60,7 @@ class _Step:
     """What is there of one step."""
 
     number: int
+    generation: int = 0
     summed: set[int] = field(default_factory=set)
     forwarded: set[int] = field(default_factory=set)
     activations: set[int] = field(default_factory=set)
@@ -82,6 +86,8 @@ class MemberMachine:
         self.roster: Roster | None = None
         """None while it is halted."""
         self._step = _Step(applied + 1)
+        self._rejected: dict[Label, Rejected] = {}
+        """Tensors of this epoch that it could not use; said again until another epoch begins."""
         self._early: list[Label] = []
         """Tensors from members that began the epoch, or applied, sooner than this one."""
         self._waiting: list[Action] = []
@@ -91,6 +97,11 @@ class MemberMachine:
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None
         self._pauses = False
+
+    @property
+    def generation(self) -> int:
+        """Generation of the open step."""
+        return self._step.generation
 
     @property
     def is_complete(self) -> bool:
@@ -118,11 +129,13 @@ class MemberMachine:
                 return self._on_word(event)
 
     def _on_word(  # noqa: PLR0911 - a return for each event
-        self, event: Commit | Proceed | Arrived | Missed | Logged | Tick
+        self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | Tick
     ) -> list[Effect]:
         """Take in what concerns only a member that is not halted."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.roster is None:
             self._early.append(event.label)
+        if isinstance(event, Misfit) and event.epoch == self.epoch and self.roster is None:
+            self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
         if self.roster is None or (not isinstance(event, Tick) and event.epoch != self.epoch):
             return []
         match event:
@@ -132,18 +145,22 @@ class MemberMachine:
                 return self._on_proceed(event)
             case Arrived():
                 return self._on_arrived(event.label)
+            case Misfit():
+                return self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
             case Missed():
                 return [Tell(Broken(self.epoch, self.worker))]
             case Logged():
                 return self._on_logged(event)
             case Tick():
-                return self._log() if self._phase == "logging" else []
+                again: list[Effect] = [Tell(rejected) for rejected in self._rejected.values()]
+                return again + (self._log() if self._phase == "logging" else [])
 
     def _on_halt(self, halt: Halt) -> list[Effect]:
         if halt.epoch < self.epoch or (halt.epoch == self.epoch and self._halt is None):
             return []  # of an epoch that is over, or that has begun already
         if halt.epoch > self.epoch:
             self._early.clear()
+            self._rejected.clear()
         self.epoch = halt.epoch
         self.roster = None
         self._halt = halt
@@ -155,7 +172,8 @@ class MemberMachine:
         assert halt is not None
         if self._running is not None:
             return []
-        if halt.committed == self._step.number and self._step.is_complete:
+        is_committed = (halt.committed, halt.generation) == (self._step.number, self._step.generation)
+        if is_committed and self._step.is_complete:
             return self._start(Apply(self._step.number, halt.scale))
         return [Tell(self._report())]
 
@@ -171,6 +189,7 @@ class MemberMachine:
             activations=frozenset(step.activations),
             gradients=frozenset(step.gradients),
             is_reduced=step.is_reduced,
+            generation=step.generation,
         )
 
     def _on_loaded(self, loaded: Loaded) -> list[Effect]:
@@ -190,9 +209,10 @@ class MemberMachine:
         self._halt = None
         self.roster = form.roster
         effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
-        if not form.keeps_step or self.worker in form.roster.forgets:
+        is_stale = self._step.generation != form.generation
+        if is_stale or not form.keeps_step or self.worker in form.roster.forgets:
             effects.append(Discard())
-            self._step = _Step(form.roster.step)
+            self._step = _Step(form.roster.step, form.generation)
         # Of what came in earlier epochs only the sum of the shared parameter counts; what else is needed is sent again.
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
@@ -200,6 +220,7 @@ class MemberMachine:
             if resend.keeper == self.worker:
                 label = Label(form.roster.step, resend.cargo, resend.microbatch, resend.pool)
                 effects.append(Send(label, resend.target))
+        effects += [Tell(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
         return effects + self._begin()
 
@@ -233,6 +254,12 @@ class MemberMachine:
         self._step.arrived.add(label)
         return self._tie() if self._phase == "tying" else self._next()
 
+    def _reject(self, source: Worker, label: Label, what: str, *, is_certain: bool) -> list[Effect]:
+        """Say that a tensor cannot be used: this epoch does not go on."""
+        rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
+        self._rejected[label] = rejected
+        return [Tell(rejected)]
+
     def _on_logged(self, logged: Logged) -> list[Effect]:
         if self._phase != "logging" or logged.step != self._step.number:
             return []
@@ -245,6 +272,8 @@ class MemberMachine:
         assert running.action == computed.action
         self._running = None
         microbatch, step = computed.action.microbatch, self._step
+        if not computed.is_finite:
+            return self._on_unusable(computed.action)
         if computed.action.kind == "F":
             step.activations.add(microbatch)
             if running.has_backward:
@@ -258,6 +287,17 @@ class MemberMachine:
             return self._settle()
         self._waiting.remove(computed.action)
         return self._deliver(computed.action) + self._next()
+
+    def _on_unusable(self, action: Action) -> list[Effect]:
+        """A cell's result is not finite, and may be in sums already: none of the step counts."""
+        self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
+        if self.roster is None:
+            return [Discard(), *self._settle()]
+        self._phase = "broken"
+        cargo: Cargo = "activation" if action.kind == "F" else "gradient"
+        label = Label(self._step.number, cargo, action.microbatch, self._pool)
+        what = "its numbers are not finite"
+        return [Discard(), *self._reject(self.worker, label, what, is_certain=False)]
 
     def _on_reduction_ended(self, ended: Reduced | ReduceFailed) -> list[Effect]:
         assert isinstance(self._running, Reduce)
@@ -311,7 +351,8 @@ class MemberMachine:
             return []
         task = self._task(action)
         is_last = action.kind == "B" and task.adds and len(self._waiting) == 1
-        return self._start(Compute(self._step.number, action, task.adds, task.backward, is_last))
+        is_checked = self._step.generation > 0
+        return self._start(Compute(self._step.number, action, task.adds, task.backward, is_last, is_checked))
 
     @property
     def _pool(self) -> int:

@@ -20,6 +20,19 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Misfit:
+    """A tensor came whole from another member, and is not what the blueprint says; it was dropped."""
+
+    epoch: int
+    source: Worker
+    label: Label
+    what: str
+    """What is wrong with it, for people."""
+    is_certain: bool
+    """False where it is only not finite."""
+
+
+@dataclass(frozen=True, slots=True)
 class Missed:
     """A tensor that another member sent here was lost, or damaged on its way: only another epoch brings it."""
 
@@ -39,6 +52,8 @@ class Computed:
     """The cell is done; its output, if any, is there to be sent."""
 
     action: Action
+    is_finite: bool = True
+    """False where it was to be checked, and some of its result is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +97,7 @@ Event = (
     | Commit
     | Proceed
     | Arrived
+    | Misfit
     | Missed
     | Loaded
     | Computed
@@ -107,6 +123,8 @@ class Compute:
     """Whether its backward is run, too; a forward without one need not keep what that would need."""
     is_last: bool
     """Whether nothing is left to be added afterwards: reductions may start inside."""
+    is_checked: bool = False
+    """Whether it must be found out if the result is finite."""
 
 
 @dataclass(frozen=True, slots=True)

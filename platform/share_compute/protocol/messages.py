@@ -35,6 +35,8 @@ class Halt:
     """Last committed step. A member that holds its reduced gradient applies it before it reports."""
     scale: float = 1.0
     """Of that step, as `Commit` says it."""
+    generation: int = 0
+    """Of that step: a gradient of an earlier generation is not applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Report:
     """Microbatches whose gradient it keeps for the pool before."""
     is_reduced: bool = False
     """Whether it holds the sum over all microbatches."""
+    generation: int = 0
+    """Of the open step, as `Form` says it: what belongs to an earlier one does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,9 @@ class Form:
     """Whether what is done of the open step still counts; not after shards have changed."""
     pauses: bool = False
     """Whether the open step waits for `Proceed`."""
+    generation: int = 0
+    """Times that the open step was started over because its numbers were in doubt. Members that hold something of an
+    earlier generation discard it. In a step that was started over, members check each cell's result."""
 
     @property
     def epoch(self) -> int:
@@ -110,6 +117,25 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """Member to coordinator: a tensor is not what the blueprint says. The member does not use it.
+
+    A member may reject the result of its own cell: then it is the source itself.
+    """
+
+    epoch: int
+    worker: Worker
+    source: Worker
+    """Member that computed the tensor."""
+    label: Label
+    what: str
+    """What is wrong with it, for people."""
+    is_certain: bool = True
+    """Whether only a broken machine makes such a tensor. False where it is not finite: a model that diverges makes such
+    tensors on any machine, so another one computes the cell before its source is blamed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Coordinator to member: the step is recorded; apply it."""
 
@@ -142,4 +168,4 @@ class Applied:
 
 
 ToMember = Halt | Form | Commit | Proceed
-ToCoordinator = Report | Formed | Prepared | Broken | Applied
+ToCoordinator = Report | Formed | Prepared | Broken | Rejected | Applied

@@ -15,6 +15,7 @@ from share_compute.protocol.messages import (
     Halt,
     Prepared,
     Proceed,
+    Rejected,
     Report,
     ToCoordinator,
     ToMember,
@@ -53,7 +54,7 @@ class Point(StrEnum):
     reduce_failed = "member reduce failed"
     """A reduction ended without result; the sums that went in are gone."""
     broken_sending = "member broken sending"
-    """The coordinator does not know that a reduction failed."""
+    """The coordinator does not know that a reduction failed, or that a tensor was rejected."""
     log_sending = "member log sending"
     """A member that is alone in its pool has the reduced gradient; its buddy does not."""
     log_heard = "member log heard"
@@ -90,7 +91,7 @@ class Point(StrEnum):
     prepared_heard = "coordinator prepared heard"
     """A member is prepared; after the last one the step is recorded."""
     broken_heard = "coordinator broken heard"
-    """A member said that its reduction failed."""
+    """A member said that its reduction failed, or that it rejected a tensor."""
     step_recording = "coordinator step recording"
     """All members are prepared; the step is not recorded."""
     step_recorded = "coordinator step recorded"
@@ -124,6 +125,7 @@ SENDING: Mapping[type[ToCoordinator | ToMember], Point] = {
     Formed: Point.formed_sending,
     Prepared: Point.prepared_sending,
     Broken: Point.broken_sending,
+    Rejected: Point.broken_sending,
     Applied: Point.applied_sending,
 }
 """The point that whoever sends a message passes."""
@@ -137,6 +139,7 @@ HEARD: Mapping[type[ToCoordinator | ToMember], Point] = {
     Formed: Point.formed_heard,
     Prepared: Point.prepared_heard,
     Broken: Point.broken_heard,
+    Rejected: Point.broken_heard,
     Applied: Point.applied_heard,
 }
 """The point that whoever hears a message passes."""

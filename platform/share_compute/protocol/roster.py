@@ -95,6 +95,10 @@ class Roster:
                 return place
         raise ValueError(f"{worker} is in no pool of epoch {self.epoch}")
 
+    def shard_of(self, worker: Worker) -> tuple[int, int]:
+        """Return the layers [start, stop) of a member; ValueError when it is in no pool."""
+        return self.shards[self.pool_of(worker)]
+
     def tasks_of(self, step: int) -> Tasks:
         """Return the cells of a step of this epoch."""
         return self.tasks if step == self.step else self._fresh

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Stage
+from share_compute.training.numbers import is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def find_nonfinite(
         entering: what the first module takes.
         gradient: of what the stage returns; of the last stage, a function from its logits to the loss.
     """
-    if not _is_finite(entering):
+    if not is_finite(entering):
         return None
     found: list[tuple[Literal["forward", "backward"], str]] = []
     parameters = [
@@ -76,10 +77,10 @@ def find_nonfinite(
         if not found and outputs.requires_grad and inputs:
             target = gradient(outputs) if callable(gradient) else outputs
             given = None if callable(gradient) else gradient
-            if given is None or _is_finite(given):
+            if given is None or is_finite(given):
                 gradients = torch.autograd.grad(target, inputs, given, allow_unused=True)
     for (name, _), value in zip(parameters, gradients, strict=False):
-        if value is not None and not _is_finite(value):
+        if value is not None and not is_finite(value):
             found.append(("backward", name))
     return Finding(found[0][0], pool, microbatch, found[0][1]) if found else None
 
@@ -108,16 +109,12 @@ def _look(
     for value in tree_iter(outputs):
         if not isinstance(value, Tensor) or not value.is_floating_point():
             continue
-        if not _is_finite(value):
+        if not is_finite(value):
             found.append(("forward", name))
         elif value.requires_grad:
             value.register_hook(partial(_look_back, found, name))  # type: ignore[no-untyped-call]
 
 
 def _look_back(found: list[tuple[Literal["forward", "backward"], str]], name: str, gradient: Tensor) -> None:
-    if not _is_finite(gradient):
+    if not is_finite(gradient):
         found.append(("backward", name))
-
-
-def _is_finite(values: Tensor) -> bool:
-    return not values.is_floating_point() or bool(torch.isfinite(values).all())

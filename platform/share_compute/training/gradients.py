@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from share_compute.planning.workload import GRADIENT_BUCKET_BYTES
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import GradientFusionSpec
+from share_compute.training.numbers import is_finite
 
 _AUTO_BUCKETS = 8
 """With that many, most of a sum hides behind the backward."""
@@ -232,6 +233,11 @@ class GradientBuckets:
         names = [self._names[parameter] for parameter, _ in self._whole.views]
         squares = torch.stack([each.cpu() for each in sums]).tolist() if sums else []
         return dict(sorted(zip(names, squares, strict=True)))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all numbers of what is held are finite."""
+        return all(is_finite(bucket) for buffers in self._held.values() for bucket in buffers.buckets)
 
     def scale(self, factor: float) -> None:
         """Multiply the gradient."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,11 +14,21 @@ from share_compute.protocol.coordinator import CoordinatorMachine, Record, Recor
 from share_compute.protocol.coordinator import Effect as CoordinatorEffect
 from share_compute.protocol.coordinator import Tick as CoordinatorTick
 from share_compute.protocol.member import MemberMachine
-from share_compute.protocol.member_events import Apply, Discard, Effect, Log, Reduced, ReduceFailed
-from share_compute.protocol.messages import Commit, Form, Report, ToCoordinator
+from share_compute.protocol.member_events import (
+    Apply,
+    Arrived,
+    Computed,
+    Discard,
+    Effect,
+    Log,
+    Misfit,
+    Reduced,
+    ReduceFailed,
+)
+from share_compute.protocol.messages import Commit, Form, Halt, Rejected, Report, ToCoordinator
 from share_compute.protocol.tree import Node
 from share_compute.protocol.world.record import DurableRecord
-from share_compute.protocol.world.scenario import draw
+from share_compute.protocol.world.scenario import draw, draw_wrong
 from share_compute.protocol.world.symbols import Gradient, SymbolicModel
 from share_compute.protocol.world.world import World
 
@@ -101,6 +112,31 @@ class ComputesInItsOwnOrder(MemberMachine):
         return super()._next()
 
 
+class UsesWhatItShouldReject(MemberMachine):
+    def _on_word(self, event: Any) -> list[Effect]:
+        return super()._on_word(Arrived(event.epoch, event.label) if isinstance(event, Misfit) else event)
+
+
+class TakesTheBlame(MemberMachine):
+    def _reject(self, source: str, *arguments: Any, **options: Any) -> list[Effect]:
+        return super()._reject(self.worker or source, *arguments, **options)
+
+
+class KeepsEarlierGenerations(MemberMachine):
+    def _on_form(self, form: Form) -> list[Effect]:
+        return super()._on_form(replace(form, generation=self._step.generation))
+
+
+class AppliesEarlierGenerations(MemberMachine):
+    def _on_halt(self, halt: Halt) -> list[Effect]:
+        return super()._on_halt(replace(halt, generation=self._step.generation))
+
+
+class FindsAllFinite(MemberMachine):
+    def _on_computed(self, computed: Computed) -> list[Effect]:
+        return super()._on_computed(replace(computed, is_finite=True))
+
+
 class HearsOldReports(CoordinatorMachine):
     def _on_heard(self, message: ToCoordinator) -> list[CoordinatorEffect]:
         return super()._on_heard(replace(message, epoch=self.epoch))
@@ -138,6 +174,50 @@ class NeverRepeatsItself(CoordinatorMachine):
         return [] if isinstance(event, CoordinatorTick) else super().handle(event)
 
 
+class BlamesWhoComplains(CoordinatorMachine):
+    def _on_rejected(self, rejected: Rejected) -> list[CoordinatorEffect]:
+        return super()._on_rejected(replace(rejected, source=rejected.worker))
+
+
+class BlamesBeforeTheModelIsCleared(CoordinatorMachine):
+    def _on_rejected(self, rejected: Rejected) -> list[CoordinatorEffect]:
+        return super()._on_rejected(replace(rejected, is_certain=True))
+
+
+class BlamesTheModel(CoordinatorMachine):
+    def _on_rejected(self, rejected: Rejected) -> list[CoordinatorEffect]:
+        self._doubts.suspect = self._doubts.suspect or "nobody"
+        return super()._on_rejected(rejected)
+
+
+class ComparesNoDigests(CoordinatorMachine):
+    def _judge(self) -> list[CoordinatorEffect]:
+        self._prepared = {worker: replace(each, digest="") for worker, each in self._prepared.items()}
+        return super()._judge()
+
+
+class BlamesTheMajority(CoordinatorMachine):
+    def _expel(self, workers: frozenset[str]) -> list[CoordinatorEffect]:
+        others = frozenset(self.workers) - workers
+        return super()._expel(others or workers)
+
+
+class CountsWhatWasStartedOver(CoordinatorMachine):
+    def _plan(self) -> CoordinatorEffect:
+        return replace(super()._plan(), reports=dict(self._reports))
+
+
+class ForgetsTheGeneration(CoordinatorMachine):
+    def _on_recorded(self, recorded: Recorded) -> list[CoordinatorEffect]:
+        return super()._on_recorded(replace(recorded, generation=0))
+
+
+class NeverStartsOver(CoordinatorMachine):
+    def _change(self) -> list[CoordinatorEffect]:
+        self._doubts.generation = 0
+        return super()._change()
+
+
 MEMBERS = [
     AppliesTwice,
     AppliesBeforeCommit,
@@ -151,6 +231,11 @@ MEMBERS = [
     KeepsEverything,
     ForgetsNothing,
     ComputesInItsOwnOrder,
+    UsesWhatItShouldReject,
+    TakesTheBlame,
+    KeepsEarlierGenerations,
+    AppliesEarlierGenerations,
+    FindsAllFinite,
 ]
 COORDINATORS = [
     CommitsWhenSomeArePrepared,
@@ -159,6 +244,14 @@ COORDINATORS = [
     BelievesWhatItRead,
     ForgetsTheScale,
     NeverRepeatsItself,
+    BlamesWhoComplains,
+    BlamesBeforeTheModelIsCleared,
+    BlamesTheModel,
+    ComparesNoDigests,
+    BlamesTheMajority,
+    CountsWhatWasStartedOver,
+    ForgetsTheGeneration,
+    NeverStartsOver,
 ]
 
 
@@ -167,10 +260,12 @@ def first_found(
     new_coordinator: type[CoordinatorMachine] = CoordinatorMachine,
 ) -> str:
     """Return what the first schedule says that finds the break."""
-    for seed in range(SEEDS):
+    for seed, scenario in chain.from_iterable(
+        ((seed, draw(seed)), (seed, draw_wrong(seed))) for seed in range(SEEDS)
+    ):
         try:
-            World(draw(seed), new_member, new_coordinator).run()
-        except (VerificationFailed, AssertionError, KeyError, ValueError) as found:
+            World(scenario, new_member, new_coordinator).run()
+        except (VerificationFailed, AssertionError, KeyError, ValueError, IndexError) as found:
             return f"seed {seed}: {found!r}"
     pytest.fail(f"not found in {SEEDS} schedules")
 

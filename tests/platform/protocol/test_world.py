@@ -8,10 +8,11 @@ from itertools import product
 
 import pytest
 
+from share_compute.protocol.coordinator import Disputed, Diverged
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.protocol.world.network import Weather
-from share_compute.protocol.world.scenario import Scenario, Upset, UpsetKind, draw
+from share_compute.protocol.world.scenario import Scenario, Upset, UpsetKind, draw, draw_wrong
 from share_compute.protocol.world.world import Outcome, World
 
 CHUNK = 500
@@ -28,6 +29,17 @@ def run(scenario: Scenario) -> Outcome:
 def test_drawn_schedules_end_with_the_weights_of_the_undisturbed_run(first: int) -> None:
     for seed in range(first, first + CHUNK):
         run(draw(seed))
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, CHUNK))
+def test_wrong_numbers_never_win_and_only_machines_that_made_them_are_blamed(first: int) -> None:
+    blamed = 0
+    for seed in range(first, first + CHUNK):
+        scenario = draw_wrong(seed)
+        outcome = run(scenario)
+        assert scenario.diverges_at or outcome.verdict is None
+        blamed += bool(outcome.blamed)
+    assert blamed > CHUNK / 4
 
 
 @pytest.mark.slow
@@ -162,3 +174,58 @@ def test_the_older_of_two_coordinators_ends(seed: int) -> None:
 def test_a_whole_pool_comes_back_from_the_buddy(seed: int) -> None:
     scenario = replace(SINGLES, seed=seed, failures=(Failure(FailureKind.kill, Point.apply_done, "b", 2),))
     assert run(scenario).unmet == ()
+
+
+# -- wrong numbers ---------------------------------------------------------------------------------------------------
+
+CALM = Weather(delay_s=0.001)
+MISFITS = (FailureKind.reshape, FailureKind.retype, FailureKind.resize)
+TRIPLE = Scenario(machines=3, pools=1, layers=2, runs=(2, 2), weather=CALM)
+PAIR = replace(TRIPLE, machines=2)
+ROW = Scenario(machines=4, pools=2, layers=4, runs=(2, 2), weather=CALM)
+
+
+@pytest.mark.parametrize("kind", [*MISFITS, FailureKind.poison])
+@pytest.mark.parametrize("scenario", [ROW, SINGLES], ids=["pairs", "singles"])
+def test_a_bad_tensor_counts_against_its_sender(scenario: Scenario, kind: FailureKind) -> None:
+    failure = Failure(kind, Point.tensor_sending, "b", step=2)
+    outcome = run(replace(scenario, failures=(failure,)))
+    assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {"b": 1}, None)
+
+
+def test_a_machine_that_makes_numbers_that_are_not_finite_is_told_from_a_model_that_diverges() -> None:
+    again = [
+        Failure(FailureKind.poison, Point.cell_starting, "b", step=2, occurrence=n) for n in (1, 2, 3, 4)
+    ]
+    assert run(replace(TRIPLE, failures=tuple(again))).blamed == {"b": 1}
+    diverged = run(replace(TRIPLE, diverges_at=(2, 1, 0)))
+    assert isinstance(diverged.verdict, Diverged)
+    assert len(diverged.verdict.by) == 2
+    assert diverged.blamed == {}
+
+
+def test_a_fault_that_does_not_come_again_costs_a_step_and_nobody_is_blamed() -> None:
+    failure = Failure(FailureKind.poison, Point.cell_starting, "b", step=2)
+    outcome = run(replace(TRIPLE, failures=(failure,)))
+    assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {}, None)
+
+
+def test_one_machine_alone_cannot_tell_itself_from_the_model() -> None:
+    alone = Scenario(machines=1, pools=1, layers=2, runs=(2,), diverges_at=(1, 0, 0))
+    verdict = run(alone).verdict
+    assert isinstance(verdict, Diverged)
+    assert verdict.is_alone
+
+
+@pytest.mark.parametrize("point", [Point.reduce_done, Point.prepared_sending])
+@pytest.mark.parametrize("scenario", [TRIPLE, PAIR], ids=["majority", "two members"])
+def test_the_member_whose_gradient_deviates_is_found(scenario: Scenario, point: Point) -> None:
+    outcome = run(replace(scenario, failures=(Failure(FailureKind.deviate, point, "b", step=2),)))
+    assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {"b": 1}, None)
+
+
+def test_two_members_that_disagree_again_with_the_same_answers_end_the_job() -> None:
+    lies = [Failure(FailureKind.deviate, Point.prepared_sending, "b", step=2, occurrence=n) for n in (1, 2)]
+    outcome = run(replace(PAIR, failures=tuple(lies)))
+    assert outcome.verdict == Disputed(2, frozenset({"a", "b"}))
+    assert outcome.blamed == {}

@@ -139,6 +139,8 @@ class Copies:
             kept[shard] = Follower(
                 shard, self._training, self._device, partial(self._fail, shard), self._room
             )
+        for follower in kept.values():
+            follower.forget_after(committed)  # where a step is started over, its gradient comes anew
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._came.clear()
         self._wanted.clear()
@@ -153,6 +155,14 @@ class Copies:
         """Bring all forward as far as can be while steps go on; return whether nothing is left to be waited for."""
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
+
+    def misfit(self, label: Label, tensor: Tensor) -> str | None:
+        """Return what makes part of a gradient unusable, for people; None where nothing does."""
+        followed = self._followed.get(label.pool)
+        if followed is None or followed.shard not in self._followers:
+            return "nobody keeps a copy of the gradient that it sent"
+        what = self._followers[followed.shard].misfit(label.microbatch, tensor)
+        return None if what is None else f"the gradient that it sent to its buddy: {what}"
 
     def take(self, label: Label, tensor: Tensor) -> Followed | None:
         """Take in part of a gradient; return whose it is when all of it is there: that one waits for the answer."""

@@ -7,6 +7,7 @@ alone: by the optimizer of the job, with the same numbers, so with the same bits
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed
+from share_compute.models.boundary import Expected
 from share_compute.models.weights import batches
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import SKIPPED, LossScale
@@ -32,7 +34,7 @@ from share_compute.training.optimizers import (
     restore_optimizer,
 )
 from share_compute_actors.member.copies.copying import Outline, Owner, Part, ShardRange
-from share_compute_actors.member.copies.logs import Log
+from share_compute_actors.member.copies.logs import HEAD, HEAD_SHAPE, Log
 from share_compute_actors.member.copies.room import Room, is_lack_of_room
 from share_compute_actors.member.copies.tensor_file import TensorFile
 from share_compute_actors.member.pieces import TRIES, whole
@@ -43,6 +45,8 @@ _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
 """The snapshot is brought forward when it is so many steps behind, or their gradients take so many times its room."""
+_TRAINED = frozenset({torch.float32})
+"""Type of gradients."""
 _AGAIN_S = 0.5
 """Time before an owner whose shard is not there is asked again."""
 
@@ -169,6 +173,25 @@ class Follower:
         is_busy = self._compacting is not None and not self._compacting.done()
         if self.is_whole and not is_busy and self._is_long():
             self._compacting = self._submit(self._compact)
+
+    def misfit(self, place: int, tensor: Tensor) -> str | None:
+        """Return what makes one of the `letters` unusable, for people; None where nothing does."""
+        if place == HEAD:
+            return HEAD_SHAPE.misfit(tensor)
+        buckets = None if self._outline is None else self._outline.buckets
+        if buckets is None:
+            return Expected(None, _TRAINED).misfit(tensor)
+        if place not in range(len(buckets)):
+            return f"it has no part {place}"
+        size = sum(math.prod(shape) for _, shape in buckets[place])
+        return Expected((size,), _TRAINED).misfit(tensor)
+
+    def forget_after(self, step: int) -> None:
+        """Forget gradients of steps after this one."""
+        with self._lock:
+            later = [self._logs.pop(each) for each in sorted(self._logs) if each > step]
+        for log in later:
+            log.close()
 
     def has(self, step: int) -> bool:
         """Return whether the whole gradient of a step is there, or is not needed any more."""

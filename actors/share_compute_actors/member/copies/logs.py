@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from share_compute.models.boundary import Expected
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.member.copies.room import Room
@@ -15,6 +16,8 @@ from share_compute_actors.member.copies.tensor_file import TensorFile
 
 HEAD = -1
 """Place of a log's head among its `letters`; a bucket's is its number."""
+HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
+"""What `Head.pack` makes."""
 
 
 class Head(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -19,6 +19,7 @@ from share_compute.protocol.member_events import (
     Loaded,
     Log,
     Logged,
+    Misfit,
     Missed,
     Reduce,
     Reduced,
@@ -40,7 +41,7 @@ from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node
 from share_compute.protocol.world.network import Action
 from share_compute.protocol.world.process import Process
-from share_compute.protocol.world.symbols import Gradient, Symbol, Weights
+from share_compute.protocol.world.symbols import MISFIT, NOT_FINITE, Gradient, Symbol, Weights
 from share_compute.protocol.world.vault import Vault
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Host(Process):
         self.next_layout: tuple[int, Shard, Weights] | None = None
         """Epoch, shard and weights that it takes over if that epoch begins."""
         self._work = _Work()
+        self._is_poisoned = False
+        """Whether the cell that runs makes numbers that are not finite."""
 
     @property
     def open_step(self) -> int:
@@ -119,10 +122,13 @@ class Host(Process):
             epoch, self.shard, self.weights = self.next_layout
             assert epoch == message.epoch
 
-    def hear_tensor(self, epoch: int, label: Label, value: Symbol) -> None:
+    def hear_tensor(self, epoch: int, label: Label, value: Symbol, source: Worker) -> None:
         """Take a tensor from the network."""
 
         def take() -> None:
+            if value in (MISFIT, NOT_FINITE):
+                self._handle(Misfit(epoch, source, label, "it is wrong", is_certain=value == MISFIT))
+                return
             if epoch == self.machine.epoch and label.step >= self.open_step:
                 self._work.heard[label] = value
             self._handle(Arrived(epoch, label))
@@ -169,7 +175,7 @@ class Host(Process):
         """Return what carries out an effect."""
         match effect:
             case Compute():
-                return [self._passing(Point.cell_starting), self._compute(effect)]
+                return [self._starting, self._compute(effect)]
             case Send():
                 return [lambda: self._send(effect)]
             case Reduce():
@@ -182,6 +188,10 @@ class Host(Process):
                 return [self._discard]
             case Tell():
                 return self._tell(effect.message)
+
+    def _starting(self) -> None:
+        failures = self._pass(Point.cell_starting)
+        self._is_poisoned = any(failure.kind is FailureKind.poison for failure in failures)
 
     def _compute(self, compute: Compute) -> Action:
         roster = self.machine.roster
@@ -215,16 +225,24 @@ class Host(Process):
         for layer in range(*self.shard):
             values.append(self._world.model.forward(self.weights[layer], values[-1]))
         microbatch = compute.action.microbatch
+        if self._is_poisoned or self._world.model.diverges(compute.step, microbatch, self.shard):
+            values[-1] = NOT_FINITE
         self._work.outputs[microbatch] = values[-1]
         if compute.has_backward:
             self._work.values[microbatch] = values
-        self._first([self._passing(Point.cell_done), lambda: self._handle(Computed(compute.action))])
+        self._end_cell(compute, is_finite=values[-1] != NOT_FINITE)
+
+    def _end_cell(self, compute: Compute, *, is_finite: bool) -> None:
+        computed = Computed(compute.action, is_finite or not compute.is_checked)
+        self._first([self._passing(Point.cell_done), lambda: self._handle(computed)])
 
     def _backward(self, compute: Compute, gradient: Symbol | None) -> None:
         model, microbatch = self._world.model, compute.action.microbatch
         values = self._work.values.pop(microbatch)
         if gradient is None:
             gradient = model.loss(compute.step, microbatch, values[-1])
+        if self._is_poisoned:
+            gradient = NOT_FINITE
         gradients: Gradient = {}
         for layer in reversed(range(*self.shard)):
             gradient, gradients[layer] = model.backward(
@@ -233,7 +251,7 @@ class Host(Process):
         self._work.gradients[microbatch] = gradient
         if compute.adds:
             model.merge(self._work.sums, Node(microbatch, microbatch + 1), gradients)
-        self._first([self._passing(Point.cell_done), lambda: self._handle(Computed(compute.action))])
+        self._end_cell(compute, is_finite=NOT_FINITE not in gradients.values())
 
     def _send(self, send: Send) -> None:
         epoch, label = self.machine.epoch, send.label
@@ -245,12 +263,16 @@ class Host(Process):
             case _:
                 assert self._work.reduced is not None
                 value = self._work.reduced[0 if label.pool == 0 else self._world.model.layers - 1]
+        failures: list[Failure] = []
         self._first(
             self._sending(
                 Point.tensor_sending,
                 send.target,
-                lambda: self._world.hosts[send.target].hear_tensor(epoch, label, value),
+                lambda: self._world.hosts[send.target].hear_tensor(
+                    epoch, label, _as_sent(value, failures), self.worker
+                ),
                 lambda: self._world.hosts[send.target].hear_event(Missed(epoch)),
+                failures,
             )
         )
 
@@ -272,7 +294,13 @@ class Host(Process):
         elif ended.is_spoilt:
             self._work.sums.clear()
         point = Point.reduce_done if isinstance(ended, Reduced) else Point.reduce_failed
-        self._first([self._passing(point), lambda: self._handle(ended)])
+
+        def end() -> None:
+            if _deviates(self._pass(point)):
+                assert self._work.reduced is not None
+                self._work.reduced = {layer: value + 1 for layer, value in self._work.reduced.items()}
+
+        self._first([end, lambda: self._handle(ended)])
 
     @property
     def _complete(self) -> Gradient:
@@ -315,10 +343,12 @@ class Host(Process):
         self._work = _Work(heard=self._work.heard)
 
     def _tell(self, message: ToCoordinator) -> list[Action]:
+        has_peers = False
         if isinstance(message, Prepared):
-            complete = self._complete
-            assert self.machine.roster is not None
-            self._world.on_prepared(self.machine.roster, message)
+            complete, roster = self._complete, self.machine.roster
+            assert roster is not None
+            has_peers = len(roster.pools[roster.pool_of(self.worker)]) > 1
+            self._world.on_prepared(roster, message)
             message = Prepared(
                 message.epoch,
                 message.worker,
@@ -329,7 +359,24 @@ class Host(Process):
         failures: list[Failure] = []
 
         def send() -> None:
+            nonlocal message
+            if isinstance(message, Prepared) and has_peers and _deviates(failures):
+                message = replace(message, digest="another")
             for seat in self._world.seats:
                 self._world.network.send(self.name, seat.name, partial(seat.hear, message), failures)
 
         return [lambda: failures.extend(self._pass(SENDING[type(message)])), send]
+
+
+def _deviates(failures: list[Failure]) -> bool:
+    return any(failure.kind is FailureKind.deviate for failure in failures)
+
+
+def _as_sent(value: Symbol, failures: list[Failure]) -> Symbol:
+    """Return what a receiver gets of a tensor."""
+    for failure in failures:
+        if failure.kind is FailureKind.poison:
+            return NOT_FINITE
+        if failure.kind.is_wrong_number:
+            return MISFIT
+    return value

@@ -44,7 +44,8 @@ class Planner:
             for worker in plan.reports
             if (host := self._world.hosts[worker]).is_alive and host.machine.epoch == plan.epoch
         }
-        able = [worker for worker in hosts if worker not in self._world.leaving] or list(hosts)
+        out = self._world.leaving | self._world.banned | plan.without
+        able = [worker for worker in hosts if worker not in out] or list(hosts)
         weights = self._weights(plan, hosts)
         if not able or weights is None:
             return None

@@ -82,6 +82,9 @@ class Process:
                         self.kill()
                 case FailureKind.stop:
                     self.stop(failure.duration_s)
+                case _ if failure.kind.is_wrong_number and self._worker is not None:
+                    self._world.culprits.add(self._worker)
+                    of_message.append(failure)
                 case FailureKind.partition:
                     self._world.network.cut(self.name, failure.peers, failure.duration_s)
                 case _:
@@ -96,10 +99,18 @@ class Process:
         self._pass(point)
 
     def _sending(
-        self, point: Point, target: str, deliver: Callable[[], None], missed: Action | None = None
+        self,
+        point: Point,
+        target: str,
+        deliver: Callable[[], None],
+        missed: Action | None = None,
+        failures: list[Failure] | None = None,
     ) -> list[Action]:
-        """Return actions that pass a point and then send something, whose loss may be missed."""
-        failures: list[Failure] = []
+        """Return actions that pass a point and then send something, whose loss may be missed.
+
+        Failures of the message are added to ``failures``.
+        """
+        failures = [] if failures is None else failures
         return [
             lambda: failures.extend(self._pass(point)),
             lambda: self._world.network.send(self.name, target, deliver, failures, missed),

@@ -14,6 +14,7 @@ class DurableRecord:
     epoch: int = 0
     committed: int = 0
     scale: float = 1.0
+    generation: int = 0
     epochs: list[int] = field(default_factory=list)
     """Of each committed step."""
 
@@ -26,6 +27,6 @@ class DurableRecord:
         else:
             if record.epoch != self.epoch or record.step != self.committed + 1:
                 return Superseded()
-            self.committed, self.scale = record.step, record.scale
+            self.committed, self.scale, self.generation = record.step, record.scale, record.generation
             self.epochs.append(record.epoch)
-        return Recorded(self.epoch, self.committed, self.scale)
+        return Recorded(self.epoch, self.committed, self.scale, self.generation)

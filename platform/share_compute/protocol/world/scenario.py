@@ -64,6 +64,7 @@ class Scenario:
         weather: of the network.
         failures: at points of the protocol.
         upsets: at times.
+        diverges_at: step, microbatch and layer whose output is not finite on any machine; None of a sound model.
     """
 
     seed: int = 0
@@ -77,6 +78,7 @@ class Scenario:
     weather: Weather = field(default_factory=Weather)
     failures: tuple[Failure, ...] = ()
     upsets: tuple[Upset, ...] = ()
+    diverges_at: tuple[int, int, int] | None = None
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -128,12 +130,46 @@ def draw(seed: int, most: int = 3) -> Scenario:
     return replace(scenario, failures=failures, upsets=upsets)
 
 
+KINDS = tuple(kind for kind in FailureKind if not kind.is_wrong_number)
+"""What goes wrong with processes and messages, not with numbers."""
+
+
+def draw_wrong(seed: int, most: int = 3) -> Scenario:
+    """Return a drawn scenario in which some machines hand on wrong numbers, too; the same for the same seed.
+
+    Numbers that are not finite are made once: two machines that both make some in one step are taken for a model that
+    diverges. In some scenarios the model does diverge, and no machine is wrong.
+    """
+    random = Random(-seed - 1)  # noqa: S311 - a simulation
+    scenario = draw(seed, most)
+    if random.random() < 0.1:
+        cell = random.randint(1, scenario.steps), random.randrange(sum(scenario.runs))
+        return replace(scenario, diverges_at=(*cell, random.randrange(scenario.layers)))
+    misfits = (FailureKind.reshape, FailureKind.retype, FailureKind.resize)
+    kinds = [(random.choice(misfits), Point.tensor_sending) for _ in range(random.randint(0, 2))]
+    if random.random() < 0.5:
+        kinds.append((FailureKind.poison, random.choice((Point.tensor_sending, Point.cell_starting))))
+    if random.random() < 0.5:
+        kinds.append((FailureKind.deviate, Point.prepared_sending))
+    wrong = tuple(
+        Failure(
+            kind=kind,
+            point=point,
+            worker=random.choice([None, *scenario.workers]),
+            step=random.choice([None, random.randint(1, scenario.steps)]),
+            occurrence=random.choice([1, 1, 2, 3]),
+        )
+        for kind, point in kinds
+    )
+    return replace(scenario, failures=(*scenario.failures, *wrong))
+
+
 _LASTING_S = (3.0, 12.0, 40.0)
 
 
 def _failure(random: Random, workers: tuple[Worker, ...], steps: int) -> Failure:
     point = random.choice(list(Point))
-    kinds = [kind for kind in FailureKind if point.is_sending or not kind.is_of_message]
+    kinds = [kind for kind in KINDS if point.is_sending or not kind.is_of_message]
     kind = random.choice([*kinds, FailureKind.kill])
     peers = frozenset(random.sample(workers, random.randint(0, len(workers) - 1)))
     return Failure(

@@ -6,14 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from share_compute.protocol.coordinator import (
+    Blame,
     Committed,
     CoordinatorMachine,
+    Disputed,
+    Diverged,
     Effect,
     Event,
+    Expel,
     Pause,
     Plan,
     Planned,
     Record,
+    StartOver,
+    Suspect,
     Tell,
     Unplanned,
 )
@@ -62,7 +68,7 @@ class Seat(Process):
     def _handle(self, event: Event) -> None:
         self._first(action for effect in self.machine.handle(event) for action in self._actions(effect))
 
-    def _actions(self, effect: Effect) -> list[Action]:
+    def _actions(self, effect: Effect) -> list[Action]:  # noqa: PLR0911 - a return for each effect
         match effect:
             case Record():
                 point = Point.epoch_recording if effect.step is None else Point.step_recording
@@ -73,6 +79,14 @@ class Seat(Process):
                 return self._tell(effect)
             case Committed():
                 return [lambda: self._world.on_committed(self, effect)]
+            case Blame():
+                return [lambda: self._world.on_blamed(effect)]
+            case Expel():
+                return [lambda: self._world.on_expelled(self, effect.worker)]
+            case Diverged() | Disputed():
+                return [lambda: self._world.on_hopeless(effect)]
+            case Suspect() | StartOver():
+                return []
             case Pause():
                 return [self._passing(Point.pausing), lambda: self._world.on_pause(self, effect.step)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,16 @@ Weights = dict[int, Symbol]
 """By layer."""
 
 
+NOT_FINITE: Symbol = -(2**70)
+"""All that is computed from it is the same."""
+MISFIT: Symbol = -(2**71)
+"""A tensor that is not what the model says."""
+
+
+def _of(kind: int, *parts: float) -> Symbol:
+    return NOT_FINITE if NOT_FINITE in parts else hash((kind, *parts))
+
+
 @dataclass(frozen=True)
 class SymbolicModel:
     """A chain of layers, trained on fixed microbatches.
@@ -31,6 +42,8 @@ class SymbolicModel:
     layers: int
     tree: SummationTree
     is_tied: bool = False
+    diverges_at: tuple[int, int, int] | None = None
+    """Step, microbatch and layer whose output is not finite on any machine."""
 
     def initial(self, layer: int) -> Symbol:
         """Return the weights of a layer before the first step."""
@@ -40,25 +53,31 @@ class SymbolicModel:
         """Return the input of the first layer."""
         return hash((1, step, microbatch))
 
+    def diverges(self, step: int, microbatch: int, shard: tuple[int, int]) -> bool:
+        """Return whether a cell's output is not finite on any machine."""
+        if self.diverges_at is None:
+            return False
+        return self.diverges_at[:2] == (step, microbatch) and self.diverges_at[2] in range(*shard)
+
     def forward(self, weights: Symbol, value: Symbol) -> Symbol:
         """Return the output of a layer."""
-        return hash((2, weights, value))
+        return _of(2, weights, value)
 
     def loss(self, step: int, microbatch: int, output: Symbol) -> Symbol:
         """Return the gradient of the last layer's output."""
-        return hash((3, step, microbatch, output))
+        return _of(3, step, microbatch, output)
 
     def backward(self, weights: Symbol, value: Symbol, gradient: Symbol) -> tuple[Symbol, Symbol]:
         """Return the gradient of a layer's input and that of its weights."""
-        return hash((4, weights, value, gradient)), hash((5, weights, value, gradient))
+        return _of(4, weights, value, gradient), _of(5, weights, value, gradient)
 
     def add(self, left: Symbol, right: Symbol) -> Symbol:
         """Return a sum; as with floating point, order counts."""
-        return hash((6, left, right))
+        return _of(6, left, right)
 
     def tie(self, first: Symbol, last: Symbol) -> Symbol:
         """Return the gradient of the shared parameter from those of both layers."""
-        return hash((7, first, last))
+        return _of(7, first, last)
 
     def update(self, weights: Symbol, gradient: Symbol, scale: float) -> Symbol:
         """Return the weights of a layer after a step."""
@@ -67,7 +86,9 @@ class SymbolicModel:
     def norms(self, gradient: Gradient) -> dict[str, float]:
         """Return what members say of a complete gradient, by parameter."""
         return {
-            str(0 if self._is_shared(layer) else layer): float(symbol % 9973)
+            str(0 if self._is_shared(layer) else layer): math.nan
+            if symbol == NOT_FINITE
+            else float(symbol % 9973)
             for layer, symbol in gradient.items()
         }
 
@@ -75,14 +96,15 @@ class SymbolicModel:
         """Return what identifies a complete gradient."""
         return str(hash(tuple(sorted(gradient.items()))))
 
-    def decide(self, prepared: Mapping[Worker, Prepared]) -> float:
-        """Return what the gradient of all layers is multiplied by."""
+    def decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
+        """Return what the gradient of all layers is multiplied by; None where it is not finite."""
         norms: dict[str, float] = {}
         for each in prepared.values():
             norms.update(each.squared_norms)
         if len(norms) != self.layers - self.is_tied:
             raise VerificationFailed(f"norms of {sorted(norms)} only", mend="commit when all are prepared")
-        return 1.0 / (1.0 + sum(norms.values()))
+        total = sum(norms.values())
+        return 1.0 / (1.0 + total) if math.isfinite(total) else None
 
     def merge(self, held: dict[Node, Gradient], new: Node, gradient: Gradient) -> None:
         """Add a sum of gradients to those that a member holds, in place.

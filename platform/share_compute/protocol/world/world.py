@@ -11,9 +11,12 @@ from random import Random
 from share_compute.errors import VerificationFailed
 from share_compute.protocol.coordinator import (
     Assemble,
+    Blame,
     Committed,
     Continue,
     CoordinatorMachine,
+    Disputed,
+    Diverged,
     Lost,
     Record,
     Recorded,
@@ -57,6 +60,8 @@ class Outcome:
         cells: computed in all.
         passed: how often each point was passed.
         unmet: failures whose point was never passed.
+        blamed: how often each machine was blamed for wrong numbers.
+        verdict: why the job was given up; None where it reached its end.
     """
 
     epochs: int
@@ -65,6 +70,8 @@ class Outcome:
     cells: int
     passed: Mapping[Point, int]
     unmet: tuple[Failure, ...]
+    blamed: Mapping[Worker, int]
+    verdict: Diverged | Disputed | None
 
 
 class World:
@@ -89,10 +96,19 @@ class World:
         self.random = Random(scenario.seed)  # noqa: S311 - a simulation
         self.network = Network(self.clock, scenario.weather, self.random)
         self.record = DurableRecord()
-        self.model = SymbolicModel(scenario.layers, SummationTree(scenario.runs), scenario.is_tied)
+        self.model = SymbolicModel(
+            scenario.layers, SummationTree(scenario.runs), scenario.is_tied, scenario.diverges_at
+        )
         self.checks = Checks(self.model, Reference.of(self.model, scenario.steps), self.record)
         self.planner = Planner(self, scenario.pools)
         self.leaving: set[Worker] = set()
+        self.culprits: set[Worker] = set()
+        """Machines at which the script let wrong numbers be made."""
+        self.blamed: Counter[Worker] = Counter()
+        self.banned: set[Worker] = set()
+        """Machines that are quarantined."""
+        self.verdict: Diverged | Disputed | None = None
+        """Why a coordinator gave the job up."""
         self.hosts: dict[Worker, Host] = {}
         """Every machine as it is now; dead ones until another of the name starts."""
         self.seats: list[Seat] = []
@@ -104,8 +120,8 @@ class World:
         self._known: dict[str, dict[Worker, Host]] = {}
         """By coordinator: the machines it was told of, as they were then."""
         self._prepared: defaultdict[tuple[int, int], set[Worker]] = defaultdict(set)
-        self._committable = 0
-        """Last step that all members of an epoch were prepared for."""
+        self._committable = 0, 0
+        """Last step that all members of an epoch were prepared for, and its generation."""
         self._passed: Counter[Point] = Counter()
         self._cells = 0
         self._is_over = False
@@ -131,14 +147,15 @@ class World:
         self._every(MEMBER_TICK_S, self._tick_members)
         self._every(WATCH_S, self._watch)
         self._start_seat()
-        while not self._is_over:
+        while not self._is_over and self.verdict is None:
             self.clock.advance()
             if self.clock.now_s > ENDS_WITHIN_S:
                 raise VerificationFailed(
                     f"at step {self.record.committed} of {self.scenario.steps} after {ENDS_WITHIN_S} s",
                     mend="find who waits for whom",
                 )
-        self._end()
+        if self.verdict is None:
+            self._end()
         return Outcome(
             epochs=self.record.epoch,
             duration_s=self.clock.now_s,
@@ -146,6 +163,8 @@ class World:
             cells=self._cells,
             passed=dict(self._passed),
             unmet=self._script.waiting,
+            blamed=dict(self.blamed),
+            verdict=self.verdict,
         )
 
     def _end(self) -> None:
@@ -183,7 +202,7 @@ class World:
         if not isinstance(process, Host):
             return True
         committed = self.record.committed
-        latest = max(committed, self._committable)
+        latest, generation = max((committed, self.record.generation), self._committable)
         if latest == 0:
             return True
         found: set[int] = set()
@@ -191,7 +210,8 @@ class World:
             if host is process or not host.is_alive:
                 continue
             has_all = host.machine.applied == latest
-            if has_all or (host.machine.applied == latest - 1 and host.machine.is_complete):
+            is_complete = host.machine.is_complete and host.machine.generation == generation
+            if has_all or (host.machine.applied == latest - 1 and is_complete):
                 found |= host.lasting_layers
             # A scale that nobody was told of yet comes with the plan.
             scales = {committed: 0.0, latest: 0.0, **host.scales}
@@ -237,7 +257,8 @@ class World:
         workers = self._prepared[roster.epoch, prepared.step]
         workers.add(prepared.worker)
         if workers >= set(roster.workers):
-            self._committable = max(self._committable, prepared.step)
+            generation = self.hosts[prepared.worker].machine.generation
+            self._committable = max(self._committable, (prepared.step, generation))
 
     def on_committed(self, seat: Seat, committed: Committed) -> None:
         """A coordinator says that a step is committed."""
@@ -248,6 +269,30 @@ class World:
             if host.is_alive and seat is self._seat and self.may_die(host):
                 self.leaving.discard(worker)
                 host.kill()
+
+    def on_blamed(self, blame: Blame) -> None:
+        """A coordinator says that a machine made wrong numbers."""
+        if blame.worker not in self.culprits:
+            raise VerificationFailed(
+                f"{blame.worker} is blamed: {blame.what}", mend="find the machine whose numbers are wrong"
+            )
+        self.blamed[blame.worker] += 1
+        if blame.is_grave or self.blamed[blame.worker] > 1:
+            self.banned.add(blame.worker)
+
+    def on_expelled(self, seat: Seat, worker: Worker) -> None:
+        """A coordinator ends a member."""
+        self._known[seat.name].pop(worker, None)
+        host = self.hosts[worker]
+        if host.is_alive and self.may_die(host):
+            host.kill()
+
+    def on_hopeless(self, verdict: Diverged | Disputed) -> None:
+        """A coordinator gives the job up."""
+        is_wrong = isinstance(verdict, Diverged) and self.model.diverges_at is None and not verdict.is_alone
+        if is_wrong:
+            raise VerificationFailed(f"{verdict} of a sound model", mend="find the machine to blame")
+        self.verdict = verdict
 
     def on_pause(self, seat: Seat, step: int) -> None:
         """A coordinator says that all members pause."""

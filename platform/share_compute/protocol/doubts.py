@@ -1,0 +1,48 @@
+"""What the coordinator doubts about the open step: which machine made numbers that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from share_compute.protocol.agreement import compare
+from share_compute.protocol.messages import Prepared
+from share_compute.protocol.roster import Roster, Worker
+
+
+@dataclass
+class Doubts:
+    """What is known of the numbers of one step until it is committed.
+
+    A step that is started over has a later generation. Nothing that members hold of an earlier one counts.
+    """
+
+    generation: int = 0
+    suspect: Worker | None = None
+    """Machine that made numbers that are not finite. Another one computes its cells; the step's commit proves it wrong,
+    and numbers that are not finite there either prove that the model diverges."""
+    what: str = ""
+    """What the suspect made."""
+    answers: dict[tuple[Worker, tuple[int, int]], str] = field(default_factory=dict)
+    """First digests of members that disagreed without a majority, by member and shard."""
+
+    def take_answers(
+        self, roster: Roster, prepared: Mapping[Worker, Prepared], workers: Collection[Worker]
+    ) -> None:
+        """Keep the digests of these members, to compare their next answers with."""
+        self.answers = {(worker, roster.shard_of(worker)): prepared[worker].digest for worker in workers}
+
+    def deviating(
+        self, roster: Roster, prepared: Mapping[Worker, Prepared]
+    ) -> tuple[frozenset[Worker], frozenset[Worker]]:
+        """Return the members whose gradient is wrong, and those in dispute where it cannot be told."""
+        found = []
+        for shard, stage in zip(roster.shards, roster.pools, strict=True):
+            if len(stage) > 1:
+                before = {
+                    worker: self.answers[worker, shard] for worker in stage if (worker, shard) in self.answers
+                }
+                found.append(compare({worker: prepared[worker].digest for worker in stage}, before))
+        deviating = frozenset[Worker]().union(*(one.deviating for one in found))
+        disputed = frozenset[Worker]().union(*(one.disputed for one in found))
+        return deviating, disputed

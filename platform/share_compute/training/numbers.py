@@ -1,0 +1,14 @@
+"""Whether the numbers of a tensor are finite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether all numbers of a tensor are finite; in one pass over them, where they are."""
+    if not values.is_floating_point():
+        return True
+    # A sum of finite numbers is finite unless it overflows: only then each number is looked at.
+    return bool(torch.isfinite(values.sum(dtype=torch.float32))) or bool(torch.isfinite(values).all())

@@ -1,0 +1,179 @@
+"""A machine that hands on wrong tensors is named and done without; the weights are those of the undisturbed job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.ray_nodes import Attempt
+
+from share_compute.jobs.events import AttemptEvent
+from share_compute.models.weights import WeightFolder
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.points import Point
+
+pytestmark = pytest.mark.slow
+
+
+def job(stages: int, members: int, **options: Any) -> dict[str, Any]:
+    layers = [
+        {"type": "linear", "options": {"in_features": 64, "out_features": 48}},
+        {"type": "dropout", "options": {"p": 0.1}},
+        {"type": "relu"},
+        {"type": "linear", "options": {"in_features": 48, "out_features": 10}},
+    ]
+    training = {"steps": 5, "batch_size": 64, "microbatches": 8, **options}
+    return {
+        "model": {"layers": layers},
+        "data": {"dataset": "digits"},
+        "training": training,
+        "parallelism": {"pools": stages, "members_per_pool": members, "strategy": "uniform"},
+    }
+
+
+class Trained(NamedTuple):
+    """How a job ended."""
+
+    digest: str
+    losses: list[tuple[int, float]]
+    events: list[AttemptEvent]
+
+    @property
+    def offences(self) -> list[tuple[str, int, bool]]:
+        return [
+            (event.machine, event.step, event.quarantined)
+            for event in self.events
+            if event.type == "offended"
+        ]
+
+    @property
+    def told(self) -> str:
+        return "\n".join(
+            event.sentence for event in self.events if event.type in ("offended", "reformed")
+        ) + "\n".join(event.message for event in self.events if event.type == "note")
+
+
+def train(
+    attempt: Attempt,
+    folder: Path,
+    document: dict[str, Any],
+    failures: Sequence[Failure] = (),
+    **options: Any,
+) -> Trained:
+    folder.mkdir(parents=True, exist_ok=True)
+    events = attempt(document, folder=folder, failures=failures, **options)
+    assert events[-1].outcome == "succeeded", events[-1].reason
+    losses = [(event.step, event.loss) for event in events if event.type == "step"]
+    return Trained(WeightFolder(folder / "artifacts" / "model").digest(), losses, events)
+
+
+_calm: dict[tuple[int, int], Trained] = {}
+
+
+@pytest.fixture
+def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The job that nothing disturbs: its order of sums is that of two members in each stage, whoever computes."""
+    if (2, 2) not in _calm:
+        _calm[2, 2] = train(attempt, tmp_path_factory.mktemp("calm"), job(2, 2))
+    return _calm[2, 2]
+
+
+def require_equal(trained: Trained, calm: Trained) -> None:
+    assert trained.losses == calm.losses
+    assert trained.digest == calm.digest
+
+
+WORDS = {
+    FailureKind.reshape: "its shape is",
+    FailureKind.retype: "its dtype is float64 in place of float32",
+    FailureKind.resize: "bytes, which are no float32 of shape",
+    FailureKind.poison: "its numbers are not finite",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS, ids=str)
+def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
+    attempt: Attempt, tmp_path: Path, calm: Trained, kind: FailureKind
+) -> None:
+    sender = "c0" if kind in (FailureKind.reshape, FailureKind.poison) else "c3"
+    trained = train(attempt, tmp_path, job(2, 2), [Failure(kind, Point.tensor_sending, sender, step=3)])
+    assert trained.offences == [(sender, 3, False)]
+    offence = next(event for event in trained.events if event.type == "offended")
+    assert WORDS[kind] in offence.what
+    assert offence.sentence.startswith(f"machine-{sender[1]} made wrong numbers in step 3")
+    require_equal(trained, calm)
+
+
+def test_a_second_offence_quarantines_the_machine(attempt: Attempt, tmp_path: Path) -> None:
+    """The machine comes back after its first offence, and not after the second."""
+    calm = train(attempt, tmp_path / "calm", job(2, 2, steps=1500))
+    failures = [
+        Failure(FailureKind.reshape, Point.tensor_sending, "c0", step=3),
+        # Its process is another one then, which reads the script from the beginning.
+        Failure(FailureKind.retype, Point.tensor_sending, "c0"),
+    ]
+    trained = train(attempt, tmp_path / "wrong", job(2, 2, steps=1500), failures)
+    assert [(machine, is_over) for machine, _, is_over in trained.offences] == [("c0", False), ("c0", True)]
+    assert "machine-0 is quarantined" in trained.told
+    require_equal(trained, calm)
+
+
+def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(
+    attempt: Attempt, tmp_path: Path, calm: Trained
+) -> None:
+    """No tensor that is not finite is sent: it is in the sums, and comes again when the step is computed again."""
+    failures = [
+        Failure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
+        for occurrence in range(1, 17)
+    ]
+    trained = train(attempt, tmp_path, job(2, 2), failures)
+    assert trained.offences == [("c1", 3, False)]
+    require_equal(trained, calm)
+
+
+def test_a_model_that_diverges_is_not_blamed_on_a_machine(attempt: Attempt, tmp_path: Path) -> None:
+    optimizer = {"type": "sgd", "learning_rate": 1e30, "schedule": "constant"}
+    events = attempt(job(2, 2, optimizer=optimizer, max_gradient_norm=None), folder=tmp_path)
+    assert events[-1].outcome == "failed"
+    assert "not finite" in events[-1].reason
+    assert "lower the learning rate" in events[-1].error["mend"]
+    assert not [event for event in events if event.type == "offended"]
+
+
+def test_a_fault_that_does_not_come_again_costs_a_step(
+    attempt: Attempt, tmp_path: Path, calm: Trained
+) -> None:
+    failure = Failure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=2)
+    trained = train(attempt, tmp_path, job(2, 2), [failure])
+    assert "step 3" in trained.told
+    require_equal(trained, calm)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_the_member_whose_gradient_deviates_is_quarantined(
+    attempt: Attempt, tmp_path: Path, members: int
+) -> None:
+    calm = train(attempt, tmp_path / "calm", job(1, members))
+    failure = Failure(FailureKind.deviate, Point.reduce_done, "c1", step=3)
+    trained = train(attempt, tmp_path / "wrong", job(1, members), [failure])
+    assert trained.offences == [("c1", 3, True)]
+    require_equal(trained, calm)
+
+
+def test_two_members_whose_answers_stay_apart_end_the_job_by_name(attempt: Attempt, tmp_path: Path) -> None:
+    lies = [Failure(FailureKind.deviate, Point.prepared_sending, "c1", step=3, occurrence=n) for n in (1, 2)]
+    events = attempt(job(1, 2), folder=tmp_path, failures=lies)
+    assert events[-1].outcome == "failed"
+    assert "machine-0 and machine-1 differ" in events[-1].reason
+
+
+def test_finite_garbage_in_an_activation_is_not_noticed(
+    attempt: Attempt, tmp_path: Path, calm: Trained
+) -> None:
+    """What only a second computation of the cell would show; see "What is not there yet" in docs/elastic.md."""
+    failure = Failure(FailureKind.deviate, Point.tensor_sending, "c0", step=3)
+    trained = train(attempt, tmp_path, job(2, 2), [failure])
+    assert trained.offences == []
+    assert trained.digest != calm.digest
