@@ -162,7 +162,10 @@ class Agent:
         if work.state is ContributorState.ready:
             self._rejoins = 0
         self._view = replace(self._view, work=work)
-        idle = "ready" if work.state is ContributorState.ready else "being measured"
+        idle = {
+            ContributorState.ready: "ready",
+            ContributorState.quarantined: "quarantined: it made wrong numbers; ask the pool's operator",
+        }.get(work.state, "being measured")
         self._show("working" if work.job or work.deployment else idle)
 
     def _recover(

@@ -30,7 +30,12 @@ HELD_UP: Final = timedelta(minutes=10)
 """What waits for longer is told."""
 _FRUITLESS: Final = 2
 _LOOK_S: Final = 5.0
-_HEARD = (ContributorState.probing, ContributorState.ready, ContributorState.draining)
+_HEARD = (
+    ContributorState.probing,
+    ContributorState.ready,
+    ContributorState.quarantined,
+    ContributorState.draining,
+)
 """States in which an agent speaks; one that joins is given up by whoever watches contributors."""
 _log = logging.getLogger(__name__)
 
@@ -95,6 +100,15 @@ def of_machines(
                 machine,
                 "is silent: its agent does not answer, though its Ray node does",
                 heard_at,
+            )
+        if machine.state is ContributorState.quarantined:
+            yield _of_machine(
+                "machine-quarantined", machine, f"is quarantined: it {machine.reason}"
+            ).model_copy(
+                update={
+                    "severity": "error",
+                    "mend": f"check its memory and software, then `share-compute clear {machine.name}`",
+                }
             )
         mismatch = _mismatch(server, machine)
         if mismatch is not None:

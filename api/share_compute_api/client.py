@@ -516,6 +516,10 @@ class Client:
         """Change the cluster's token; returns when its head has it, which takes up to some minutes."""
         return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
 
+    def clear_contributor(self, contributor_id: str) -> ContributorRecord:
+        """Let a machine that was quarantined for wrong numbers get work again."""
+        return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}/quarantine")
+
 
 def _is_end(event: EventRecord) -> bool:
     return event.kind == "state" and JobState(event.data["state"]).is_final

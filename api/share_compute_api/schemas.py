@@ -131,6 +131,7 @@ class Alert(View):
         "disk",
         "machine-lost",
         "machine-silent",
+        "machine-quarantined",
         "versions-differ",
         "job-failed",
         "job-waits",

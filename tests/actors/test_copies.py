@@ -57,7 +57,7 @@ def taken(copies: Copies, channel: Channel) -> Label:
     """Take in what comes until all of a gradient is there; return its last label."""
     for _ in range(10):
         came = channel.take(5.0)  # None is what was dropped
-        if came is not None and copies.take(*came) is not None:
+        if came is not None and copies.take(came[0], came[2]) is not None:
             return came[0]
     raise AssertionError("the gradient did not come")
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from share_compute.errors import UserError, VerificationFailed
+from share_compute.errors import UserError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Missed, Tell
-from share_compute.protocol.messages import Broken, Form, Halt, Prepared
+from share_compute.protocol.messages import Broken, Form, Halt
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, fresh
-from share_compute_actors.coordinator.verdict import require_agreement
 from share_compute_actors.member.mishaps import Mishaps
 from share_compute_actors.testing import Injector, require_carried_out
 
@@ -140,21 +138,3 @@ def test_who_misses_a_tensor_asks_for_another_epoch() -> None:
     machine.handle(Form(ROSTER))
     assert machine.handle(Missed(2)) == []
     assert machine.handle(Missed(3)) == [Tell(Broken(3, "c-dan"))]
-
-
-def prepared(**digests: str) -> dict[str, Prepared]:
-    return {
-        f"c-{name}": Prepared(3, f"c-{name}", 1, digest=digest)
-        for name, digest in {"dan": "", **digests}.items()
-    }
-
-
-def test_a_gradient_on_which_a_pool_disagrees_is_not_committed() -> None:
-    require_agreement(ROSTER, prepared(ann="1", bob="1", cat="1"), 1, str.upper)
-    with pytest.raises(VerificationFailed, match="in pool 0 the gradient on C-BOB is not that") as found:
-        require_agreement(ROSTER, prepared(ann="1", bob="2", cat="1"), 1, str.upper)
-    assert found.value.machine == "C-BOB"
-    assert found.value.mend
-    pair = replace(ROSTER, pools=((ANN, BOB), ("c-dan",)))
-    with pytest.raises(VerificationFailed, match="gradients on C-ANN and C-BOB differ, so step 1 was"):
-        require_agreement(pair, prepared(ann="1", bob="2"), 1, str.upper)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
-from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch
+from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch, WrongTensor
 from share_compute.models.blueprint import Stage, build_stage
 from share_compute.models.boundary import Boundaries
 from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
+from share_compute.training.numbers import is_finite as has_finite_numbers
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through
 from share_compute_actors.member.pieces import Piece, whole
@@ -110,7 +112,8 @@ def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> No
         if givers is None:
             stage.initialize(setup.training.seed)
             return
-        fill(_stored(stage, givers, setup.training.seed), givers, "weights")
+        stored = _stored(stage, givers, setup.training.seed)
+        fill(stored, givers, "weights", numbers=runner.parameters.keys())
         runner.loss_scale = givers.ask(givers.sources.all[0], "loss_scale")
         if runner.optimizer is not None:
             _restore(runner, givers)
@@ -137,15 +140,22 @@ def _restore(runner: Runner, givers: Givers) -> None:
     for place, source in enumerate(givers.sources.all):
         for name, shape in givers.ask(source, "optimizer_shapes").items():
             parameter = parameter_of(name)
-            if parameter in runner.parameters and givers.sources.place(parameter) == place:
-                shapes[name] = shape
+            if parameter not in runner.parameters or givers.sources.place(parameter) != place:
+                continue
+            if math.prod(shape) > runner.parameters[parameter].numel():
+                raise _wrong(source, f"the optimizer's {name} has shape {list(shape)}")
+            shapes[name] = shape
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
-    fill(state, givers, "optimizer_state")
+    fill(state, givers, "optimizer_state", numbers=state.keys())
     restore_optimizer(runner.optimizer, runner.parameters, state)
 
 
 def fill(
-    tensors: Mapping[str, Tensor], givers: Givers, method: str, dtype: torch.dtype = torch.float32
+    tensors: Mapping[str, Tensor],
+    givers: Givers,
+    method: str,
+    dtype: torch.dtype = torch.float32,
+    numbers: Collection[str] = (),
 ) -> None:
     """Fill tensors from others, some rows or some small tensors at a time; the next ones travel while these are copied.
 
@@ -154,11 +164,13 @@ def fill(
         givers: those who have each of them.
         method: by which they give rows of them.
         dtype: what they give.
+        numbers: names of the tensors whose numbers must be finite, where another member gives them.
 
     Raises:
         ContributorLost: what a machine gives arrives damaged.
         StaleEpoch: who had some of it died.
         UserError: the weights do not belong to the configuration.
+        WrongTensor: a member gave something else than was asked for.
     """
     calls = list(_calls(tensors, givers.sources, dtype.itemsize))
     asked = deque(
@@ -169,9 +181,33 @@ def fill(
         if number < len(calls):
             later, wanted = calls[number]
             asked.append(givers.begin(later, method, pack_extents(wanted)))
+        if len(pieces) != len(extents):
+            raise _wrong(source, f"it gave {len(pieces)} tensors in place of {len(extents)}")
         for extent, piece in zip(extents, pieces, strict=True):
             arrived = piece if piece.is_whole else _again(givers, source, method, extent)
+            if source.worker is not None:
+                rows = rows_of(tensors[extent.name], extent.start, extent.stop)
+                _require_fit(source, extent, arrived, rows, dtype, is_finite=extent.name in numbers)
             copy_into(tensors[extent.name], extent.start, extent.stop, arrived.content, dtype)
+
+
+def _require_fit(
+    source: Source, extent: Extent, piece: Piece, rows: Tensor, dtype: torch.dtype, *, is_finite: bool
+) -> None:
+    """See that a member gave what was asked for.
+
+    Raises:
+        WrongTensor: it did not.
+    """
+    size = rows.numel() * dtype.itemsize
+    if piece.content.nbytes != size:
+        raise _wrong(source, f"{extent.name} has {piece.content.nbytes} bytes in place of {size}")
+    if is_finite and size and not has_finite_numbers(torch.from_numpy(piece.content.copy()).view(dtype)):
+        raise _wrong(source, f"the numbers of {extent.name} are not finite")
+
+
+def _wrong(source: Source, what: str) -> WrongTensor:
+    return WrongTensor.of(source.name, source.worker or "", what)
 
 
 def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from share_compute.errors import WrongTensor
 from share_compute.protocol.roster import Worker
 from share_compute_actors.member.channel import Channel
 from share_compute_actors.member.rows import Part
@@ -54,6 +55,7 @@ class Passing:
         Raises:
             ContributorLost: another member sent nothing in time.
             StaleEpoch: somebody was lost meanwhile.
+            WrongTensor: another member sent something else than the blueprint says.
         """
 
         def owner(place: int, microbatch: int) -> Worker:
@@ -89,6 +91,7 @@ class Passing:
         Raises:
             ContributorLost: another member sent nothing in time.
             StaleEpoch: somebody was lost meanwhile.
+            WrongTensor: another member sent something else than the blueprint says.
         """
 
         def label(place: int) -> Label:
@@ -104,7 +107,12 @@ class Passing:
         return logits
 
     def _receive(self, label: Label, source: Worker) -> Tensor:
-        return self.channel.receive(label, self.names[source], self.deadline_s)
+        tensor = self.channel.receive(label, self.names[source], self.deadline_s)
+        expected = self.runner.expected("activation")
+        what = None if expected is None else expected.misfit_of_some(tensor)
+        if what is not None:
+            raise WrongTensor.of(self.names[source], source, f"an activation: {what}", label.step)
+        return tensor
 
     def _samples(self, split: Held, microbatches: Sequence[int], part: Part) -> dict[int, Tensor]:
         rows: Mapping[int, NDArray[Any]] = ray.get(

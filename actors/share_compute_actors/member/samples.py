@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from share_compute.errors import UserError
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.training.numbers import is_finite
 from share_compute_actors.member.rows import Rows
 
 
@@ -25,8 +27,21 @@ class Samples:
         self._targets = targets if shard.is_last else None
 
     def input(self, step: int, microbatch: int) -> Tensor | None:
-        """Return what a microbatch begins with; None but at the first pool."""
-        return self._inputs.take(step, microbatch) if self._inputs is not None else None
+        """Return what a microbatch begins with; None but at the first pool.
+
+        Raises:
+            UserError: some of its numbers are not finite.
+        """
+        if self._inputs is None:
+            return None
+        samples = self._inputs.take(step, microbatch)
+        if not is_finite(samples):
+            raise UserError(
+                f"samples of microbatch {microbatch} of step {step} have numbers that are not finite",
+                step=step,
+                mend="look at the data: replace or drop these samples",
+            )
+        return samples
 
     def target(self, step: int, microbatch: int) -> Tensor | None:
         """Return what a microbatch is to end with; None but at the last pool."""

@@ -113,6 +113,11 @@ class Assembly:
         """Count a member as lost, since it sent what it should not have."""
         self._crew.pulse.accuse(worker, failure)
 
+    def expel(self, worker: Worker) -> None:
+        """Go on without a member that sent what the model does not make; its machine rests as after a loss."""
+        self._crew.remove([worker])
+        self._lose([worker])
+
     def worry(self) -> None:
         """Something went wrong between members: look closely whether all are there."""
         self._crew.pulse.worry()

@@ -19,6 +19,7 @@ from share_compute.errors import (
     StaleEpoch,
     UserError,
     VerificationFailed,
+    WrongTensor,
 )
 from share_compute.protocol.roster import Worker
 from share_compute.serving.turns import Turn, TurnResult
@@ -174,6 +175,8 @@ class Deployment:
             self._assembly.shrink(worker)
         elif isinstance(failure, (StaleEpoch, ContributorLost)):
             self._assembly.worry()
+        elif isinstance(failure, WrongTensor):
+            self._assembly.expel(failure.worker)
         elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:
             self._give_up(trouble.turn, failure)
         self._again(failure)

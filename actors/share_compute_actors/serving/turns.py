@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
+from share_compute.models.boundary import Expected
 from share_compute.serving.stage import input_ids
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.training.numbers import is_finite
 from share_compute_actors.member.allocator import as_told
 from share_compute_actors.member.channel import Channel
 from share_compute_actors.messages import Label
@@ -181,11 +183,39 @@ class TurnEngine:
             return torch.empty(0, dtype=torch.int64)
         if self._place:
             before = self._place - 1
-            return self._receive(Label("serve", turn.id, "activation", 0, before), names[before])
+            hidden = self._receive(Label("serve", turn.id, "activation", 0, before), names[before])
+            self._require_fit(turn, hidden, before, names[before])
+            return hidden
         wanted = {chunk.sequence for chunk in turn.chunks if chunk.tokens is None}
         while any(not wanted.isdisjoint(sequences) for _, sequences in self._unread):
             self._read(names[-1])
         return input_ids(turn, self._fed_back)
+
+    def _require_fit(self, turn: Turn, hidden: Tensor, place: int, source: str) -> None:
+        """See that hidden states are what the model says.
+
+        Args:
+            turn: for which they came.
+            hidden: they.
+            place: of the member that sent them.
+            source: name of its machine.
+
+        Raises:
+            WrongTensor: they have another shape or type, which no sound machine makes.
+            VerificationFailed: they are not finite, which the model itself may make.
+        """
+        assert self.stage is not None
+        assert self._row is not None
+        tokens = sum(chunk.count for chunk in turn.chunks)
+        what = Expected((tokens, self.stage.hidden_size), frozenset({self.stage.dtype})).misfit(hidden)
+        if what is not None:
+            raise WrongTensor.of(source, self._row.workers[place], f"hidden states: {what}")
+        if not is_finite(hidden):
+            raise VerificationFailed(
+                f"hidden states from {source} are not finite",
+                machine=source,
+                mend="serve the model in another precision; if others answer well, check that machine's memory",
+            )
 
     def _expect(self, turn: Turn) -> None:
         """Take note that the last pool will send what it draws in a turn; look at what it sent long ago."""

@@ -13,6 +13,7 @@ import typer
 
 from share_compute_api.cli import artifacts, backups, deleting, information, invites, jobs, keys, uploads
 from share_compute_api.cli.chaos import chaos
+from share_compute_api.cli.clearing import clear
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
 from share_compute_api.cli.join import join
@@ -62,6 +63,7 @@ def make_app() -> typer.Typer:
         demo,
         chaos,
         information.contributors,
+        clear,
         topology,
         remove,
         rotate_token,

@@ -32,6 +32,7 @@ STATE_STYLES = {
     "loading": "cyan",
     "degraded": "yellow",
     "stopped": "dim",
+    "quarantined": "red",
     "draining": "magenta",
     "left": "dim",
     "lost": "red",

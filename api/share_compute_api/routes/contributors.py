@@ -87,6 +87,17 @@ def get_contributor_busy(
 
 
 @router.delete(
+    "/{contributor_id}/quarantine",
+    operation_id="clearContributor",
+    dependencies=ADMIN,
+    responses=documented(404),
+)
+def clear_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
+    """Let a machine that was quarantined for wrong numbers get work again."""
+    return context.store.contributors.clear(contributor_id)
+
+
+@router.delete(
     "/{contributor_id}", operation_id="removeContributor", dependencies=ADMIN, responses=documented(404)
 )
 async def remove_contributor(

@@ -21,6 +21,7 @@ _LIVE = (
     ContributorState.joining,
     ContributorState.probing,
     ContributorState.ready,
+    ContributorState.quarantined,
     ContributorState.draining,
 )
 _log = logging.getLogger(__name__)

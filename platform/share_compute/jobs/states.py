@@ -30,6 +30,8 @@ class ContributorState(StrEnum):
     """Its agent passed preflight; its raylet is starting."""
     probing = "probing"
     ready = "ready"
+    quarantined = "quarantined"
+    """It made wrong numbers; it gets no work until the operator clears it."""
     draining = "draining"
     left = "left"
     lost = "lost"

@@ -38,6 +38,13 @@ class Expected:
             return f"its dtype is {_name(tensor.dtype)} in place of {wanted}"
         return None
 
+    def misfit_of_some(self, tensor: Tensor) -> str | None:
+        """Return what `misfit` does, for a tensor of other samples: their number and length are any."""
+        shape = tuple(tensor.shape)
+        if self.shape is not None and len(shape) == len(self.shape) and shape[-1:] == self.shape[-1:]:
+            return Expected(shape, self.dtypes).misfit(tensor)
+        return self.misfit(tensor)
+
     def has_numbers(self, tensor: Tensor) -> bool:
         """Return whether the numbers of a tensor are finite, where they must be."""
         return not self.is_finite or is_finite(tensor)

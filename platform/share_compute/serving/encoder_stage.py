@@ -65,7 +65,7 @@ class EncoderStage(TurnStage):
             if self._is_ragged:
                 attend_raggedly(base)
             settle_positions(base, window_tokens, device)
-        self._hidden_size = int(base.config.hidden_size)
+        self.hidden_size = int(base.config.hidden_size)
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class EncoderStage(TurnStage):
             Hidden states ``[tokens, hidden]``; on the last stage the vectors.
         """
         if not turn.chunks:
-            return () if self.shard.is_last else inputs.new_empty(0, self._hidden_size, dtype=self.dtype)
+            return () if self.shard.is_last else inputs.new_empty(0, self.hidden_size, dtype=self.dtype)
         counts = [chunk.count for chunk in turn.chunks]
         hidden = inputs.to(self.device)
         if self.parts.embedding is not None:

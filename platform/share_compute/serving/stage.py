@@ -76,6 +76,7 @@ class ServingStage(TurnStage):
             self._model: Any = self._stage.module
             whole: Any = self._stage.module.config
             self._text = whole.get_text_config()
+            self.hidden_size = int(self._text.hidden_size)
             self._require_plain()
             attend_raggedly(self._model)
             settle_positions(self._model, window_tokens or self._text.max_position_embeddings, device)

@@ -23,6 +23,8 @@ class TurnStage(ABC):
     device: torch.device
     dtype: torch.dtype
     """Of weights and hidden states."""
+    hidden_size: int
+    """Numbers that the hidden state of a token has."""
     draws: bool
     """Whether tokens come of its model, which the first pool is fed with."""
     is_sealed: bool = False

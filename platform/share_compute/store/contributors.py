@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotAuthorized, NotFound
+from share_compute.jobs.events import Offended
 from share_compute.jobs.states import GONE, ContributorState
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
@@ -21,7 +22,15 @@ from share_compute.store.secret import digest, matches, new_id, new_key
 from share_compute.store.tables import Contributor
 from share_compute.topology import Device, Link
 
-_ARRIVING = (ContributorState.joining, ContributorState.probing, ContributorState.ready)
+_ARRIVING = (
+    ContributorState.joining,
+    ContributorState.probing,
+    ContributorState.ready,
+    ContributorState.quarantined,
+)
+OFFENCES_FORGIVEN = 1
+"""Wrong tensors of a machine, in whichever jobs, after which it still gets work."""
+_MEASURED = (ContributorState.probing, ContributorState.ready, ContributorState.quarantined)
 REMEMBERED = timedelta(days=1)
 """How long machines that are gone are shown."""
 
@@ -192,7 +201,7 @@ class Contributors:
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
-            if row.state not in (ContributorState.probing, ContributorState.ready):
+            if row.state not in _MEASURED:
                 raise Conflict(
                     f"contributor {row.name} is {row.state}; it cannot become ready",
                     mend="let it join again",
@@ -200,7 +209,10 @@ class Contributors:
                 )
             row.capacity = [asdict(device) for device in capacity]
             row.links = [asdict(link) for link in links]
-            _move(session, row, ContributorState.ready, "measured and ready", self._clock())
+            if row.quarantined_for is None:
+                _move(session, row, ContributorState.ready, "measured and ready", self._clock())
+            else:
+                _move(session, row, ContributorState.quarantined, row.quarantined_for, self._clock())
             return ContributorRecord.model_validate(row)
 
     def set_state(
@@ -246,6 +258,15 @@ class Contributors:
             _drain(session, row, "the operator sent it away", self._clock())
             return ContributorRecord.model_validate(row)
 
+    def clear(self, contributor_id: str) -> ContributorRecord:
+        """Let a machine that was quarantined get work again, and forget its offences."""
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            row.offences, row.quarantined_for = 0, None
+            if row.state == ContributorState.quarantined:
+                _move(session, row, ContributorState.ready, "the operator cleared it", self._clock())
+            return ContributorRecord.model_validate(row)
+
     def rejoin(self, contributor_id: str) -> ContributorRecord:
         """Its agent lost the cluster and comes back: to joining, whatever it was.
 
@@ -266,6 +287,31 @@ class Contributors:
             row.node_id, row.address, row.last_seen_at = None, None, now
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
+
+
+def note_offence(
+    session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
+) -> None:
+    """Write down that a machine made wrong numbers, and quarantine it where that is due.
+
+    Args:
+        session: of the transaction that tells of it.
+        contributor_id: the machine.
+        now: this moment.
+        job_id: the job in which it did.
+        offence: what it made.
+    """
+    row = session.get(Contributor, contributor_id)
+    if row is None:
+        return
+    row.offences += 1
+    data = {"name": row.name, **offence.model_dump(mode="json", exclude={"type", "machine"})}
+    add_event(session, "offence", now, data, contributor_id=row.id)
+    if not (offence.quarantined or row.offences > OFFENCES_FORGIVEN) or row.quarantined_for is not None:
+        return
+    row.quarantined_for = f"made wrong numbers in job {job_id}, step {offence.step}: {offence.what}"
+    if row.state in (ContributorState.ready, ContributorState.probing):
+        _move(session, row, ContributorState.quarantined, row.quarantined_for, now)
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:

@@ -18,6 +18,7 @@ from share_compute.jobs.events import (
     CheckpointSaved,
     LayersTimed,
     Measured,
+    Offended,
     Planned,
     Reformed,
     ReplanAbandoned,
@@ -30,6 +31,7 @@ from share_compute.jobs.events import (
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
 from share_compute.planning.timings import MachineTimings, merged
+from share_compute.store.contributors import note_offence
 from share_compute.store.database import Database
 from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
@@ -70,6 +72,8 @@ class Progress:
                     # They change the state or who works at what: those events belong after what came before.
                     add_job_events(session, (job_id, attempt), now, log)
                     log = []
+                if isinstance(event, Offended):
+                    note_offence(session, event.machine, now, job_id=job_id, offence=event)
                 _apply(session, row, event, now)
             add_job_events(session, (job_id, attempt), now, log)
             return JobRecord.model_validate(row)

@@ -109,6 +109,10 @@ class ContributorRecord(PresenceRecord):
     joined_at: datetime
     sent_away_at: datetime | None
     """When the operator asked it to leave; it cannot come back without a new invite."""
+    offences: int = 0
+    """Times that it made wrong numbers since the operator cleared it last."""
+    quarantined_for: str | None = None
+    """Why it gets no work until the operator clears it, also after it comes back; null where it does."""
 
     @property
     def is_leased(self) -> bool:

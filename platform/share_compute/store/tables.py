@@ -181,6 +181,8 @@ class Contributor(Base):
     last_seen_at: Mapped[datetime]
     left_at: Mapped[datetime | None]
     sent_away_at: Mapped[datetime | None]
+    offences: Mapped[int] = mapped_column(default=0, server_default="0")
+    quarantined_for: Mapped[str | None]
 
 
 class Event(Base):

@@ -216,6 +216,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/contributors/{contributor_id}/quarantine": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Clear Contributor
+         * @description Let a machine that was quarantined for wrong numbers get work again.
+         */
+        delete: operations["clearContributor"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors/{contributor_id}/rejoin": {
         parameters: {
             query?: never;
@@ -1214,7 +1234,7 @@ export interface components {
              * Kind
              * @enum {string}
              */
-            kind: "no-cluster" | "disk" | "machine-lost" | "machine-silent" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
+            kind: "no-cluster" | "disk" | "machine-lost" | "machine-silent" | "machine-quarantined" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
             /**
              * Mend
              * @description What the operator can do about it.
@@ -2006,6 +2026,17 @@ export interface components {
              */
             node_id: string | null;
             /**
+             * Offences
+             * @description Times that it made wrong numbers since the operator cleared it last.
+             * @default 0
+             */
+            offences: number;
+            /**
+             * Quarantined For
+             * @description Why it gets no work until the operator clears it, also after it comes back; null where it does.
+             */
+            quarantined_for?: string | null;
+            /**
              * Reason
              * @description Why it is in this state.
              */
@@ -2026,7 +2057,7 @@ export interface components {
          * @description Where a contributor is in its life.
          * @enum {string}
          */
-        ContributorState: "joining" | "probing" | "ready" | "draining" | "left" | "lost";
+        ContributorState: "joining" | "probing" | "ready" | "quarantined" | "draining" | "left" | "lost";
         /**
          * ContributorView
          * @description A machine with what was measured on it and what it does.
@@ -2090,10 +2121,21 @@ export interface components {
              */
             node_id: string | null;
             /**
+             * Offences
+             * @description Times that it made wrong numbers since the operator cleared it last.
+             * @default 0
+             */
+            offences: number;
+            /**
              * Owner
              * @description For whom its invite was, where that was said.
              */
             owner?: string | null;
+            /**
+             * Quarantined For
+             * @description Why it gets no work until the operator clears it, also after it comes back; null where it does.
+             */
+            quarantined_for?: string | null;
             /**
              * Reason
              * @description Why it is in this state.
@@ -7460,6 +7502,55 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    clearContributor: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ContributorRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -17,6 +17,7 @@ const TONES: Record<State, Tone> = {
   "joining": "busy",
   "probing": "busy",
   "ready": "good",
+  "quarantined": "bad",
   "draining": "ending",
   "left": "quiet",
   "lost": "bad",

@@ -16,6 +16,7 @@ import { bytes, clock, count, dateAndTime, duration, si } from "../format";
 import { Holder } from "../pool/MachineTable";
 import { partWords } from "../pool/words";
 import { Busy } from "./machine/Busy";
+import { Clear } from "./machine/Clear";
 import { History } from "./machine/History";
 import classes from "./machine/Machine.module.css";
 import { Devices, MeasuredLinks } from "./machine/Measurements";
@@ -76,11 +77,14 @@ function Leave({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
   if (isGone(machine) || machine.sent_away_at !== null) return null;
   return (
-    <SendAway machine={machine}>
-      {machine.held == null
-        ? t("It leaves at once, and can come back only with a new invite.")
-        : t("It hands over what it holds, then leaves, and can come back only with a new invite.")}
-    </SendAway>
+    <>
+      {machine.quarantined_for !== null && <Clear machine={machine} />}
+      <SendAway machine={machine}>
+        {machine.held == null
+          ? t("It leaves at once, and can come back only with a new invite.")
+          : t("It hands over what it holds, then leaves, and can come back only with a new invite.")}
+      </SendAway>
+    </>
   );
 }
 

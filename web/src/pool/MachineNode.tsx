@@ -23,7 +23,7 @@ export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left"
 
 export function toneOf(machine: Pick<Glance, "state" | "held">): Tone {
   if (isGone(machine)) return machine.state === "lost" ? "lost" : "left";
-  if (machine.state === "draining") return "leaving";
+  if (machine.state === "draining" || machine.state === "quarantined") return "leaving";
   if (machine.state !== "ready") return "arriving";
   return machine.held === null ? "free" : "working";
 }

@@ -4,7 +4,7 @@ import type { Sort } from "./search";
 
 type Value = string | number | null;
 
-const STATES = ["joining", "probing", "ready", "draining", "left", "lost"];
+const STATES = ["joining", "probing", "ready", "quarantined", "draining", "left", "lost"];
 
 function valueOf(machine: Glance, sort: Sort, islands: ReadonlyMap<string, number>): Value {
   switch (sort) {

@@ -75,6 +75,8 @@ export function wordsFor({ kind, data }: PoolEvent): string {
       return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
     case "replan-abandoned":
       return sentence(`the better plan is given up: ${(data as { reason: string }).reason}`);
+    case "offended":
+      return sentence((data as { sentence: string }).sentence);
     case "note":
       // As written: it may begin with the name of a machine.
       return (data as { message: string }).message;

@@ -1,0 +1,29 @@
+/** Let a machine that was quarantined for wrong numbers get work again, after asking whether that is meant. */
+import { useQueryClient } from "@tanstack/react-query";
+import { useTranslation } from "react-i18next";
+
+import { api, body } from "../../api/client";
+import { contributors, machine as machineQuery } from "../../api/queries";
+import { ConfirmButton } from "../../components/ConfirmButton";
+
+export function Clear({ machine: { id, name } }: { machine: { id: string; name: string } }) {
+  const { t } = useTranslation();
+  const client = useQueryClient();
+  return (
+    <ConfirmButton
+      action={t("End quarantine")}
+      question={t("Give {{name}} work again?", { name })}
+      onConfirm={async () => {
+        await body(
+          api.DELETE("/api/v1/contributors/{contributor_id}/quarantine", { params: { path: { contributor_id: id } } }),
+        );
+        await Promise.all([
+          client.invalidateQueries({ queryKey: contributors.queryKey }),
+          client.invalidateQueries({ queryKey: machineQuery(id).queryKey, exact: true }),
+        ]);
+      }}
+    >
+      {t("It made wrong numbers. Check its memory and its software first.")}
+    </ConfirmButton>
+  );
+}
