@@ -1,14 +1,16 @@
 """The channel between members: what is asked for arrives once, strangers and old epochs do not get in."""
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import zmq
 
-from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed
+from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.member.arrivals import Arrivals
 from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.messages import Envelope, Label, Peer
@@ -198,3 +200,23 @@ def test_a_wait_can_be_ended_from_another_thread(pair: Pair) -> None:
         other.submit(bob.interrupt)
         with pytest.raises(StaleEpoch):
             bob.receive(label(), "ann", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"dtype": "nn"}, "its dtype 'nn' is none"),
+        ({"dtype": "float33"}, "its dtype 'float33' is none"),
+        ({"shape": (4, 4)}, "it has 24 bytes, which are no float32 of shape [4, 4]"),
+        ({"shape": (-6,)}, "it has 24 bytes, which are no float32 of shape [-6]"),
+    ],
+)
+def test_what_is_no_tensor_is_held_against_its_sender(pair: Pair, change: dict[str, Any], what: str) -> None:
+    ann, bob = pair()
+    letter = ann.write(BOB, label(), torch.zeros(2, 3))
+    envelope = replace(Envelope.unpack(letter.envelope, letter.content.data), **change)
+    ann.post(BOB, letter._replace(envelope=envelope.pack(letter.content.data)))
+    with pytest.raises(WrongTensor, match=re.escape(what)) as found:
+        bob.receive(label(), "ann", 5.0)
+    assert found.value.worker == ANN
+    assert bob.rejected[0][:2] == (label(), ANN)

@@ -18,7 +18,7 @@ from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.coordinator.library import TrainingState
-from share_compute_actors.coordinator.record import FILE, CrewFacts, StepFacts, StepRecord
+from share_compute_actors.coordinator.record import FILE, CrewFacts, Standing, StepFacts, StepRecord
 from share_compute_actors.coordinator.rosters import owners_of, pools_of, shards_of
 from share_compute_actors.coordinator.takeover import (
     Takeover,
@@ -74,8 +74,8 @@ def test_what_is_committed_is_found_again(record: Open) -> None:
     first.validated(2, 0.25)
     first.close()
     again = record(2)
-    assert again.read() == (epoch, 3, 1.5)
-    assert again.claim() == (epoch + 1, 3, 1.5)
+    assert again.read() == (epoch, 3, 1.5, 0)
+    assert again.claim() == (epoch + 1, 3, 1.5, 0)
     assert [one.event.step for one in again.steps(after=1)] == [2, 3]
     assert again.steps(after=2) == [facts(3, 8.0)]
     assert again.scales() == {1: 0.5, 2: 1.0, 3: 1.5}
@@ -101,8 +101,8 @@ def test_only_the_later_of_two_coordinators_writes(record: Open) -> None:
         older.claim()
     assert younger.read().committed == 2
     assert [one.event.step for one in younger.steps(after=0)] == [1, 2]
-    assert younger.begin_epoch(taken.epoch + 1) == (taken.epoch + 1, 2, 1.0)
-    assert younger.commit(taken.epoch + 1, 3, 1.0, facts(3)) == (taken.epoch + 1, 3, 1.0)
+    assert younger.begin_epoch(taken.epoch + 1) == (taken.epoch + 1, 2, 1.0, 0)
+    assert younger.commit(taken.epoch + 1, 3, 1.0, facts(3)) == (taken.epoch + 1, 3, 1.0, 0)
 
 
 def test_a_step_is_committed_once_and_in_its_epoch(record: Open) -> None:
@@ -131,7 +131,7 @@ def test_rewound_to_a_checkpoint(record: Open) -> None:
     one.validated(2, 0.5)
     one.validated(4, 0.25)
     one.rewind(2)
-    assert one.read() == (epoch + 1, 2, 1.0)
+    assert one.read() == (epoch + 1, 2, 1.0, 0)
     assert (one.crew, one.validations(), list(one.scales())) == (None, ((2, 0.5),), [1, 2])
     assert one.commit(epoch, 3, 1.0, facts(3)) is None
     committed(one, 3)
@@ -144,7 +144,7 @@ def test_a_file_of_another_shape_is_begun_anew(tmp_path: Path, record: Open) -> 
         older.execute("INSERT INTO standing VALUES (1, 7, 9, 1.0)")
         older.commit()
     one = record(1)
-    assert one.read() == (0, 0, 1.0)
+    assert one.read() == (0, 0, 1.0, 0)
     assert one.crew is None
     committed(one, 1)
     assert record(2).read().committed == 1  # a file of this shape is not touched
@@ -233,3 +233,22 @@ def test_what_is_left_of_a_crew_is_a_plan() -> None:
     assert [sum(pool.shares) for pool in solution.layout.pools] == [8, 8]
     assert solution.timeline is not None
     assert solution.timeline.step_s > 0
+
+
+def test_offences_outlive_the_attempt_and_the_second_one_quarantines(tmp_path: Path) -> None:
+    with closing(StepRecord(tmp_path, 1)) as record:
+        assert not record.offend("ada", 3, "its dtype is float64", is_grave=False)
+        assert record.quarantined() == frozenset()
+    with closing(StepRecord(tmp_path, 2)) as record:
+        assert record.offend("ada", 9, "its shape is [1]", is_grave=False)
+        assert record.offend("ben", 9, "its sum of the gradients is not that of the others", is_grave=True)
+        record.claim()
+        record.rewind(2)
+        assert record.quarantined() == {"ada", "ben"}
+
+
+def test_the_generation_of_a_step_is_kept_with_it(tmp_path: Path) -> None:
+    with closing(StepRecord(tmp_path, 1)) as record:
+        standing = record.claim()
+        record.commit(standing.epoch, 1, 0.5, None, generation=2)
+        assert record.read() == Standing(standing.epoch, 1, 0.5, 2)

@@ -438,9 +438,10 @@ class Conductor:
         """Return the error for numbers that no machine is to blame for."""
         failure = self._not_finite or not_finite("gradient", effect.step)
         if effect.is_alone:
-            failure.message += "; no other machine could compute it again to tell the machine from the model"
+            failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
         elif effect.by:
-            failure.message += f"; {listed(sorted(map(self._crew.name, effect.by)))} found the same"
+            failure.witnesses = f"; {listed(sorted(map(self._crew.name, effect.by)))} found the same"
+        failure.message += failure.witnesses
         return failure
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:

@@ -140,7 +140,11 @@ class TrainingLoop:
         except MembersLost:
             return failure
         finding = first_of(findings.values())
-        return failure if finding is None else finding.error(step)
+        if finding is None:
+            return failure
+        error = finding.error(step)
+        error.message += failure.witnesses
+        return error
 
     def _pauses_after(self, step: int) -> bool:
         training = self._spec.training

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -311,6 +312,10 @@ class Channel:
         except VerificationFailed as failure:
             self.damaged += 1
             _log.warning("%s: %s", self._worker, failure.message)
+            return None
+        except (ValueError, TypeError, struct.error) as failure:
+            self.damaged += 1
+            _log.warning("%s: an envelope cannot be read: %s", self._worker, failure)
             return None
         if (message.job, message.epoch) != (self._job, self.epoch) or self.is_cut(message.source):
             return None

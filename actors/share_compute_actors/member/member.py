@@ -272,7 +272,7 @@ class Member(GivesState, KeepsCopies):
                 entering = inputs.take(step, microbatch)
             if shard.is_last:
                 incoming = targets.take(step, microbatch)
-            if entering is not None and incoming is not None:
+            if entering is not None:
                 findings.append(runner.find_nonfinite(step, pool, microbatch, entering, incoming))
         return first_of(findings)
 

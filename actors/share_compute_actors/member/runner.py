@@ -422,7 +422,7 @@ class Runner:
         return self.stage.forward(entering.to(self._device))
 
     def find_nonfinite(
-        self, step: int, pool: int, microbatch: int, entering: Tensor, incoming: Tensor
+        self, step: int, pool: int, microbatch: int, entering: Tensor, incoming: Tensor | None
     ) -> Finding | None:
         """Run a microbatch again, and return where its numbers stop being finite.
 
@@ -431,12 +431,14 @@ class Runner:
             pool: place of this member's.
             microbatch: its id.
             entering: samples at the first pool, else what the pool before made.
-            incoming: targets at the last pool, else the gradient of what the stage returns.
+            incoming: targets at the last pool, else the gradient of what the stage returns; None where it never came:
+                then only the forward is looked at.
         """
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)
-        gradient: Tensor | Callable[[Tensor], Tensor] = incoming.to(self._device)
-        if self.stage.shard.is_last:
+        known = torch.tensor(torch.nan) if incoming is None else incoming
+        gradient: Tensor | Callable[[Tensor], Tensor] = known.to(self._device)
+        if self.stage.shard.is_last and incoming is not None:
             gradient = partial(loss_sum, targets=incoming)
         return find_nonfinite(self.stage, pool, microbatch, entering.to(self._device), gradient)
 

@@ -62,6 +62,9 @@ class LossScale:
 class NotFinite(UserError):
     """A loss or a gradient is not finite, and no loss scale is at fault: nothing of its step was applied."""
 
+    witnesses: str = ""
+    """What is said of the machines that found it, at the end of the message."""
+
 
 def not_finite(what: str, step: int) -> NotFinite:
     """Return the error that says so."""
