@@ -142,6 +142,8 @@ class Changes:
         """Why a plan that was told of is not carried out, until its machines are let go and that is told, too."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
+        self._suspected: set[Worker] = set()
+        """Members that are in no pool, since it is not clear yet whether their numbers are wrong."""
         self.rests = Rests()
         self._room: dict[Worker, int] = {}
         """Memory, in bytes, of machines that had less than they lend."""
@@ -215,9 +217,16 @@ class Changes:
         is_welcome = machine.id not in self._quarantined and machine.id not in self.rests
         return is_welcome and not self._crew.has_refused(machine)
 
-    def rest(self, worker: Worker) -> None:
-        """Leave a machine alone for a while."""
+    def suspect(self, worker: Worker) -> None:
+        """Leave a machine alone for a while. Its member is kept until it is blamed: others may read from it."""
         self.rests.lost(worker)
+        self._suspected.add(worker)
+
+    def blame(self, worker: Worker) -> None:
+        """End the member of a machine that made wrong numbers, if it was kept."""
+        if worker in self._suspected:
+            self._suspected.discard(worker)
+            self._crew.remove([worker])
 
     def quarantine(self, worker: Worker) -> None:
         """Do without a machine from now on."""
@@ -277,7 +286,7 @@ class Changes:
 
     def end_others(self, roster: Roster) -> None:
         """End members that are of no use to an epoch: they left, or had come for a plan that is not wanted any more."""
-        self._crew.remove(self._crew.workers - set(roster.everybody) - self.expected)
+        self._crew.remove(self._crew.workers - set(roster.everybody) - self.expected - self._suspected)
         self._crew.withdraw(self.expected)
 
     def tell_reformed(self, event: Reformed, roster: Roster) -> None:

@@ -407,7 +407,7 @@ class Conductor:
             f"step {suspect.step} begins anew without {name}, to see whether other machines make the same: "
             f"{suspect.what}"
         )
-        self._changes.rest(suspect.worker)
+        self._changes.suspect(suspect.worker)
         self._changes.why = f"{name} is left out, since it made numbers that are not finite"
         self._epochs_in_vain = 0
 
@@ -415,6 +415,7 @@ class Conductor:
         """Write down that a machine made wrong numbers, and tell of it."""
         name = self._crew.name(worker)
         is_over = self._record.offend(worker, step, what, is_grave=is_grave)
+        self._changes.blame(worker)
         if is_over:
             self._changes.quarantine(worker)
         sentence = f"{name} made wrong numbers in step {step}: {what}. They were not used; the step goes on without it"
