@@ -164,7 +164,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_folder(folder / "tiny")
-        pool = LocalPool(roster, folder / "server")
+        pool = LocalPool(roster, folder / "server", [folder / "tiny"])
         try:
             with pool.start() as control:
                 pool.join(control, "machine", memory=LENT)

@@ -41,7 +41,9 @@ def main() -> None:
     names = [f"machine-{number}" for number in range(1, 2 if options.quick else 4)]
     roster = open_run_folder(f"benchmark {os.getpid()}")
     with tempfile.TemporaryDirectory() as folder:
-        pool = LocalPool(roster, Path(folder) / "server")
+        texts = Path(folder) / "texts"
+        texts.mkdir()
+        pool = LocalPool(roster, Path(folder) / "server", [texts])
         try:
             begin = time.monotonic()
             client = pool.start()
@@ -52,7 +54,7 @@ def main() -> None:
             ready = time.monotonic()
             idle = [memory_of(name) for name in names]
             measured = time.monotonic() - ready
-            corpus = Path(folder) / "corpus.txt"
+            corpus = texts / "corpus.txt"
             gather_corpus(corpus)
             job = client.submit(write_job(Path(folder), corpus, pools=len(names), steps=2).read_text())
             next(event for event in client.follow(job.id) if event.kind == "step")

@@ -75,8 +75,9 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
             folder = Path(name)
-            gather_corpus(folder / "corpus.txt")
-            pool = LocalPool(roster, folder / "server")
+            (folder / "texts").mkdir()
+            gather_corpus(folder / "texts" / "corpus.txt")
+            pool = LocalPool(roster, folder / "server", [folder / "texts"])
             try:
                 with pool.start() as client:
                     for machine in MACHINES:
@@ -86,7 +87,9 @@ def main() -> None:
                     page = browser.new_page(viewport=SIZE, color_scheme="light")
                     page.goto(pool.sign_in_link())
                     page.get_by_role("heading", name="Pool", level=1).wait_for()
-                    job_file = write_job(folder, folder / "corpus.txt", pools=len(MACHINES), steps=STEPS)
+                    job_file = write_job(
+                        folder, folder / "texts" / "corpus.txt", pools=len(MACHINES), steps=STEPS
+                    )
                     tour(page, client, pool.url, job_file)
                     browser.close()
             finally:

@@ -53,7 +53,11 @@ def demo(
             ExitStack() as stack,
         ):
             interrupts.takes_along(roster)
-            pool = LocalPool(roster, folder / "server")
+            texts, here = folder / "texts", Path.cwd()
+            texts.mkdir()
+            # The working folder is for whoever goes on from there.
+            roots = [texts] if folder.is_relative_to(here) else [texts, here]
+            pool = LocalPool(roster, folder / "server", roots)
             stack.callback(pool.close)
             stack.callback(console.print, "[dim]ending what the demonstration started[/]")
             stack.callback(interrupts.begin_stopping)
@@ -85,7 +89,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
             pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
         if not console.is_terminal:  # there it does not end its last line
             console.line()
-        corpus = folder / "corpus.txt"
+        corpus = folder / "texts" / "corpus.txt"
         console.print(f"[bold]Text[/]    {bytes_text(gather_corpus(corpus))} of Python's documentation")
         file = write_job(folder, corpus, pools=contributors, steps=steps)
         job = client.submit(file.read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from share_compute.errors import ShareComputeError, Unavailable
@@ -35,10 +35,12 @@ class LocalPool:
     Args:
         roster: writes the children down.
         data_folder: of the server.
+        data_roots: folders below which jobs may name files; the data folder must not lie in one.
     """
 
-    def __init__(self, roster: Roster, data_folder: Path) -> None:
+    def __init__(self, roster: Roster, data_folder: Path, data_roots: Sequence[Path]) -> None:
         self._roster = roster
+        self._data_roots = tuple(data_roots)
         self._data_folder = data_folder
         self._server: Child | None = None
         self._machines: dict[str, Child] = {}
@@ -53,8 +55,7 @@ class LocalPool:
         command = own_command(
             *("up", "--json", "--host", "127.0.0.1", "--port", "0"),
             *("--data-folder", str(self._data_folder)),
-            # What the demonstration writes lies beside it; the working folder is for whoever goes on from there.
-            *("--data-root", str(self._data_folder.parent), "--data-root", str(Path.cwd())),
+            *(word for root in self._data_roots for word in ("--data-root", str(root))),
             *("--database-url", f"sqlite:///{self._data_folder / 'share-compute.db'}"),
         )
         self._server = self._roster.start("server", command, environment=_OWN_SETTINGS)
