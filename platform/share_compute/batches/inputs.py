@@ -111,8 +111,9 @@ class Inputs:
     def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
         """Return the columns of a file, and what the first rows hold in ours."""
         if self.is_parquet:
-            with _reading(file):
-                columns, is_empty = parquet.read_schema(file).names, not parquet.read_metadata(file).num_rows
+            with _reading(file), open_unlinked(file) as opened:
+                facts = parquet.ParquetFile(opened)
+                columns, is_empty = facts.schema_arrow.names, not facts.metadata.num_rows
             found = self._raw_of(file) if self.column in columns else iter(())
             values = [raw.as_py() for raw in islice(found, _FIRST_ROWS)]
         else:
