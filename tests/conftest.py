@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -116,7 +117,9 @@ def run_command(folder: Path, *arguments: str, **environment: str) -> Iterator[R
     try:
         yield command
     finally:
-        if process.poll() is None:
+        if process.poll() is not None:
+            print(f"{arguments[0]} ended by itself, with {process.returncode}:\n{command.text()}")
+        else:
             process.terminate()
             try:
                 process.wait(GRACE_S)
@@ -142,9 +145,10 @@ class RunningServer:
 def run_server(
     data_folder: Path, *arguments: str, port: int = 0, data_root: Path | None = None
 ) -> Iterator[RunningServer]:
-    """Run a server inside the block; jobs may name files below ``data_root``, else beside its data folder."""
+    """Run a server inside the block; jobs may name files below ``data_root``, which must not hold its data folder."""
     data_folder.mkdir(parents=True, exist_ok=True)
-    places = ("--data-folder", str(data_folder), "--data-root", str(data_root or data_folder.parent))
+    root = data_root or data_folder.with_name(f"{data_folder.name}-files")
+    places = ("--data-folder", str(data_folder), "--data-root", str(root))
     given = ("--json", "--port", str(port), *places, *arguments)
     with run_command(data_folder, "up", *given) as command:
         url = command.first_json()["url"]
@@ -183,7 +187,11 @@ def ready(client: Client, name: str) -> ContributorRecord | None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server that all tests share."""
-    with run_server(tmp_path_factory.mktemp("server")) as running:
+    files = tmp_path_factory.getbasetemp()
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{files.name}-server-", dir=files.parent) as folder,
+        run_server(Path(folder), data_root=files) as running,
+    ):
         yield running
 
 

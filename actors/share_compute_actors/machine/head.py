@@ -122,6 +122,12 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     """Return what the head may reach, with the folders made that it needs."""
     jobs, uploads = settings.data_folder / "jobs", settings.data_folder / "uploads"
+    for root in settings.data_roots:
+        if settings.data_folder.resolve().is_relative_to(root.resolve()):
+            raise Conflict(
+                f"the data root {root} holds the server's own data folder, {settings.data_folder}",
+                mend="choose another --data-root: code of jobs' machines can read what is below it",
+            )
     own = [run_folder / name for name in ("r", "tmp", "home")]
     user, why_not = unprivileged_user(settings.head_user, [str(settings.data_folder.parent)])
     for folder in (tables, jobs, uploads, *own):
