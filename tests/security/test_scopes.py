@@ -52,6 +52,7 @@ TABLE: dict[str, Scope | None] = {
     "getContributorEvents": R,
     "getContributorWork": R,
     "getContributorBusy": R,
+    "clearContributor": A,
     "removeContributor": A,
     "rotateToken": A,
     "submitJob": S,

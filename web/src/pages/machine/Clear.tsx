@@ -4,11 +4,14 @@ import { useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
 import { contributors, machine as machineQuery } from "../../api/queries";
+import { useMay } from "../../api/scopes";
 import { ConfirmButton } from "../../components/ConfirmButton";
 
 export function Clear({ machine: { id, name } }: { machine: { id: string; name: string } }) {
   const { t } = useTranslation();
   const client = useQueryClient();
+  const isAdmin = useMay("admin");
+  if (!isAdmin) return null;
   return (
     <ConfirmButton
       action={t("End quarantine")}
