@@ -118,7 +118,7 @@ def run_command(folder: Path, *arguments: str, **environment: str) -> Iterator[R
         yield command
     finally:
         if process.poll() is not None:
-            print(f"{arguments[0]} ended by itself, with {process.returncode}:\n{command.text()}")
+            print(f"{arguments[0]} ended by itself, with {process.returncode}:\n{command.text()}")  # noqa: T201 - beside the failure
         else:
             process.terminate()
             try:
