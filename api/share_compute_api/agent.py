@@ -21,9 +21,9 @@ from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api import agent_client
 from share_compute_api.agent_client import AgentClient
+from share_compute_api.agent_schemas import ClusterAccess, ContributorWork, JoinRequest
 from share_compute_api.children import Interrupts
 from share_compute_api.joining import JoinOptions, check_machine, resolve_limits
-from share_compute_api.schemas import ClusterAccess, ContributorWork, JoinRequest
 from share_compute_api.versions import local_versions
 
 _HEARTBEAT_S = 2.0

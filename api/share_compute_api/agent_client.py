@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from typing import Self
 
 from share_compute.store.records import ContributorRecord
-from share_compute_api.discovery import Target
-from share_compute_api.schemas import (
+from share_compute_api.agent_schemas import (
     ClusterAccess,
     ContributorWork,
-    Health,
     Joined,
     JoinRequest,
     Preflight,
     PreflightRequest,
 )
+from share_compute_api.discovery import Target
+from share_compute_api.schemas import Health
 from share_compute_api.transport import Transport
 
 

@@ -22,8 +22,8 @@ from share_compute_actors.machine.preflight import (
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent_client import greet, preflight
+from share_compute_api.agent_schemas import Limits, PreflightRequest
 from share_compute_api.private import require_private_url
-from share_compute_api.schemas import Limits, PreflightRequest
 from share_compute_api.versions import local_versions
 
 _DEFAULT_SHARE = 0.5

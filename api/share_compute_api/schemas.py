@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -36,7 +35,8 @@ from share_compute.store.records import (
 from share_compute.strict import StrictModel
 from share_compute.topology_file import TopologyDocument, check_kind
 
-_MOMENT = "2026-01-31T12:00:00Z"
+MOMENT = "2026-01-31T12:00:00Z"
+"""Time in examples."""
 
 
 class View(BaseModel):
@@ -45,14 +45,15 @@ class View(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-def _example(**values: Any) -> ConfigDict:
+def example(**values: Any) -> ConfigDict:
+    """Return the configuration of a body with one example of it in the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": [values]})
 
 
 class FailureRequest(StrictModel):
     """What is to go wrong with a member of a running job."""
 
-    model_config = _example(kind="stop", contributor_id="c-0a1b2c", duration_s=5.0)
+    model_config = example(kind="stop", contributor_id="c-0a1b2c", duration_s=5.0)
 
     kind: Literal["kill", "stop"]
     """kill: its process ends at once. stop: it stands still for a while, with its sockets open."""
@@ -80,7 +81,7 @@ class FailureMade(View):
 class Versions(StrictModel):
     """Versions that must fit between the machines of a pool."""
 
-    model_config = _example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.1.0")
+    model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.1.0")
 
     python: str
     """Must be equal to the patch: Ray pickles between interpreters."""
@@ -168,7 +169,7 @@ class QueueView(View):
 class SignInRequest(StrictModel):
     """A key, or a code of a sign-in link, in exchange for a session."""
 
-    model_config = _example(key="sck_...")
+    model_config = example(key="sck_...")
 
     key: str | None = Field(default=None, min_length=1, max_length=200)
     """An API key."""
@@ -185,7 +186,7 @@ class SignInRequest(StrictModel):
 class SignInCode(View):
     """Signs one browser in, once."""
 
-    model_config = _example(code="Zm9v...", url="https://192.0.2.1:8700/#code=Zm9v...", expires_at=_MOMENT)
+    model_config = example(code="Zm9v...", url="https://192.0.2.1:8700/#code=Zm9v...", expires_at=MOMENT)
 
     code: str
     url: str
@@ -216,7 +217,7 @@ GrantedScope: TypeAlias = Annotated[Scope, AfterValidator(_grantable)]
 class KeyRequest(StrictModel):
     """A new API key."""
 
-    model_config = _example(name="Ada's scripts", scopes=["submit"])
+    model_config = example(name="Ada's scripts", scopes=["submit"])
 
     name: PlainText = Field(min_length=1, max_length=200)
     """For whom or what it is."""
@@ -227,7 +228,7 @@ class KeyRequest(StrictModel):
 class KeyCreated(View):
     """The only answer that ever shows the key."""
 
-    model_config = _example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
+    model_config = example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
 
     id: str
     name: str
@@ -245,7 +246,7 @@ class KeyList(View):
 class InviteRequest(StrictModel):
     """A new invite."""
 
-    model_config = _example(label="laptop of Ada", expires_in_s=3600)
+    model_config = example(label="laptop of Ada", expires_in_s=3600)
 
     label: PlainText | None = Field(default=None, max_length=200)
     """For whom or what it is."""
@@ -264,10 +265,10 @@ class InviteView(InviteRecord):
 class InviteCreated(View):
     """The only answer that ever shows the code."""
 
-    model_config = _example(
+    model_config = example(
         id="inv-k3v7q2ma",
         code="abcd-efgh-ijkl-mnop",
-        expires_at=_MOMENT,
+        expires_at=MOMENT,
         join_command="SHARE_COMPUTE_INVITE=abcd-efgh-ijkl-mnop share-compute join https://192.0.2.1:8700",
     )
 
@@ -279,79 +280,6 @@ class InviteCreated(View):
     """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
 
 
-class PreflightRequest(StrictModel):
-    """What a machine asks before it joins."""
-
-    model_config = _example(
-        invite="abcd-efgh-ijkl-mnop",
-        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
-    )
-
-    invite: str = Field(min_length=1, max_length=200)
-    versions: Versions
-
-
-class Preflight(View):
-    """What a machine needs to know before it joins."""
-
-    ray_address: str
-    """host:port of the Ray head, which it must reach."""
-
-
-class Limits(StrictModel):
-    """What a machine's owner lends."""
-
-    memory_bytes: int = Field(ge=1, le=2**63 - 1)
-    cpu_threads: int = Field(ge=1, le=4096)
-    gpus: int = Field(default=0, ge=0, le=1024)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-
-
-class JoinRequest(StrictModel):
-    """What a machine says to get in."""
-
-    model_config = _example(
-        invite="abcd-efgh-ijkl-mnop",
-        name="ada-laptop",
-        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
-        clock=_MOMENT,
-        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "gpus": 0, "device": "auto"},
-        host="ada-laptop.example",
-    )
-
-    invite: str = Field(min_length=1, max_length=200)
-    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """What people call it; unique among the machines that are here."""
-    versions: Versions
-    clock: AwareDatetime
-    """What its clock says; may differ by 30 s."""
-    limits: Limits
-    host: PlainText = Field(max_length=255)
-    """Its host name."""
-
-
-class ClusterAccess(View):
-    """All that a machine needs to start its Ray node."""
-
-    ray_address: str
-    """host:port of the head."""
-    token: str
-    """The cluster's secret; keep it out of logs."""
-    labels: dict[str, str]
-    """Labels that its node must carry."""
-    environment: dict[str, str]
-    """Environment variables that its node must be started with."""
-
-
-class Joined(View):
-    """The machine is in; its Ray node may start."""
-
-    contributor_id: str
-    contributor_key: str
-    """Bearer key of this one contributor; not shown again."""
-    cluster: ClusterAccess
-
-
 class TokenRotated(View):
     """The cluster has another token."""
 
@@ -359,33 +287,6 @@ class TokenRotated(View):
     """Jobs that were suspended; they continue from the checkpoint that they wrote."""
     seconds: float
     """Time from the first suspension until the head ran with the new token."""
-
-
-class OnlineRequest(StrictModel):
-    """A machine's Ray node runs."""
-
-    model_config = _example(node_id="f" * 56, address="192.0.2.7")
-
-    node_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
-    address: PlainText = Field(min_length=1, max_length=45)
-    """IP address that other members reach it at."""
-
-
-class ContributorWork(View):
-    """What a contributor does right now; the answer to its sign of life."""
-
-    state: ContributorState
-    reason: str
-    job: str | None
-    """Id of the job that it is leased to."""
-    deployment: str | None = None
-    """Name of the deployment that it is leased to."""
-    shard: str | None
-    """E.g. ``layers 3-7 of 12``."""
-    tokens_per_s: float | None
-    """Of the whole job, or of the replicas of the deployment."""
-    wanted: Literal["run", "leave"]
-    """``leave``: hand over, then go."""
 
 
 class JobPage(View):
@@ -421,7 +322,7 @@ class DeploymentView(DeploymentRecord):
 class ReplicasRequest(StrictModel):
     """What is to change of a deployment that is up."""
 
-    model_config = _example(replicas={"min": 0, "max": 4})
+    model_config = example(replicas={"min": 0, "max": 4})
 
     replicas: Replicas
     """A number, or a range in which it follows what is asked of it. Of its fields those that are left out stay."""
@@ -517,7 +418,7 @@ UploadKind: TypeAlias = Literal["data", "model", "tokenizer"]
 class UploadRequest(StrictModel):
     """A new upload."""
 
-    model_config = _example(name="corpus", kind="data")
+    model_config = example(name="corpus", kind="data")
 
     name: PlainText = Field(min_length=1, max_length=200)
     """What people call it."""

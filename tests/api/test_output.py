@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from share_compute.plain_text import plain
+from share_compute_api.agent_schemas import JoinRequest
 from share_compute_api.cli.output import Terminal
-from share_compute_api.schemas import InviteRequest, JoinRequest, KeyRequest
+from share_compute_api.schemas import InviteRequest, KeyRequest
 
 ESCAPE = "\x1b[2Jgone\x9b"
 

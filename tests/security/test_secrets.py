@@ -21,10 +21,11 @@ from tests.security.planes import CLUSTER, open_plane
 
 from share_compute.errors import InviteUnknown, InviteUsed, TooManyAttempts, VersionMismatch
 from share_compute_api.agent_client import join, preflight
+from share_compute_api.agent_schemas import PreflightRequest
 from share_compute_api.children import own_command
 from share_compute_api.client import Client
 from share_compute_api.guesses import Guesses
-from share_compute_api.schemas import PreflightRequest, Versions
+from share_compute_api.schemas import Versions
 from share_compute_api.sign_in_codes import LIFE
 from share_compute_api.versions import local_versions
 

@@ -14,11 +14,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import Plan, layer_span
 from share_compute.store import ContributorRecord, DeploymentRecord
 from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
-from share_compute_api.auth import LivingContributor, SelfContributor
-from share_compute_api.context import Context, InContext
-from share_compute_api.private import require_private
-from share_compute_api.problems import documented
-from share_compute_api.schemas import (
+from share_compute_api.agent_schemas import (
     ClusterAccess,
     ContributorWork,
     Joined,
@@ -27,6 +23,10 @@ from share_compute_api.schemas import (
     Preflight,
     PreflightRequest,
 )
+from share_compute_api.auth import LivingContributor, SelfContributor
+from share_compute_api.context import Context, InContext
+from share_compute_api.private import require_private
+from share_compute_api.problems import documented
 from share_compute_api.supervision import LABEL, ClusterInfo
 from share_compute_api.supervision.nodes import check_node, unknown_node
 from share_compute_api.versions import check_versions, local_versions
