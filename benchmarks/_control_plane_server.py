@@ -31,6 +31,16 @@ def key_for_everything(store: Any) -> str:
     return scoped
 
 
+def server_config(settings: Settings, app: Any) -> uvicorn.Config:
+    """Return how this checkout serves: with its limits of connections, if it has some."""
+    try:
+        listening = import_module("share_compute_api.listening")
+    except ImportError:
+        return uvicorn.Config(app, log_level="critical")
+    config: uvicorn.Config = listening.listener_config(app, settings, log_level="critical")
+    return config
+
+
 def main() -> None:
     """Serve until somebody ends this process."""
     folder, contributors = Path(sys.argv[1]), int(sys.argv[2])
@@ -49,7 +59,9 @@ def main() -> None:
         )
         joined.append((record.id, own))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(uvicorn.Config(create_app(settings, store), log_level="critical"))
+    # Else both sides wait 40 ms for acknowledgements that the client delays.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server = uvicorn.Server(server_config(settings, create_app(settings, store)))
     print(json.dumps({"port": listener.getsockname()[1], "api_key": key, "contributors": joined}), flush=True)
     server.run(sockets=[listener])
 

@@ -213,7 +213,7 @@ def _contribute(store: Store, running: Running, roster: Roster, settings: Settin
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=512)
+        listener = socket.create_server((host, port), family=family, backlog=512)
     except PermissionError as failure:
         raise UserError(
             f"port {port} needs more rights", mend="choose a port above 1023 with --port"
@@ -224,3 +224,7 @@ def _listen(host: str, port: int) -> socket.socket:
             mend="end what uses it, or choose another one with --port (0 picks a free one)",
             details={"host": host, "port": port},
         ) from failure
+    # asyncio sets it only on sockets that were made with their protocol named. Without it the second write of an
+    # answer waits for the client's delayed acknowledgement, 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
