@@ -44,7 +44,7 @@ def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, i
         runs=None,
         notes=(),
     )
-    pools = attempt._plan(facts).plan.pools
+    pools = attempt._plan(facts, TOPOLOGY).plan.pools
     return {pool.members[0].name: pool.stop - pool.start for pool in pools}
 
 

@@ -14,7 +14,7 @@ from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.models.weights import rows_of
 from share_compute_actors.member import loading
 from share_compute_actors.member.pieces import Piece
-from share_compute_actors.messages import Extent, Source, Sources, library_source
+from share_compute_actors.messages import Extent, Source, Sources, library_source, read_extents
 
 HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
 
@@ -29,7 +29,8 @@ def giver(spoil: Callable[[int, Piece], Piece]) -> Any:
     """Return an actor that has the tensors; ``spoil`` takes the number of the call, and what it would answer."""
     calls: list[Sequence[Extent]] = []
 
-    def weights(extents: Sequence[Extent]) -> list[Piece]:
+    def weights(asked: bytes) -> list[Piece]:
+        extents = read_extents(asked)
         calls.append(extents)
         found = (Piece.of_rows(name, rows_of(HELD[name], start, stop)) for name, start, stop in extents)
         return [spoil(len(calls), piece) for piece in found]

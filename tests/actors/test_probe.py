@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from share_compute.topology import Device
-from share_compute_actors.machine.contributor import read_devices, read_links
+from share_compute.errors import Unavailable
+from share_compute.topology import Device, Link
 from share_compute_actors.machine.probe_links import measure_link
+from share_compute_api.supervision.machines import RayMachine
+
+DEVICES: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
+LIMITS = {"memory_bytes": 5, "cpu_threads": 1, "device": "cpu"}
+MEASURED = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
 
 
 def run_probe(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +32,7 @@ def run_probe(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_processor_is_measured():
     done = run_probe("--json", "--device", "cpu", "--memory-bytes", str(2**30), "--cpu-threads", "1")
-    (device,) = read_devices(done.stdout)
+    (device,) = DEVICES.validate_json(done.stdout)
     assert (device.kind, device.memory_bytes) == ("cpu", 2**30)
     assert device.name
     assert 1e8 < device.flops_per_s["float32"] < 1e14
@@ -43,7 +51,7 @@ def test_a_device_that_is_not_there_is_an_error():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_graphics_processors_are_measured():
-    devices = read_devices(run_probe("--json", "--device", "cuda").stdout)
+    devices = DEVICES.validate_json(run_probe("--json", "--device", "cuda").stdout)
     assert devices
     assert all(device.kind == "cuda" and device.flops_per_s["bfloat16"] > 1e12 for device in devices)
 
@@ -63,18 +71,40 @@ def test_links_are_measured_from_real_delays():
     assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.3)
 
 
-def test_messages_are_read_back():
-    device = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
-    message = {
-        "kind": "cpu",
-        "name": "x",
-        "memory_bytes": 5,
-        "flops_per_s": {"float32": 1.0},
-        "memory_bytes_per_s": 2.0,
-        "overhead_s": 3e-6,
-    }
-    assert read_devices(json.dumps([message])) == (device,)
-    del message["overhead_s"]  # as probes of earlier releases wrote it, which the store keeps
-    assert read_devices(json.dumps([message])) == (replace(device, overhead_s=0.0),)
-    (link,) = read_links('[{"source": "a", "target": "b", "latency_s": 0.1, "bytes_per_s": 3.0}]')
-    assert link.target == "b"
+class Answering:
+    """An actor on a contributor that gives the same answer to every call."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def call(self, _method: str, *_arguments: Any) -> Any:
+        return self._answer
+
+    async def measure_links(self, _peers: Any) -> Any:
+        return self._answer
+
+
+def machine(answer: Any) -> RayMachine:
+    actor: Any = Answering(answer)
+    return RayMachine("a", actor)
+
+
+def test_measured_devices_are_read_back():
+    message = asdict(MEASURED)
+    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS)) == (MEASURED,)
+    del message["overhead_s"]  # probes of earlier releases did not measure it
+    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS)) == (replace(MEASURED, overhead_s=0.0),)
+
+
+def test_only_links_that_were_asked_for_are_read_back():
+    asked = Link("a", "b", 0.1, 3.0)
+    others = (Link("c", "b", 0.1, 3.0), Link("a", "d", 0.1, 3.0))
+    answer = json.dumps([asdict(link) for link in (asked, *others)])
+    assert asyncio.run(machine(answer).measure_links([("b", machine(""))])) == (asked,)
+
+
+@pytest.mark.parametrize("answer", [None, 3, [], "", "{", '[{"kind": "cpu"}]', " " * 2**21 + "[]"])
+def test_another_answer_to_a_measurement_is_an_error_of_its_machine(answer: Any):
+    with pytest.raises(Unavailable, match="something else") as failure:
+        asyncio.run(machine(answer).probe(LIMITS))
+    assert failure.value.machine == "a"
