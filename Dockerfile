@@ -6,9 +6,9 @@ WORKDIR /src
 COPY constraints.txt .
 RUN pip install --no-cache-dir --no-deps -c constraints.txt ${TORCH_INDEX:+--index-url $TORCH_INDEX} torch
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt . && useradd --create-home contributor
+# share-compute: the user of the Ray head, where the server runs as root. contributor: everything else.
+RUN pip install --no-cache-dir -c constraints.txt . \
+    && useradd --system share-compute && useradd --create-home contributor
 USER contributor
 WORKDIR /home/contributor
-# A volume that is mounted there takes its owner from it.
-RUN mkdir data
 ENTRYPOINT ["share-compute"]

@@ -326,9 +326,12 @@ def main() -> None:
     ours: list[Round] = []
     before: list[Round] = []
     for number in range(options.rounds):
+        sides = [(ours, OURS)]
         if options.baseline is not None:
-            before.append(measure(options.baseline.resolve(), options, number))
-        ours.append(measure(OURS, options, number))
+            sides.append((before, options.baseline.resolve()))
+        # Each side is first as often as second: the machine is not the same all the time.
+        for rounds, checkout in sides if number % 2 else reversed(sides):
+            rounds.append(measure(checkout, options, number))
     compare(ours, before, options)
 
 
