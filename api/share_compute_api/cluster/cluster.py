@@ -27,40 +27,12 @@ _POLL_S = 0.1
 _SOUND_S = 60.0
 """A process that ran this long was sound."""
 _MOST_SHORT_LIVES = 3
+_LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
 """How long something that is to be started waits for a gateway."""
 _ANSWER_S = 30.0
 """How long Ray's tables may take."""
 _log = logging.getLogger(__name__)
-
-
-class _Lives:
-    """Counts how often in a row a process ended soon after its start.
-
-    Args:
-        what: the process, as the subject of a sentence.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._began_s = 0.0
-        self._short = 0
-
-    def begin(self) -> None:
-        """It was started."""
-        self._began_s = time.monotonic()
-
-    def require_hope(self, ended: Child) -> None:
-        """Raise Unavailable when it has ended soon after its start too often."""
-        is_sound = time.monotonic() - self._began_s > _SOUND_S
-        self._short = 0 if is_sound else self._short + 1
-        if self._short >= _MOST_SHORT_LIVES:
-            raise Unavailable(
-                f"{self._what} ended with status {ended.exit_code}, {self._short} times soon after its start, "
-                "so the server ended too",
-                mend="look for lack of memory or disk, then start it again with `share-compute up`: jobs continue",
-                details={"log": ended.log_tail()},
-            )
 
 
 class Cluster:
@@ -78,7 +50,11 @@ class Cluster:
     def __init__(self, settings: Settings, roster: Roster) -> None:
         self._settings = settings
         self._roster = roster
-        self._head_lives, self._gateway_lives = _Lives("the Ray head"), _Lives("the process that calls Ray")
+        self._began_s = 0.0
+        self._short_lives = 0
+        """Of heads, in a row."""
+        self._lost_gateways = 0
+        """In a row that could not connect, or ended soon."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
@@ -211,7 +187,11 @@ class Cluster:
         gateway = Gateway(ours)
         try:
             with theirs:
-                child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
+                try:
+                    child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
+                except Unavailable as failure:  # the disk is full, for example
+                    await self._pause(failure.message)
+                    return
             try:
                 reader = await gateway.connect()
             except Unavailable:
@@ -219,6 +199,7 @@ class Cluster:
                 return
             self._gateway = gateway
             self._is_connected.set()
+            connected_s = time.monotonic()
             listening = asyncio.create_task(gateway.listen(reader))
             try:
                 while not (listening.done() or self._is_over):
@@ -227,6 +208,8 @@ class Cluster:
                 self._is_connected.clear()
                 self._gateway = None
                 listening.cancel()
+            if time.monotonic() - connected_s > _SOUND_S:
+                self._lost_gateways = 0
             await self._give_up(child)
         finally:
             gateway.close()
@@ -237,15 +220,22 @@ class Cluster:
         return self._rotated is not None or self._head.node.child.exit_code is not None
 
     async def _give_up(self, child: Child) -> None:
-        """End a gateway; raise Unavailable when the next one would end as well."""
+        """End a gateway, and wait before the next one: longer each time while none lasts."""
         await asyncio.to_thread(self._roster.stop, child, 1.0)
         # The head may have ended first, and is noticed a moment later.
         for _ in range(20):
             if self._is_over:
                 return
             await asyncio.sleep(_POLL_S)
-        _log.warning("the process that calls Ray ended with status %s; it is started again", child.exit_code)
-        self._gateway_lives.require_hope(child)
+        last = child.log_tail(1) or "it printed nothing"
+        await self._pause(f"the process that calls Ray ended with status {child.exit_code}: {last}")
+
+    async def _pause(self, why: str) -> None:
+        """Wait before the next gateway; the server goes on without Ray for as long as it takes."""
+        pause_s = min(0.5 * 2.0 ** min(self._lost_gateways, 10), _LONGEST_PAUSE_S)
+        self._lost_gateways += 1
+        _log.warning("%s; it is started again in %.1f s", why, pause_s)
+        await asyncio.sleep(pause_s)
 
     def _start_gateway(self, descriptor: int) -> Child:
         head = self._head
@@ -254,7 +244,6 @@ class Cluster:
             *("--address", head.ray_address, "--node-address", head.node.address),
             *("--temp-dir", str(head.folder), "--socket", str(descriptor)),
         ]
-        self._gateway_lives.begin()
         return self._roster.start(
             "gateway",
             confined(command, head.policy),
@@ -265,7 +254,7 @@ class Cluster:
 
     def _start_head(self) -> Head:
         head = start_head(self._settings, self._roster, advertised(self._settings))
-        self._head_lives.begin()
+        self._began_s = time.monotonic()
         return head
 
     def _replace(self) -> None:
@@ -276,7 +265,14 @@ class Cluster:
     def _revive(self) -> None:
         """Start another head in place of the one that ended."""
         ended = self._head.node.child
-        self._head_lives.require_hope(ended)
+        self._short_lives = 0 if time.monotonic() - self._began_s > _SOUND_S else self._short_lives + 1
+        if self._short_lives >= _MOST_SHORT_LIVES:
+            raise Unavailable(
+                f"the Ray head ended with status {ended.exit_code}, {self._short_lives} times soon after its start, "
+                "so the server ended too",
+                mend="look for lack of memory or disk, then start it again with `share-compute up`: jobs continue",
+                details={"log": ended.log_tail()},
+            )
         _log.warning(
             "the Ray head ended with status %s; it is started again, and jobs go on", ended.exit_code
         )
