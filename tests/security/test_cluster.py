@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,27 +105,29 @@ def test_the_control_plane_holds_no_ray(server: Any) -> None:
     assert not any("_raylet" in file.path for file in psutil.Process(pid).memory_maps())
 
 
-def test_the_gateway_inherits_no_secret(server: Any) -> None:
+def test_the_gateway_inherits_no_secret(server: Any, wait_for: Callable[..., Any]) -> None:
     pid = json.loads((server.data_folder / SERVER_FILE).read_text())["pid"]
     key = json.loads((server.data_folder / CREDENTIALS_FILE).read_text())["api_key"]
-    gateway = gateway_of(pid)
+    gateway = wait_for(lambda: gateway_of(pid), "a gateway")
     assert key not in repr(gateway.environ())
     assert not [name for name in gateway.environ() if name.startswith("SHARE_COMPUTE")]
 
 
-def gateway_of(server: int) -> psutil.Process:
-    return next(
-        child
-        for child in psutil.Process(server).children(recursive=True)
-        if "share_compute_api.cluster.gateway_process" in child.cmdline() and "--socket" in child.cmdline()
-    )
+def gateway_of(server: int) -> psutil.Process | None:
+    """Return the process of a server that calls Ray, if it runs now."""
+    for child in psutil.Process(server).children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            command = child.cmdline()
+            if "share_compute_api.cluster.gateway_process" in command and "--socket" in command:
+                return child
+    return None
 
 
 def test_the_control_plane_survives_the_gateway(
     server: Any, contributor: Any, wait_for: Callable[..., Any]
 ) -> None:
     pid = json.loads((server.data_folder / SERVER_FILE).read_text())["pid"]
-    before = gateway_of(pid)
+    before = wait_for(lambda: gateway_of(pid), "a gateway")
     before.kill()
     wait_for(lambda: psutil.pid_exists(pid) and _is_another(pid, before), "another gateway")
     with server.client() as client:
@@ -132,10 +135,8 @@ def test_the_control_plane_survives_the_gateway(
 
 
 def _is_another(server: int, before: psutil.Process) -> bool:
-    try:
-        return gateway_of(server).pid != before.pid
-    except (StopIteration, psutil.NoSuchProcess):
-        return False
+    now = gateway_of(server)
+    return now is not None and now.pid != before.pid
 
 
 def test_the_token_of_a_removed_machine_opens_nothing(
