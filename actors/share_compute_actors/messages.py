@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import xxhash
+from pydantic import Field
 
 from share_compute.errors import VerificationFailed
 from share_compute.models.blueprint import Blueprint
@@ -39,11 +39,12 @@ class Label(NamedTuple):
     """Names one tensor on its way: who asks for a label gets exactly this tensor."""
 
     phase: Phase
-    step: int
+    step: StepNumber
     """Of training; in serving, id of the turn."""
     cargo: Literal["hello", "activation", "gradient", "tied", "log", "logged", "token"]
-    microbatch: int
-    pool: int
+    microbatch: Annotated[int, Field(ge=-1, lt=2**53)]
+    """-1 where none is meant."""
+    pool: Natural
     """Pool that sent it."""
 
     @property
@@ -82,9 +83,9 @@ class Envelope:
 
     def pack(self, content: Content) -> bytes:
         """Write as JSON, sealed together with the content: the seal breaks when a bit of either is changed."""
-        written = json.dumps(
-            [self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number]
-        ).encode()
+        written = _FIELDS.pack(
+            (self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number)
+        )
         return _SEAL.pack(WIRE_VERSION, _checksum(written, content)) + written
 
     @classmethod
@@ -94,6 +95,7 @@ class Envelope:
         Raises:
             ValueError: it is not an envelope of this version.
             VerificationFailed: it, or its content, is not what was sent.
+            Undeclared: its fields are not those of an envelope.
         """
         if not data or data[0] != WIRE_VERSION:
             raise ValueError(f"envelope of version {data[0] if data else None}")
@@ -104,8 +106,26 @@ class Envelope:
                 f"a tensor of {len(content)} bytes was damaged on its way",
                 mend="check memory and network of the machines that it came from and to",
             )
-        job, epoch, label, dtype, shape, source, number = json.loads(written)
-        return cls(job, epoch, Label(*label), dtype, tuple(shape), source, number)
+        return cls(*_FIELDS.unpack(written, "a member"))
+
+
+_MOST_DIMENSIONS = 16
+_Name = Annotated[str, Field(max_length=200)]
+_Size = Annotated[int, Field(gt=-(2**53), lt=2**53)]
+_FIELDS: Schema[tuple[Any, ...]] = Schema(
+    tuple[
+        _Name,
+        Natural,
+        Label,
+        _Name,
+        Annotated[tuple[_Size, ...], Field(max_length=_MOST_DIMENSIONS)],
+        _Name,
+        Natural,
+    ],
+    most_bytes=2**14,
+)
+"""Of an `Envelope`. A receiver names the sender of a wrong tensor in messages to the coordinator. All that it repeats
+there must pass their schemas, or the receiver itself would count as the one that sent something undeclared."""
 
 
 def _checksum(written: bytes, content: Content) -> int:

@@ -1,19 +1,22 @@
 """The channel between members: what is asked for arrives once, strangers and old epochs do not get in."""
 
+import json
 import re
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 import zmq
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.member.arrivals import Arrivals
 from share_compute_actors.member.channel import Channel, Keys
-from share_compute_actors.messages import Envelope, Label, Peer
+from share_compute_actors.messages import WIRE_VERSION, Envelope, Label, Peer
 
 ANN, BOB = "c-ann", "c-bob"
 Pair = Callable[..., tuple[Channel, Channel]]
@@ -207,6 +210,7 @@ def test_a_wait_can_be_ended_from_another_thread(pair: Pair) -> None:
     [
         ({"dtype": "nn"}, "its dtype 'nn' is none"),
         ({"dtype": "float33"}, "its dtype 'float33' is none"),
+        ({"dtype": "quint8"}, "its dtype 'quint8' is none"),
         ({"shape": (4, 4)}, "it has 24 bytes, which are no float32 of shape [4, 4]"),
         ({"shape": (-6,)}, "it has 24 bytes, which are no float32 of shape [-6]"),
     ],
@@ -220,3 +224,39 @@ def test_what_is_no_tensor_is_held_against_its_sender(pair: Pair, change: dict[s
         bob.receive(label(), "ann", 5.0)
     assert found.value.worker == ANN
     assert bob.rejected[0][:2] == (label(), ANN)
+
+
+def test_an_empty_tensor_with_sizes_that_none_has_is_held_against_its_sender(pair: Pair) -> None:
+    ann, bob = pair()
+    letter = ann.write(BOB, label(), torch.zeros(0))
+    envelope = replace(Envelope.unpack(letter.envelope, letter.content.data), shape=(2**52, 2**52, 0))
+    ann.post(BOB, letter._replace(envelope=envelope.pack(letter.content.data)))
+    with pytest.raises(
+        WrongTensor, match=re.escape("no float32 has shape [4503599627370496, 4503599627370496, 0]")
+    ):
+        bob.receive(label(), "ann", 5.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"label": ["train", [1], "activation", 0, 0]},
+        {"label": ["train", 1, "activation", 2**60, 0]},
+        {"label": ["train", 1, "pickle", 0, 0]},
+        {"dtype": "x" * 1000},
+        {"shape": [1] * 1000},
+        {"source": 5},
+    ],
+    ids=repr,
+)
+def test_an_envelope_with_undeclared_fields_is_dropped(pair: Pair, change: dict[str, Any]) -> None:
+    ann, bob = pair()
+    letter = ann.write(BOB, label(), torch.zeros(2, 3))
+    known = asdict(Envelope.unpack(letter.envelope, letter.content.data))
+    content = letter.content.data
+    written = json.dumps([list({**known, **change}.values())]).encode()
+    seal = xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))
+    ann.post(BOB, letter._replace(envelope=struct.pack(">BQ", WIRE_VERSION, seal) + written))
+    with pytest.raises(StaleEpoch, match="was lost on its way"):
+        bob.receive(label(), "ann", 5.0)
+    assert not bob.rejected

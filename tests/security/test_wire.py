@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComputeError, UserError
 from share_compute.planning.timings import LayerTiming
-from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Report
+from share_compute.protocol.messages import Applied, Broken, Formed, Label, Prepared, Rejected, Report
 from share_compute.serving.turns import Pooled, Sampled, TurnResult
 from share_compute_actors.member.pieces import PIECE, Piece, take_all
 from share_compute_actors.member.schemas import LOGITS, PEER, STATUS, pack_said, unpack_said
@@ -40,6 +40,9 @@ SAID = [
     Formed(3, "c0"),
     Prepared(3, "c0", 5, {"model.norm": 0.1 + 0.2, "lm_head": float("inf")}, {0: -1.5, 11: 1e-300}, "ab"),
     Broken(3, "c0"),
+    Rejected(3, "c0", "c1", Label(5, "activation", 11, 0), "its numbers are not finite", is_certain=False),
+    # The label is what the sender of the tensor made of it.
+    Rejected(3, "c0", "c1", Label(2**52, "log", -1, 2**52), "it has 24 bytes, which are no float32"),
     Applied(3, "c0", 5),
 ]
 TO_SERVER = [
@@ -69,6 +72,20 @@ def test_what_a_member_says_arrives_as_it_was_said(message: Any) -> None:
 )
 def test_nobody_speaks_of_microbatches_that_there_are_not(message: Any) -> None:
     with pytest.raises(Undeclared, match="microbatches"):
+        unpack_said(pack_said(message, None), "c0", "machine-0", 12)
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (Prepared(3, "c0", 5, {"lm_head": -1e-3}), "a squared norm below zero"),
+        (Prepared(3, "c0", 5, {"lm_head": float("-inf")}), "a squared norm below zero"),
+        (Rejected(3, "c0", "c1", Label(5, "log", 0, 0), "x" * 2**20), "a reason of 1048576 characters"),
+    ],
+    ids=["negative", "infinite", "long"],
+)
+def test_what_is_said_of_numbers_can_be_used(message: Any, fault: str) -> None:
+    with pytest.raises(Undeclared, match=f"machine-0 .*: {fault}"):
         unpack_said(pack_said(message, None), "c0", "machine-0", 12)
 
 

@@ -76,4 +76,7 @@ def global_norm(prepared: Mapping[Worker, Prepared]) -> float:
     squares: dict[str, float] = {}
     for message in prepared.values():
         squares.update(message.squared_norms)
-    return math.sqrt(math.fsum(squares.values()))  # fsum is exact, so in any order the same
+    try:
+        return math.sqrt(math.fsum(squares.values()))  # fsum is exact, so in any order the same
+    except OverflowError:
+        return math.inf

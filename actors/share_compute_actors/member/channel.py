@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -59,6 +59,16 @@ class Letter(NamedTuple):
         """Return the same without its last byte, whole by its seal: as a defective sender would make it."""
         envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
         return Letter(envelope.pack(content.data), content)
+
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    )
+}
+"""Dtypes of tensors that may arrive. torch cannot read bytes as some others, and crashes on quantized ones."""
 
 
 class Rejected(NamedTuple):
@@ -354,11 +364,13 @@ class Channel:
 
 def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
     """Return the tensor that an envelope describes, or what is wrong with it."""
-    dtype = getattr(torch, message.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
         return f"its dtype {message.dtype!r} is none"
     if min(message.shape, default=1) < 0 or math.prod(message.shape) * dtype.itemsize != len(content):
         return f"it has {len(content)} bytes, which are no {message.dtype} of shape {list(message.shape)}"
-    if not len(content):
-        return torch.empty(message.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(message.shape)
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if len(content) else torch.empty(0, dtype=dtype)
+    try:
+        return flat.reshape(message.shape)
+    except RuntimeError:  # without numbers in it, its other sizes may be too large
+        return f"no {message.dtype} has shape {list(message.shape)}"

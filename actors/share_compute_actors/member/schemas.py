@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from share_compute.errors import ShareComputeError
 from share_compute.planning.timings import LayerTiming
-from share_compute.protocol.messages import Prepared, Report, ToCoordinator
+from share_compute.protocol.messages import Prepared, Rejected, Report, ToCoordinator
 from share_compute.protocol.roster import Worker
 from share_compute.training.finiteness import Finding
 from share_compute_actors.member.copies.copying import ShardRange
@@ -32,6 +32,8 @@ EVALUATION: Schema[EvaluationResult | None] = Schema(EvaluationResult | None)
 FINDING: Schema[Finding | None] = Schema(Finding | None)
 
 _LOGIT = np.dtype("<f4")
+_MOST_REASON = 2000
+"""Characters that say what is wrong with a tensor: people read them in the job's log."""
 
 
 class Logits:
@@ -90,6 +92,10 @@ def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Sa
         raise undeclared(sender, f"{type(message).__name__} in the name of another member")
     if not _microbatches_of(message).issubset(range(microbatches)):
         raise undeclared(sender, f"{type(message).__name__} of microbatches that there are not")
+    if isinstance(message, Prepared) and any(square < 0 for square in message.squared_norms.values()):
+        raise undeclared(sender, "a squared norm below zero")
+    if isinstance(message, Rejected) and len(message.what) > _MOST_REASON:
+        raise undeclared(sender, f"a reason of {len(message.what)} characters")
     if figures is not None and not all(map(_is_time, (figures.layer_timings or {}).values())):
         raise undeclared(sender, "times that are none")
     return message, figures
