@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.api.conftest import LiveServer, Plane
 
+from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app
@@ -27,7 +28,7 @@ def open_plane(
     settings = Settings(data_folder=folder / "data", database_url=None, **changes)
     upgrade(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
-    _, api_key = store.keys.create("first")
+    _, api_key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)
     server = LiveServer(app, tls=tls)
     if cluster:  # only now, so that the loops that need Ray are not started

@@ -31,6 +31,7 @@ from share_compute.data.parquet_rows import MOST_BATCH_BYTES, record_batches
 from share_compute.data.reading import read_pieces
 from share_compute.errors import UserError
 from share_compute.field_errors import MOST_NAMED
+from share_compute.scopes import Scope
 from share_compute.serving.options import Generation
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
@@ -50,10 +51,11 @@ _numbers = count()
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """A server whose processes for submitters' files have little time, so that tests take little."""
-    settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None)
+    roots = (tmp_path_factory.getbasetemp(),)
+    settings = Settings(data_folder=tmp_path_factory.mktemp("data"), database_url=None, data_roots=roots)
     upgrade(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)
-    _, key = store.keys.create("first")
+    _, key = store.keys.create("first", [Scope.admin])
     app = create_app(settings, store)
     context = app.state.context
     context.isolated = IsolatedProcesses(LIMITS)
