@@ -10,7 +10,7 @@ import pytest
 import torch
 from ray.exceptions import ObjectLostError
 
-from share_compute.errors import ContributorLost, StaleEpoch
+from share_compute.errors import ContributorLost, StaleEpoch, WrongTensor
 from share_compute.models.weights import rows_of
 from share_compute_actors.member import loading
 from share_compute_actors.member.pieces import Piece
@@ -84,3 +84,16 @@ def test_a_member_that_loads_from_its_own_copy_makes_no_call() -> None:
     loading.fill(tensors, givers, "weights")
     assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
     assert len(copied.calls) == 1 + len(HELD)
+
+
+@pytest.mark.parametrize("answer", [b"+[3]", b"noise", 5], ids=repr)
+def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: Any) -> None:
+    """The loading member cannot pass `Undeclared` on: the coordinator would take it for the end of the job."""
+    actor = SimpleNamespace(inventory=SimpleNamespace(remote=lambda: answer))
+    stage: Any = SimpleNamespace(
+        persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
+    )
+    givers = loading.Givers(Sources((Source(actor, "ada", "c-ada"),)))
+    with pytest.raises(WrongTensor, match="ada sent what is no declared message") as found:
+        loading._stored(stage, givers, 0)
+    assert found.value.worker == "c-ada"

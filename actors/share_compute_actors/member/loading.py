@@ -29,7 +29,7 @@ from share_compute_actors.member.reading import GivesState
 from share_compute_actors.member.rows import library_lost
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Extent, MemberSetup, Source, Sources, pack_extents
-from share_compute_actors.wire import NAMES, unpack_answer
+from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 _CALLS_AHEAD = 2
 """Asked at one time: what the next one brings travels while this one is copied, and no more is in memory."""
@@ -125,12 +125,23 @@ def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
     if not stage.added:
         return tensors
     stage.initialize_added(seed)
-    known = {
-        name
-        for source in givers.sources.all
-        for name in unpack_answer(NAMES, givers.ask(source, "inventory"), source.name)
-    }
+    known = {name for source in givers.sources.all for name in _inventory(givers, source)}
     return {name: tensor for name, tensor in tensors.items() if name in known or name not in stage.added}
+
+
+def _inventory(givers: Givers, source: Source) -> tuple[str, ...]:
+    """Return the names of the tensors that a source has.
+
+    Raises:
+        WrongTensor: a member answered with something else.
+    """
+    answer = givers.ask(source, "inventory")
+    try:
+        return unpack_answer(NAMES, answer, source.name)
+    except Undeclared as failure:
+        if source.worker is None:
+            raise
+        raise _wrong(source, failure.message) from failure
 
 
 def _restore(runner: Runner, givers: Givers) -> None:
