@@ -123,7 +123,7 @@ def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, pool:
     page.get_by_role("link", name="Invite", exact=True).click()
     page.get_by_role("button", name="Create invite").click()
     line = page.get_by_label("Command to join")
-    code = line.inner_text().split()[-1]
+    code = line.inner_text().split()[0].removeprefix("SHARE_COMPUTE_INVITE=")
     versions = local_versions().model_dump()
     pool.store.contributors.join(code, name="ash", host="h", versions=versions, limits={})
     expect(page.get_by_text("ash joined with it.")).to_be_visible()

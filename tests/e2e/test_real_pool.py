@@ -62,8 +62,9 @@ class Machines:
         """Let machines join by the lines that the page gives, until so many are ready."""
         new = [next(NAMES) for _ in range(count - len(self._running))]
         for name in new:
-            joining = (*invite(page, name), "--name", name, *LENT)
-            self._running[name] = self._stack.enter_context(run_command(server.data_folder, *joining))
+            joining, variables = invite(page, name)
+            command = run_command(server.data_folder, *joining, "--name", name, *LENT, **variables)
+            self._running[name] = self._stack.enter_context(command)
             page.reload()
         page.goto(f"{server.url}/?view=table")
         for name in self._running:
@@ -82,14 +83,16 @@ def machines() -> Iterator[Machines]:
         yield Machines(stack)
 
 
-def invite(page: Page, label: str) -> list[str]:
-    """Return the arguments of the line that an invite gives."""
+def invite(page: Page, label: str) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the variables of the line that an invite gives."""
     page.get_by_role("link", name="Invite", exact=True).click()
     page.get_by_label("For whom").fill(label)
     page.get_by_role("button", name="Create invite").click()
     line = page.get_by_label("Command to join")
     expect(line).to_contain_text("share-compute join")
-    return shlex.split(line.inner_text())[1:]
+    assignment, _, *arguments = shlex.split(line.inner_text())
+    variable, _, code = assignment.partition("=")
+    return arguments, {variable: code}
 
 
 def test_a_job_asked_for_by_the_form_survives_a_contributor(
