@@ -63,6 +63,8 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     mailbox = Mailbox.remote()
     runs = max(solution.plan.shares, key=len)
     ask_library(NOTHING, library.cut.remote(list(runs)))
+    settled = spec.with_microbatches(solution.plan.microbatches)
+    assignment = assignment.model_copy(update={"spec": settled})
     crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name)
     try:
         told: list[str] = []
