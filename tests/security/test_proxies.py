@@ -105,7 +105,8 @@ def test_the_documented_proxy_passes_streams_uploads_and_addresses(tmp_path: Pat
 
         folder = make_tokenizer(tmp_path / "tokenizer")
         tokenizer = ServedTokenizer(folder)
-        speaker = Speaker("model", folder, lambda _: (*tokenizer.encode(ANSWER, 100), *tokenizer.end_ids))
+        ids = (*tokenizer.encode(ANSWER, 100), *tokenizer.vocabulary.end_ids)
+        speaker = Speaker("model", folder, lambda _: ids)
         speaker.pause_after = 3
         plane.app.state.context.engines.add(speaker)
         with OpenAI(
