@@ -235,7 +235,10 @@ class Cluster:
         pause_s = min(0.5 * 2.0 ** min(self._lost_gateways, 10), _LONGEST_PAUSE_S)
         self._lost_gateways += 1
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
-        await asyncio.sleep(pause_s)
+        for _ in range(round(pause_s / _POLL_S)):
+            if self._is_over:
+                return  # the next gateway needs another head, which is started now
+            await asyncio.sleep(_POLL_S)
 
     def _start_gateway(self, descriptor: int) -> Child:
         head = self._head
