@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 _WRITE_TICKS = 100
 """Ray starts more processes as it goes: every so many tenths of a second they are written down again."""
 _CONNECTIONS_GRACE_S = 3
-_NAMESPACE = "share-compute"
 _INVITE_LIFE_S = 3600.0
-_SOUND_S = 60.0
-"""A head that stood for so long is sound."""
-_MOST_SHORT_LIVES = 3
 _log = logging.getLogger(__name__)
 
 
