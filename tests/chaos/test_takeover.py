@@ -19,12 +19,14 @@ from share_compute.jobs.events import AttemptEvent
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology
+from share_compute_actors.member.answering import answered
 from share_compute_actors.member.naming import (
     end_members,
     jobs_with_members,
     machines_with_members,
     members_of,
 )
+from share_compute_actors.member.schemas import STATUS
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -44,7 +46,9 @@ def kill(point: Point, step: int, worker: str | None = None) -> Failure:
 
 def of(worker: str) -> Any:
     """Return the member on a machine."""
-    return next(one for one in members_of(JOB) if ray.get(one.status.remote()).worker == worker)
+    return next(
+        one for one in members_of(JOB) if answered(STATUS, one.status.remote(), "a member").worker == worker
+    )
 
 
 def end(member: Any) -> None:
