@@ -281,7 +281,9 @@ class World:
             self.banned.add(blame.worker)
 
     def on_expelled(self, seat: Seat, worker: Worker) -> None:
-        """A coordinator ends a member."""
+        """A coordinator ends a member, whose numbers are wrong."""
+        if worker not in self.culprits:
+            raise VerificationFailed(f"{worker} is expelled", mend="expel those whose numbers are wrong")
         self._known[seat.name].pop(worker, None)
         host = self.hosts[worker]
         if host.is_alive and self.may_die(host):
