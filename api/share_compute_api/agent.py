@@ -72,6 +72,8 @@ class Agent:
         self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
         self._roster: Roster | None = None
         self._node: RayNode | None = None
+        self._access: ClusterAccess | None = None
+        """With which the node was started, or is to be."""
         self._node_started = 0.0
         self._trouble = 0
         self._rejoins = 0
@@ -127,15 +129,18 @@ class Agent:
 
     def _work(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
         """Keep node and server together until the server wants this machine to leave."""
-        self._come_online(client, cluster, limits)
-        last_contact = time.monotonic()
+        self._access, last_contact = cluster, time.monotonic()
+        try:
+            self._come_online(client, cluster, limits)
+        except ContributorLost as refused:
+            last_contact = self._recover(client, limits, refused, last_contact)
         while True:
             try:
                 work = self._heartbeat(client)
             except (NotAuthorized, NotFound):
                 raise
             except ContributorLost as trouble:
-                last_contact = self._recover(client, cluster, limits, trouble, last_contact)
+                last_contact = self._recover(client, limits, trouble, last_contact)
             except Unavailable as silence:
                 self._wait(silence, last_contact)
             else:
@@ -171,7 +176,6 @@ class Agent:
     def _recover(
         self,
         client: AgentClient,
-        cluster: ClusterAccess,
         limits: NodeLimits,
         trouble: ShareComputeError,
         last_contact: float,
@@ -183,12 +187,16 @@ class Agent:
             last_contact = time.monotonic()
             # The first time the node is kept, with the members on it: a restarted head knows them still, however long
             # it was away. If that fails, it starts anew.
-            is_another = (access.ray_address, access.token) != (cluster.ray_address, cluster.token)
+            known, self._access = self._access, access
+            is_another = known is None or (access.ray_address, access.token) != (
+                known.ray_address,
+                known.token,
+            )
             if self._rejoins or is_another:
                 self._stop_node()
             self._rejoins += 1
             self._come_online(client, access, limits)
-        except Unavailable as silence:
+        except (Unavailable, ContributorLost) as silence:
             self._show(f"{silence.message}; trying again")
         return last_contact
 
@@ -208,12 +216,11 @@ class Agent:
         if self._node is None or self._node.child.exit_code is not None:
             self._stop_node()
             self._show("starting the Ray node")
-            self._node = start_node(
-                self._roster,
-                NodeAccess(access.ray_address, access.token, access.labels, access.environment),
-                limits,
-                address=self._options.address,
-            )
+            known = NodeAccess(access.ray_address, access.token, access.labels, access.environment)
+            try:
+                self._node = start_node(self._roster, known, limits, address=self._options.address)
+            except NotAuthorized as refused:  # the token was changed on the way
+                raise ContributorLost(refused.message, mend="it asks for the new token") from refused
             self._node_started = time.monotonic()
         client.online(node_id=self._node.node_id, address=self._node.address)
         self._show("being measured")

@@ -35,6 +35,7 @@ class Bell:
         """Wait until it rings after ``ticket`` was taken; False when ``timeout_s`` passed first."""
         self._loop = asyncio.get_running_loop()
         if self.ticket != ticket or self.is_closed:
+            await asyncio.sleep(0)  # a loop that waits here only must not keep all others from running
             return True
         try:
             async with asyncio.timeout(timeout_s):

@@ -64,8 +64,8 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
     table = run("jobs")
     assert job_id in table.stdout
     assert "queued" in table.stdout
-    result = tmp_path / "result"
-    result.mkdir()
+    result = plane.settings.data_folder / "jobs" / job_id / "artifacts" / "model"
+    result.mkdir(parents=True)
     (result / "model.safetensors").write_bytes(b"weights")
     saved = ArtifactSaved(name="model", path=result, size_bytes=7)
     plan = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, pools=(), microbatches=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
 _RECONNECT_S = 600
 """How long nodes of contributors wait for a head that is being restarted."""
-_TOKEN, _STALE = "ray-token", "ray-token-is-stale"
+_TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
 _log = logging.getLogger(__name__)
 
 
@@ -66,14 +67,11 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         Conflict: the port is taken.
         Unavailable: it did not start.
     """
-    if (settings.data_folder / _STALE).exists():
-        write_private(settings.data_folder / _TOKEN, secrets.token_hex(32))
-        (settings.data_folder / _STALE).unlink()
     token = read_or_make_secret(settings.data_folder / _TOKEN)
     # Ray opens its folder to everybody; the one around it stays closed. Sockets need a short path.
     folder = roster.folder / "r" / "s"
     # With the address of an earlier run of ours in it, Ray refuses to use the same port again.
-    tables = settings.data_folder / "ray-tables"
+    tables = settings.data_folder / _TABLES
     policy = _policy(settings, roster.folder, tables)
     (folder / "ray_current_cluster").unlink(missing_ok=True)
     port = _choose_port(settings, settings.data_folder / "ray-port")
@@ -108,6 +106,21 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
 def invalidate_token(data_folder: Path) -> None:
     """Let the next head make another token, also after a restart of the server: somebody who left knows this one."""
     write_private(data_folder / _STALE, "")
+
+
+def has_stale_token(data_folder: Path) -> bool:
+    """Return whether somebody who left knows the present token."""
+    return (data_folder / _STALE).exists()
+
+
+def renew_token(data_folder: Path) -> None:
+    """Make another token for the next head, which knows nothing of the present one.
+
+    Actors that Ray restarts by itself are in its tables; one of a machine that left would learn the new token.
+    """
+    shutil.rmtree(data_folder / _TABLES, ignore_errors=True)
+    write_private(data_folder / _TOKEN, secrets.token_hex(32))
+    (data_folder / _STALE).unlink(missing_ok=True)
 
 
 def hand_over(policy: Policy, paths: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,14 @@ from typing import Any
 from share_compute.errors import ShareComputeError, Unavailable, as_ours
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import clean_environment, confined
-from share_compute_actors.machine.head import Head, hand_over, invalidate_token, start_head
+from share_compute_actors.machine.head import (
+    Head,
+    hand_over,
+    has_stale_token,
+    invalidate_token,
+    renew_token,
+    start_head,
+)
 from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Child, Roster
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
@@ -61,9 +68,14 @@ class Cluster:
         """Resolved when there is a head with another token, if that is wanted."""
         self.failure: ShareComputeError | None = None
         """Why there will be no other head or gateway."""
-        self._head = self._start_head()
+        self._head = self._start_head(renews=has_stale_token(settings.data_folder))
 
     # -- what the control plane knows of it ---------------------------------------------------------------------------
+
+    @property
+    def is_rotating(self) -> bool:
+        """Whether the present token is about to end."""
+        return self._rotated is not None
 
     @property
     def info(self) -> ClusterInfo:
@@ -125,18 +137,25 @@ class Cluster:
             CallFailed: Ray refused.
             Unavailable: there is no gateway.
         """
-        await asyncio.to_thread(hand_over, self._head.policy, [*reads, writes])
+        await asyncio.to_thread(self._hand_over, [*reads, writes])
         return await self._start("start_coordinator", self._head.node.node_id, assignment)
 
     async def start_deployment(self, assignment: str, reads: list[Path]) -> RemoteActor:
         """Start the server of a replica on the head, and let it run; see `start_coordinator`."""
-        await asyncio.to_thread(hand_over, self._head.policy, reads)
+        await asyncio.to_thread(self._hand_over, reads)
         return await self._start("start_deployment", self._head.node.node_id, assignment)
 
     async def start_contributor(self, contributor_id: str, node_id: str | None) -> RemoteActor:
         """Start the actor that measures a contributor on its node; None is the head's."""
         node_id = self._head.node.node_id if node_id is None else node_id
         return await self._start("start_contributor", node_id, contributor_id)
+
+    def _hand_over(self, paths: Sequence[Path]) -> None:
+        """Let the head's user read what lies in the data folder; what people named elsewhere stays theirs."""
+        own = [self._settings.data_folder / name for name in ("jobs", "uploads")]
+        hand_over(
+            self._head.policy, [path for path in paths if any(path.is_relative_to(folder) for folder in own)]
+        )
 
     async def _start(self, operation: str, node_id: str, argument: str) -> RemoteActor:
         try:
@@ -175,6 +194,9 @@ class Cluster:
         except Exception as failure:  # noqa: BLE001 - the server ends with it
             _log.exception("the cluster cannot be kept running")
             self._fail(as_ours(failure))
+        finally:
+            if self._rotated is not None and not self._rotated.done():
+                self._rotated.cancel()  # the server stops; the next one makes the other token
 
     def _fail(self, failure: ShareComputeError) -> None:
         self.failure = failure
@@ -255,7 +277,9 @@ class Cluster:
             files=[descriptor],
         )
 
-    def _start_head(self) -> Head:
+    def _start_head(self, *, renews: bool = False) -> Head:
+        if renews:
+            renew_token(self._settings.data_folder)
         head = start_head(self._settings, self._roster, advertised(self._settings))
         self._began_s = time.monotonic()
         return head
@@ -263,7 +287,7 @@ class Cluster:
     def _replace(self) -> None:
         """Start another head in place of one that may still run."""
         self._roster.stop(self._head.node.child, 2.0)
-        self._head = self._start_head()
+        self._head = self._start_head(renews=True)
 
     def _revive(self) -> None:
         """Start another head in place of the one that ended."""

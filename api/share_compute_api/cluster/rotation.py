@@ -51,9 +51,12 @@ class TokenRotation:
         self._jobs = jobs
         self._store = store
         self._under_way: asyncio.Task[Rotated] | None = None
+        self._wanted = 0
+        """Times that somebody asked."""
 
     def begin(self) -> asyncio.Task[Rotated]:
         """Change the token, as soon as machines that were removed have handed over; return the work."""
+        self._wanted += 1
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.create_task(self._rotate())
             self._under_way.add_done_callback(_report)
@@ -65,7 +68,10 @@ class TokenRotation:
             await asyncio.sleep(_LOOK_S)
         began_s = time.monotonic()
         async with self._jobs.suspended(_SUSPEND_S) as jobs:
-            await self._cluster.rotate_token()
+            done = -1
+            while done != self._wanted:  # whoever left while the head restarted may know the new one
+                done = self._wanted
+                await self._cluster.rotate_token()
             await asyncio.to_thread(self._call_back)
         return Rotated(jobs, time.monotonic() - began_s)
 

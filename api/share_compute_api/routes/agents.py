@@ -146,6 +146,8 @@ async def _check_node(told: OnlineRequest, contributor: ContributorRecord, conte
 def _cluster(context: Context) -> ClusterInfo:
     if context.cluster is None:
         raise _no_cluster()
+    if context.cluster.is_rotating:
+        raise Unavailable("the cluster's token is being changed", mend="try again in a minute")
     return context.cluster.info
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from io import BufferedReader
 from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
+from starlette.types import Receive, Scope, Send
 
 from share_compute.errors import NotFound
+from share_compute.plain_files import open_unlinked
+from share_compute.settings import Settings
 from share_compute.store import ArtifactRecord
 from share_compute_api.auth import Reader
 from share_compute_api.context import InContext
@@ -30,7 +35,7 @@ def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> 
     """Return one result and its files."""
     require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
-    return ArtifactFiles(artifact=artifact, files=_files(artifact))
+    return ArtifactFiles(artifact=artifact, files=_files(context.settings, artifact))
 
 
 @router.get(
@@ -48,35 +53,63 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
     """Return one file of a result; Range and If-Range work, so a download can go on where it stopped."""
     require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
-    file = _inside(artifact.path, path)
-    if file is None:
+    opened = _opened(context.settings, job_id, artifact.path, path)
+    if opened is None:
         raise NotFound(
             f"artifact {name} has no file {path}",
             mend=f"share-compute artifacts list {job_id} shows what there is",
             job=job_id,
         )
-    return FileResponse(file, media_type="application/octet-stream", filename=file.name)
+    return _OpenedFile(opened, Path(path).name)
+
+
+class _OpenedFile(FileResponse):
+    """Sends a file that is open: between a check of its name and an open by name a link could be put there."""
+
+    def __init__(self, opened: BufferedReader, name: str) -> None:
+        self._opened = opened
+        super().__init__(
+            f"/dev/fd/{opened.fileno()}",
+            stat_result=os.fstat(opened.fileno()),
+            media_type="application/octet-stream",
+            filename=name,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, and close it whatever happens."""
+        with self._opened:
+            await super().__call__(scope, receive, send)
 
 
 def _root(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _files(artifact: ArtifactRecord) -> list[FileEntry]:
+def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
     found = sorted(artifact.path.rglob("*")) if artifact.path.is_dir() else [artifact.path]
     root = _root(artifact.path)
-    return [
-        FileEntry(path=file.relative_to(root).as_posix(), size_bytes=file.stat().st_size)
-        for file in found
-        if _inside(artifact.path, str(file.relative_to(root)))
-    ]
+    entries = []
+    for file in found:
+        name = file.relative_to(root).as_posix()
+        opened = _opened(settings, artifact.job_id, artifact.path, name)
+        if opened is not None:
+            with opened:
+                entries.append(FileEntry(path=name, size_bytes=os.fstat(opened.fileno()).st_size))
+    return entries
 
 
-def _inside(artifact: Path, path: str) -> Path | None:
-    """Return the file if it is one of the artifact's own, following no way out of its folder."""
-    if "\0" in path:
+def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
+    """Open a file of an artifact; None if there is none, or a part of its path is a link or leads out.
+
+    Processes of the Ray head write below jobs' folders, and tell where: neither may name a file elsewhere.
+    """
+    if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
         return None
-    file = (_root(artifact) / path).resolve()
-    if artifact.is_dir():
-        return file if file.is_file() and file.is_relative_to(artifact.resolve()) else None
-    return file if file == artifact.resolve() and file.is_file() else None
+    file = _root(artifact) / path
+    if not artifact.is_dir() and file != artifact:
+        return None
+    try:
+        inside = file.relative_to(settings.data_folder / "jobs" / job_id)
+        return open_unlinked((settings.data_folder / "jobs").resolve() / job_id / inside)
+    except (ValueError, OSError):
+        return None
