@@ -400,7 +400,8 @@ def test_one_keys_idempotency_keys_are_not_anothers(house: House) -> None:
     assert house.grace.post("/jobs", json=spec, headers=headers).json()["id"] != first["id"]
 
 
-def test_a_link_in_the_place_of_a_result_leads_nowhere(house: House, client: httpx.Client) -> None:
+def test_a_link_in_the_place_of_a_result_leads_nowhere(house: House) -> None:
+    client = house.ada
     job_id, result = finished(house, client)
     files = f"/jobs/{job_id}/artifacts/model/files"
     assert client.get(f"{files}/config.json").status_code == 200
@@ -411,7 +412,8 @@ def test_a_link_in_the_place_of_a_result_leads_nowhere(house: House, client: htt
     assert client.get(f"/jobs/{job_id}/artifacts/model").json()["files"] == []
 
 
-def test_a_result_that_is_told_to_be_elsewhere_is_not_given(house: House, client: httpx.Client) -> None:
+def test_a_result_that_is_told_to_be_elsewhere_is_not_given(house: House) -> None:
+    client = house.ada
     job_id, _ = finished(house, client)
     told = ArtifactSaved(name="forged", path=house.settings.data_folder, size_bytes=1)
     house.store.progress.add_artifact(job_id, told)
