@@ -25,9 +25,9 @@ import torch.multiprocessing as mp
 from _attempts import Machines
 from _harness import print_figure, start_cluster
 from _serving import Prompt, Served, make_model, with_threads
+from pydantic import TypeAdapter
 
 from share_compute.topology import Device, Topology
-from share_compute_actors.machine.contributor import read_devices
 
 VOCABULARY = 32_000
 WINDOW = 1024
@@ -83,7 +83,7 @@ def probed() -> Device:
     """Return what a contributor with one thread would measure on this machine."""
     command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cpu"]
     told = subprocess.run([*command, "--memory-bytes", str(4 * 2**30)], check=True, capture_output=True)
-    (device,) = read_devices(told.stdout.decode())
+    (device,) = TypeAdapter(tuple[Device, ...]).validate_json(told.stdout)
     return device
 
 
