@@ -12,6 +12,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 from tests.e2e.conftest import Complaints, Pool
 from tests.e2e.scenes import join
 
+from share_compute.scopes import Scope
+
 pytestmark = pytest.mark.browser
 
 KEPT = (
@@ -57,7 +59,9 @@ def test_a_session_outlives_a_reload_and_the_server(page: Page, pool: Pool, comp
 
 
 def test_a_revoked_key_ends_the_session(page: Page, pool: Pool, complaints: Complaints) -> None:
-    for record in pool.store.keys.list():
+    browsers = pool.store.keys.list()
+    pool.store.keys.create("another operator", [Scope.admin])
+    for record in browsers:
         pool.store.keys.revoke(record.id)
     page.get_by_role("link", name="Jobs").click()
     expect(page.get_by_text("Your session is over.")).to_be_visible()
