@@ -167,7 +167,7 @@ def test_the_operators_pages_are_accessible_and_fit(
             seen.take(path)
 
 
-def test_a_page_shows_what_its_key_may_do(page: Page, pool: Pool) -> None:
+def test_a_page_shows_what_its_key_may_do(page: Page, pool: Pool, complaints: Complaints) -> None:
     reader = pool.store.keys.create("reader", [Scope.read])[1]
     chatter = pool.store.keys.create("chatter", [Scope.chat])[1]
     join(pool.store, "ash")
@@ -185,3 +185,6 @@ def test_a_page_shows_what_its_key_may_do(page: Page, pool: Pool) -> None:
     expect(page.get_by_text("needs the scope read; the key chatter has chat")).to_be_visible()
     page.get_by_role("main").get_by_role("link", name="Talk to the models").click()
     expect(page.get_by_role("heading", level=1, name="Playground")).to_be_visible()
+    # The browser itself reports every refusal.
+    assert [text for text in complaints if "403" not in text] == []
+    complaints.clear()
