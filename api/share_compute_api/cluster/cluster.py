@@ -57,6 +57,7 @@ class Cluster:
     def __init__(self, settings: Settings, roster: Roster) -> None:
         self._settings = settings
         self._roster = roster
+        self._address = advertised(settings)
         self._began_s = 0.0
         self._short_lives = 0
         """Of heads, in a row."""
@@ -84,7 +85,7 @@ class Cluster:
             ray_address=self._head.ray_address,
             token=self._head.token,
             head_node_id=self._head.node.node_id,
-            advertise_address=for_url(advertised(self._settings)),
+            advertise_address=for_url(self._address),
             environment=self._head.node_environment,
         )
 
@@ -280,7 +281,7 @@ class Cluster:
     def _start_head(self, *, renews: bool = False) -> Head:
         if renews:
             renew_token(self._settings.data_folder)
-        head = start_head(self._settings, self._roster, advertised(self._settings))
+        head = start_head(self._settings, self._roster, self._address)
         self._began_s = time.monotonic()
         return head
 
