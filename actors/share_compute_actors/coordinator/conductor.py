@@ -73,7 +73,7 @@ _EPOCHS_IN_VAIN = 5
 
 Result = TypeVar("Result")
 Heard = tuple[Any, Any, Any]
-"""What came as from a member, as it came: the member's name, its key, and what it says."""
+"""An unchecked message: the name of the member that claims to send it, that member's key, the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Conductor:
         self._verdict: Verdict | None = None
         """What was found of the last step that all prepared."""
         self._not_finite: NotFinite | None = None
-        """What was found of the last step whose numbers were not finite."""
+        """The findings in the last step whose numbers were not finite."""
         self._facts: StepFacts | None = None
         """Of the last step that was to be committed."""
         self._is_paused = False

@@ -38,7 +38,7 @@ class _Saving(NamedTuple):
     kind: FolderKind
     step: int
     holders: tuple[Worker, ...]
-    """Who has the snapshots, in the order of their pools."""
+    """Members that hold the snapshots, in the order of their pools."""
     answer: Any
 
 

@@ -85,14 +85,14 @@ class LibraryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What came of saving a folder."""
+    """The outcome of saving a folder."""
 
     size_bytes: int | None
     """None: it is not whole, since a member was lost before all was fetched from it."""
     culprit: int | None = None
     """Place, among those that were asked, of a member that sent what it should not have."""
     fault: str = ""
-    """What that was."""
+    """The defect of what that member sent, for people."""
 
 
 FACTS: Schema[LibraryFacts] = Schema(LibraryFacts)

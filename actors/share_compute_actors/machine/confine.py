@@ -1,6 +1,6 @@
 """Start a program that can reach only what it needs: its files, its own processes, no privileges.
 
-Whoever holds the cluster's token can run code in the processes of a Ray node. So each node, and the process through
+A holder of the cluster's token can run code in the processes of a Ray node. So each node, and the process through
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``:
 
 1. Another user, where a privileged process starts it (`Policy.user`), else the same user without capabilities.
@@ -98,7 +98,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a confined program may reach, beside the system's programs and this Python installation."""
+    """Files and rights of a confined program, beside the system's programs and this Python installation."""
 
     read: tuple[str, ...] = ()
     """Files and folders that it may read."""
@@ -107,7 +107,7 @@ class Policy:
     home: str = "/nonexistent"
     """Its ``HOME``."""
     user: User | None = None
-    """Whose rights it has; None: the caller's, without capabilities."""
+    """The user that it runs as; None: the caller, without capabilities."""
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:
@@ -137,9 +137,8 @@ def landlock_version() -> int:
 def installation() -> tuple[str, ...]:
     """Return the folders of this Python, its packages and this project, without those that the system has anyway."""
     known = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path}
-    folders = {os.path.realpath(folder) for folder in known if folder and Path(folder).exists()}
-    folders |= {folder for folder in known if folder and Path(folder).exists()}
-    return tuple(sorted(folders - {"/"}))
+    present = [folder for folder in known if folder and Path(folder).exists()]
+    return tuple(sorted({*present, *map(os.path.realpath, present)} - {"/"}))
 
 
 def unprivileged_user(name: str | None, paths: Iterable[str]) -> tuple[User | None, str]:

@@ -40,7 +40,7 @@ class Head:
     folder: Path
     """Ray's temporary folder of this head."""
     policy: Policy
-    """What it may reach; drivers beside it run under the same."""
+    """The policy that confines the head, and drivers beside it."""
     environment: dict[str, str]
     """Variables that drivers beside it must be started with."""
 

@@ -1,4 +1,4 @@
-"""What methods of actors return and raise, as bytes that nobody has to unpickle."""
+"""Encode the results and errors of actors' methods as bytes, so that the caller unpickles nothing."""
 
 from __future__ import annotations
 

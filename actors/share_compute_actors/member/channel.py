@@ -77,7 +77,7 @@ class Rejected(NamedTuple):
     label: Label
     source: Worker
     what: str
-    """What is wrong with it, for people."""
+    """The defect of the tensor, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Channel:
         self._by_call: dict[Worker, Deliver] = {}
         self._arrived: dict[Label, Tensor] = {}
         self._sources: dict[Label, Worker] = {}
-        """Who sent what waits to be taken."""
+        """The sender of each tensor that waits to be taken."""
         self.rejected: deque[Rejected] = deque()
         """Tensors of this epoch that cannot be read, until somebody takes note of them."""
         self._taken: set[Label] = set()

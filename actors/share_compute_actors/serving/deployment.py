@@ -41,7 +41,7 @@ _MOST_TROUBLES = 3
 _log = logging.getLogger(__name__)
 
 Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
-"""What came as from a member, as it came: its name, its key, and messages; machines that may be used from now on; None
+"""An unchecked message: its claimed sender, that member's key, the content; machines that may be used from now on; None
 where there may be turns to send."""
 
 

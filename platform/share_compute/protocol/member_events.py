@@ -27,7 +27,7 @@ class Misfit:
     source: Worker
     label: Label
     what: str
-    """What is wrong with it, for people."""
+    """The defect of the tensor, for people."""
     is_certain: bool
     """False where it is only not finite."""
 

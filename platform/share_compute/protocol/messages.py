@@ -129,7 +129,7 @@ class Rejected:
     """Member that computed the tensor."""
     label: Label
     what: str
-    """What is wrong with it, for people."""
+    """The defect of the tensor, for people."""
     is_certain: bool = True
     """Whether only a broken machine makes such a tensor. False where it is not finite: a model that diverges makes such
     tensors on any machine, so another one computes the cell before its source is blamed."""
