@@ -434,4 +434,6 @@ def _be_modest() -> None:
     """Let this thread take what training leaves."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        thread = threading.get_native_id()
+        # Relative: Ray's workers have a niceness of 15 already, and only the privileged may lower it.
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))
