@@ -15,7 +15,10 @@
     │       ├── InviteRevoked  it was taken back
     │       ├── MissingScope   the key is valid, but may not do this; says which scope it lacks
     │       ├── NotOwner       it belongs to another key
-    │       └── OtherSite      a page of another site asks in a browser's name
+    │       ├── OtherSite      a page of another site asks in a browser's name
+    │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
+    │       ├── WrongFingerprint    the server's key is not the one that it is known by
+    │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
     ├── PlanInfeasible         the machines cannot hold the job; says what is missing, in bytes
     │   └── OutOfMemory        a machine had less memory than it lends; says how much it had
     ├── NoCopy                 a machine cannot keep a copy of another's shard; training goes on without
@@ -25,6 +28,7 @@
     │   └── WrongTensor        a machine handed on a tensor that the model does not make; do without the machine
     └── Unavailable            something we need does not answer (control plane, head, disk); try again
         ├── Busy               a deployment's queue is full; try again after the seconds that it says
+        │   └── TooManyAttempts   too many wrong keys or invites came from this address
         ├── Fenced             another server took over the database; this one ends
         └── LibraryLost        the process that serves a job's samples died; its members live, and go on with another
 

@@ -27,8 +27,9 @@ def shown(renderable: RenderableType) -> str:
 
 def test_a_url_with_an_ipv6_address():
     url = "http://[fd00::1]:8700"
-    text = shown(_panel(Running(url, "key", f"share-compute join {url}", Path(), "")))
-    assert f"{url}/#key=key" in text
+    running = Running(url, None, (), "code", f"share-compute join {url}", Path(), "")
+    text = shown(_panel(running, ()))
+    assert f"{url}/#code=code" in text
     assert f"join {url}" in text
 
 
