@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from share_compute import __version__
+from share_compute.jobs.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api import dashboard, openapi, problems
@@ -127,7 +128,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
     jobs = JobSupervisor(
         context.store,
         rechecked(launcher(cluster), context.data_roots),
-        settings.data_folder / "jobs",
+        settings.data_folder / TRAINING,
         context.bell,
         Patience(retry_s=settings.health_period_s * settings.health_failures + 1),
         members=cluster.members,
@@ -143,7 +144,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         context.metrics.serving,
         cluster.members,
     )
-    batches = BatchSupervisor(context.store, context.engines, settings.data_folder / "jobs", context.bell)
+    batches = BatchSupervisor(context.store, context.engines, settings.data_folder / BATCHES, context.bell)
     context.rotation = TokenRotation(cluster, jobs, context.store)
     context.spawn(cluster.run())
     context.spawn(keep_running("jobs", jobs.run))

@@ -7,6 +7,7 @@ import json
 import logging
 
 from share_compute.errors import ShareComputeError, Unavailable, error_of
+from share_compute_actors.machine.confine import Policy
 from share_compute_api.exporting import ExportRequest
 from share_compute_api.module_process import run_module
 
@@ -21,15 +22,23 @@ class ExportProcesses:
         self.turn = asyncio.Lock()
         """Whoever holds it may export."""
 
-    async def export(self, request: ExportRequest) -> int:
+    async def export(self, request: ExportRequest, policy: Policy) -> int:
         """Make a folder of a checkpoint, and return its bytes; only for who holds `turn`.
+
+        Args:
+            request: what to make of what.
+            policy: what the process may reach; it writes in the first folder only. Code that we do not trust
+                wrote the checkpoint.
 
         Raises:
             ShareComputeError: what `export_checkpoint` raised.
             Unavailable: its process was ended.
         """
         status, answer, complaints = await run_module(
-            "share_compute_api.exporting", request=request.model_dump_json().encode()
+            "share_compute_api.exporting",
+            request=request.model_dump_json().encode(),
+            environment={"TMPDIR": policy.write[0]},  # torch asks for one when it is loaded
+            policy=policy,
         )
         if status != 0:
             _log.error("an export failed with status %d: %s", status, complaints[-_SHOWN_CHARACTERS:])

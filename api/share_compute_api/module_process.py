@@ -6,14 +6,19 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Mapping
 from contextlib import suppress
 
-from share_compute_actors.machine.confine import clean_environment
+from share_compute_actors.machine.confine import Policy, clean_environment, confined
 from share_compute_actors.machine.processes import tied
 
 
 async def run_module(
-    module: str, *arguments: str, request: bytes, **environment: str
+    module: str,
+    *arguments: str,
+    request: bytes,
+    environment: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> tuple[int, bytes, str]:
     """Return a module's exit status, its answer and what it complained about.
 
@@ -23,12 +28,14 @@ async def run_module(
         module: what ``python -m`` runs.
         arguments: of its command line.
         request: for its standard input.
+        policy: what it may reach; None: what this process may.
         environment: further variables.
     """
     # Nothing is looked up in the network: what a job names lies on this machine.
     # Models and tokenizers of submitters are read there, so it gets no credentials of ours.
-    variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **environment}
-    command = tied([sys.executable, "-m", module, *arguments])
+    variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **(environment or {})}
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = tied(command) if policy is None else confined(command, policy)
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables
     )

@@ -148,4 +148,4 @@ async def _run(wanted: str, request: bytes, memory_bytes: int) -> tuple[int, byt
     # One thread each is enough for tables, and their stacks would count as memory on machines with many processors.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     module = "share_compute_api.planning"
-    return await run_module(module, wanted, str(memory_bytes), request=request, **threads)
+    return await run_module(module, wanted, str(memory_bytes), request=request, environment=threads)

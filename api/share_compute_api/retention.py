@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
 from share_compute.errors import ShareComputeError
+from share_compute.jobs.folders import BATCHES, TRAINING
+from share_compute.plain_files import remove_unlinked
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute.store.retention import Keep, Prunable
@@ -25,13 +26,13 @@ class Cleaner:
 
     Args:
         store: where the rows are.
-        folder: holds one folder for each job; nothing outside it is removed.
+        data_folder: holds the folders of all jobs; nothing outside those is removed.
         keep: what is kept for how long.
     """
 
-    def __init__(self, store: Store, folder: Path, keep: Keep) -> None:
+    def __init__(self, store: Store, data_folder: Path, keep: Keep) -> None:
         self._store = store
-        self._folder = folder.resolve()
+        self._data_folder = data_folder
         self._keep = keep
 
     async def run(self) -> None:
@@ -53,16 +54,16 @@ class Cleaner:
     def look(self) -> None:
         """Delete jobs that ended and were to be deleted then, and remove the folders of all that is deleted."""
         for job_id in self._store.deletions.due():
-            self._store.deletions.job(job_id, self._folder / job_id)
+            self._store.deletions.job(job_id, self._data_folder)
         for folder in self._store.deletions.folders():
             self._remove(folder)
 
     def prune(self, *, dry_run: bool) -> PruneReport:
         """Delete what is older than it is to be kept, or say what that is."""
         retention = self._store.retention
-        found = retention.find(self._keep, self._folder)
+        found = retention.find(self._keep, self._data_folder)
         sizes = {one: _size(one.folder) for one in found}
-        gone: Sequence[Prunable] = found if dry_run else retention.prune(self._keep, self._folder)
+        gone: Sequence[Prunable] = found if dry_run else retention.prune(self._keep, self._data_folder)
         pruned = tuple(
             Pruned(
                 kind=one.kind,
@@ -78,18 +79,30 @@ class Cleaner:
         return PruneReport(dry_run=dry_run, pruned=pruned, size_bytes=sum(one.size_bytes for one in pruned))
 
     def _remove(self, folder: Path) -> None:
-        if not folder.resolve().is_relative_to(self._folder) or folder.resolve() == self._folder:
-            _log.error("%s is not removed: it is not below %s", folder, self._folder)
+        place = self._without_links(folder)
+        if place is None:
+            _log.error("%s is not removed: it is not a job's", folder)
             self._store.deletions.removed(folder)
             return
         try:
-            shutil.rmtree(folder)
+            remove_unlinked(place)
         except FileNotFoundError:
             pass
         except OSError as failure:
             _log.warning("%s cannot be removed yet: %s", folder, failure.strerror)
             return
         self._store.deletions.removed(folder)
+
+    def _without_links(self, folder: Path) -> Path | None:
+        """Return a path below the folders of jobs, with the links above those resolved; None if it is not below."""
+        if ".." in folder.parts:
+            return None
+        resolved = self._data_folder.resolve()
+        inside = [
+            folder.relative_to(root) for root in (self._data_folder, resolved) if root in folder.parents
+        ]
+        is_job = bool(inside) and inside[0].parts[0] in (TRAINING, BATCHES) and len(inside[0].parts) > 1
+        return resolved / inside[0] if is_job else None
 
 
 def cleaner(settings: Settings, store: Store) -> Cleaner:
@@ -101,7 +114,7 @@ def cleaner(settings: Settings, store: Store) -> Cleaner:
         metrics_days=settings.keep_metrics_days,
         events_days=settings.keep_events_days,
     )
-    return Cleaner(store, settings.data_folder / "jobs", keep)
+    return Cleaner(store, settings.data_folder, keep)
 
 
 def _size(folder: Path | None) -> int:

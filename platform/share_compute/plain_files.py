@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -24,21 +27,43 @@ def open_unlinked(path: Path) -> BufferedReader:
     Raises:
         OSError: the file cannot be opened, is not a regular one, or a part of its path is a link.
     """
-    *folders, name = path.absolute().parts[1:]
-    folder = os.open("/", _ON_THE_WAY)
-    try:
-        for part in folders:
-            inner = _opened(part, _ON_THE_WAY, folder)
-            os.close(folder)
-            folder = inner
+    with opened_parent(path) as folder:
         # Not blocking: to open a pipe would wait for its other end.
-        file = _opened(name, _FILE, folder)
-    finally:
-        os.close(folder)
+        file = _opened(path.name, _FILE, folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is not a regular file")
     return os.fdopen(file, "rb")
+
+
+def remove_unlinked(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it; links are removed, never followed.
+
+    Args:
+        path: without ``..``; none of the folders above it may be a link.
+
+    Raises:
+        OSError: it is not there, cannot be removed, or a part of its path is a link.
+    """
+    with opened_parent(path) as folder:
+        if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(path.name, dir_fd=folder)
+        else:
+            os.unlink(path.name, dir_fd=folder)
+
+
+@contextmanager
+def opened_parent(path: Path) -> Iterator[int]:
+    """Open the folder that holds a path, without following links."""
+    folder = os.open("/", _ON_THE_WAY)
+    try:
+        for part in path.absolute().parts[1:-1]:
+            inner = _opened(part, _ON_THE_WAY, folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _opened(name: str, flags: int, folder: int) -> int:

@@ -101,7 +101,7 @@ class House:
 
     @asynccontextmanager
     async def server(self) -> AsyncIterator[None]:
-        supervisor = BatchSupervisor(self.store, self.engines, self.folder / "jobs", self.bell)
+        supervisor = BatchSupervisor(self.store, self.engines, self.folder / "batches", self.bell)
         silence = self.store.on_commit(self.bell.ring)
         task = asyncio.create_task(supervisor.run())
         try:
@@ -122,7 +122,7 @@ class House:
     def run(self, job: JobRecord, state: JobState = JobState.succeeded) -> JobRecord:
         """Let a server run until the job is over."""
 
-        parts = self.folder / "jobs" / job.id / "parts"
+        parts = self.folder / "batches" / job.id / "parts"
 
         async def main() -> None:
             async with self.server():
@@ -484,7 +484,7 @@ class TestSubmission:
         job = up.store.jobs.get(made["id"])
         assert "questions" in run.invoke(make_app(), ["jobs"]).stdout
         up.store.jobs.begin(job.id, ())
-        house = House(up.store, files, up.app.state.context.engines)
+        house = House(up.store, up.settings.data_folder, up.app.state.context.engines)
         up.store.jobs.requeue(job.id, "tried", attempt=1)
         house.run(job)
         assert "1/1 rows" in run.invoke(make_app(), ["jobs"]).stdout

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from share_compute.errors import ContributorLost, Unavailable
-from share_compute.jobs.events import AttemptEnded, AttemptEvent, Note, Offer, attempt_events
+from share_compute.errors import ContributorLost, Unavailable, VerificationFailed
+from share_compute.jobs.events import (
+    ArtifactSaved,
+    AttemptEnded,
+    AttemptEvent,
+    CheckpointSaved,
+    Note,
+    Offer,
+    attempt_events,
+)
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute_api.cluster.calls import CallFailure
 from share_compute_api.cluster.gateway import CallFailed
 from share_compute_api.supervision.coordinators import RayAttempt
 
 ENDED = AttemptEnded(outcome="succeeded", reason="done")
+FOLDER = Path("/data/jobs/job-1")
 DIED = CallFailed(CallFailure(kind="died", message="The actor died."))
 
 
@@ -48,7 +58,7 @@ class Actor:
 
 async def ended(actor: Actor) -> RayAttempt:
     """Return an attempt whose run has returned, which it knows."""
-    attempt = RayAttempt("job-1", actor)
+    attempt = RayAttempt("job-1", FOLDER, actor)
     await attempt.events(0, 0.0)
     actor.end.set_result(None)
     for _ in range(3):
@@ -76,8 +86,23 @@ def test_an_end_without_a_word_is_one() -> None:
 def test_who_is_dead_is_lost() -> None:
     async def story() -> None:
         with pytest.raises(ContributorLost, match="coordinator died") as caught:
-            await RayAttempt("job-1", Actor(DIED)).events(0, 0.0)
+            await RayAttempt("job-1", FOLDER, Actor(DIED)).events(0, 0.0)
         assert caught.value.mend == "share-compute resume job-1"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("path", ["/etc", "/data/jobs/job-2/x", "/data/jobs/job-1", "/data/jobs/job-1/../x"])
+def test_a_coordinator_saves_files_in_its_own_folder_only(path: str) -> None:
+    async def story() -> None:
+        for event in (
+            CheckpointSaved(step=1, path=Path(path), size_bytes=1),
+            ArtifactSaved(name="model", path=Path(path), size_bytes=1),
+        ):
+            with pytest.raises(VerificationFailed, match="not below the job's own folder"):
+                await RayAttempt("job-1", FOLDER, Actor([event])).events(0, 0.0)
+        saved = CheckpointSaved(step=1, path=FOLDER / "checkpoints" / "1", size_bytes=1)
+        assert await RayAttempt("job-1", FOLDER, Actor([saved])).events(0, 0.0) == [saved]
 
     asyncio.run(story())
 

@@ -86,7 +86,7 @@ def test_files_that_a_crash_left_are_removed_at_the_next_start(client: Client, p
 
     def crash() -> None:
         # The row goes, and nobody is there who would remove the files.
-        plane.store.deletions.job(job.id, folder.resolve(), cancel=True)
+        plane.store.deletions.job(job.id, plane.settings.data_folder.resolve(), cancel=True)
         assert folder.is_dir()
 
     plane.restart(crash)
@@ -104,13 +104,25 @@ def test_nothing_outside_the_folder_of_jobs_is_removed(
     jobs = settings.data_folder / "jobs"
     (jobs / "job-link").mkdir(parents=True)
     (jobs / "job-link" / "artifacts").symlink_to(outside)
+    (outside / "model").mkdir()
+    whole = jobs / "job-whole"
+    (whole / "inner").mkdir(parents=True)
+    (whole / "inner" / "link").symlink_to(outside)
+    (jobs / "output.jsonl").touch()
     with store._database.write() as session:
-        for folder in (outside, jobs, jobs / ".." / "uploads", jobs / "job-link" / "artifacts"):
+        for folder in (
+            outside,
+            jobs,
+            jobs / ".." / "uploads",
+            jobs / "job-link" / "artifacts" / "model",
+            whole,
+        ):
             remove_folder(session, folder, store.clock())
     cleaner(settings, store).look()
-    assert outside.is_dir()
+    assert (outside / "model").is_dir()
     assert jobs.is_dir()
-    assert store.deletions.folders() == []
+    assert not whole.exists()
+    assert store.deletions.folders() == [jobs / "job-link" / "artifacts" / "model"]
 
 
 def test_the_command_asks_before_it_deletes(client: Client, plane: Any, run: Run) -> None:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from share_compute.errors import NotFound, UserError
+from share_compute.errors import NotFound, ShareComputeError, UserError
 from share_compute.models.checkpoints import STATE
 from share_compute.models.weights import FolderWriter, files, stream_file
+from share_compute_actors.machine.confine import landlock_version
 from share_compute_api.client import Client
 
 LLAMA = {
@@ -94,6 +95,25 @@ def test_an_export_takes_no_room_beside_its_checkpoint(
     made = client.export(job_id, 8)
     for file in made.path.glob("*.safetensors"):
         assert file.samefile(checkpoints / "step-00000008" / file.name)
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("place", ["exports", "checkpoints/step-00000008/config.json"])
+def test_a_link_that_code_on_the_head_made_leads_an_export_nowhere(
+    client: Client, job_id: str, checkpoints: Path, tmp_path: Path, place: str
+) -> None:
+    link = checkpoints.parent / place
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    if link.exists():
+        link.rename(outside / "kept")
+        link.symlink_to(outside / "kept")
+    else:
+        link.symlink_to(outside)
+    with pytest.raises(ShareComputeError):
+        client.export(job_id, 8)
+    assert [file.name for file in outside.iterdir()] in ([], ["kept"])
+    assert client.artifacts(job_id) == []
 
 
 def test_a_damaged_checkpoint_is_refused(run: Run, client: Client, job_id: str, checkpoints: Path) -> None:

@@ -12,12 +12,15 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from share_compute.durable import write_private
 from share_compute.errors import Conflict
+from share_compute.jobs.folders import BATCHES, TRAINING
+from share_compute.plain_files import opened_parent
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
@@ -124,29 +127,68 @@ def renew_token(data_folder: Path) -> None:
 
 
 def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
-    """Give files and folders to the user that the head runs as; nothing to do where that is our own."""
+    """Give files and folders to the user that the head runs as; nothing to do where that is our own.
+
+    Args:
+        policy: of the head.
+        paths: what it is to own; no folder above them may be a link, and links in them are not followed.
+    """
     if policy.user is None:
         return
     for path in paths:
-        for place in (path, *path.rglob("*")):
-            os.chown(place, policy.user.uid, policy.user.gid, follow_symlinks=False)
+        for folder, name in _tree(path):
+            os.chown(name, policy.user.uid, policy.user.gid, dir_fd=folder, follow_symlinks=False)
+
+
+def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
+    """Let the user that the head runs as read what stays ours, and pass the folders above it; see `hand_over`.
+
+    Args:
+        policy: of the head.
+        paths: files and folders.
+        below: a folder that holds them all.
+    """
+    if policy.user is None:
+        return
+    for path in paths:
+        for parent in path.relative_to(below).parents:
+            (below / parent).chmod(0o711)
+        for folder, name in _tree(path):
+            os.chown(name, -1, policy.user.gid, dir_fd=folder, follow_symlinks=False)
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if not stat.S_ISLNK(mode):
+                os.chmod(name, 0o750 if stat.S_ISDIR(mode) else 0o640, dir_fd=folder)
+
+
+def _tree(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the open folder and the name of a path and of all that is in it, without following links.
+
+    The head writes in some of these folders meanwhile: what was a folder may be a link a moment later.
+    """
+    with opened_parent(path) as folder:
+        yield folder, path.name
+        if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+            for _, folders, files, inner in os.fwalk(path.name, dir_fd=folder):
+                for name in (*folders, *files):
+                    yield inner, name
 
 
 def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     """Return what the head may reach, with the folders made that it needs."""
-    jobs, uploads = settings.data_folder / "jobs", settings.data_folder / "uploads"
+    data_folder = settings.data_folder.resolve()
+    jobs, uploads, batches = (data_folder / name for name in (TRAINING, "uploads", BATCHES))
     for root in settings.data_roots:
-        if settings.data_folder.resolve().is_relative_to(root.resolve()):
+        if data_folder.is_relative_to(root.resolve()):
             raise Conflict(
                 f"the data root {root} holds the server's own data folder, {settings.data_folder}",
                 mend="choose another --data-root: code of jobs' machines can read what is below it",
             )
     own = [run_folder / name for name in ("r", "tmp", "home")]
     user, why_not = unprivileged_user(settings.head_user, [str(settings.data_folder.parent)])
-    for folder in (tables, jobs, uploads, *own):
+    for folder in (tables, jobs, uploads, batches, *own):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     policy = Policy(
-        read=(str(uploads), *map(str, settings.data_roots)),
+        read=(str(uploads), str(batches), *map(str, settings.data_roots)),
         write=(str(tables), str(jobs), *map(str, own)),
         home=str(run_folder / "home"),
         user=user,
@@ -154,7 +196,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     if user is not None:
         for folder in (settings.data_folder, run_folder, run_folder.parent):
             folder.chmod(0o711)  # to be passed, not to be listed; the files in it are for their owner only
-        hand_over(policy, (tables, jobs, uploads, *own))
+        hand_over(policy, (path.parent.resolve() / path.name for path in (tables, jobs, uploads, *own)))
     elif why_not:
         _log.warning("the Ray head runs as root, without privileges: %s", why_not)
     if not landlock_version():

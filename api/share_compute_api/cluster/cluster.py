@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import ShareComputeError, Unavailable, as_ours
+from share_compute.jobs.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
-from share_compute_actors.machine.confine import clean_environment, confined
+from share_compute_actors.machine.confine import User, clean_environment, confined
 from share_compute_actors.machine.head import (
     Head,
     hand_over,
     has_stale_token,
     invalidate_token,
     renew_token,
+    show,
     start_head,
 )
 from share_compute_actors.machine.preflight import route_address
@@ -89,6 +91,11 @@ class Cluster:
             environment=self._head.node_environment,
         )
 
+    @property
+    def head_user(self) -> User | None:
+        """The user that the head runs as; None: this process's own."""
+        return self._head.policy.user
+
     async def nodes(self) -> list[NodeFacts]:
         """Return Ray's table of nodes; Unavailable when Ray does not answer."""
         return nodes_answer.validate_python(await self._ask("nodes"))
@@ -153,10 +160,14 @@ class Cluster:
 
     def _hand_over(self, paths: Sequence[Path]) -> None:
         """Let the head's user read what lies in the data folder; what people named elsewhere stays theirs."""
-        own = [self._settings.data_folder / name for name in ("jobs", "uploads")]
-        hand_over(
-            self._head.policy, [path for path in paths if any(path.is_relative_to(folder) for folder in own)]
-        )
+        policy, given = self._head.policy, self._settings.data_folder
+        data_folder = given.resolve()
+        own = {data_folder / path.relative_to(given) for path in paths if path.is_relative_to(given)}
+        own |= {path for path in paths if path.is_relative_to(data_folder)}
+        batches = data_folder / BATCHES
+        show(policy, [path for path in own if path.is_relative_to(batches)], batches)
+        folders = (data_folder / TRAINING, data_folder / "uploads")
+        hand_over(policy, [path for path in own if any(path.is_relative_to(folder) for folder in folders)])
 
     async def _start(self, operation: str, node_id: str, argument: str) -> RemoteActor:
         try:

@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
 from share_compute.errors import NotFound
+from share_compute.jobs.folders import BATCHES, TRAINING
 from share_compute.plain_files import open_unlinked
 from share_compute.settings import Settings
 from share_compute.store import ArtifactRecord
@@ -109,7 +110,10 @@ def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> Buffe
     if not artifact.is_dir() and file != artifact:
         return None
     try:
-        inside = file.relative_to(settings.data_folder / "jobs" / job_id)
-        return open_unlinked((settings.data_folder / "jobs").resolve() / job_id / inside)
+        inside = file.relative_to(settings.data_folder)
+        kind, owner, *_ = inside.parts
+        if kind not in (TRAINING, BATCHES) or owner != job_id:
+            return None
+        return open_unlinked(settings.data_folder.resolve() / inside)
     except (ValueError, OSError):
         return None

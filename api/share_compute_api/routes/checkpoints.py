@@ -12,7 +12,11 @@ from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import NotFound
 from share_compute.jobs.events import ArtifactSaved
+from share_compute.jobs.folders import TRAINING
+from share_compute.specification import TrainJob
+from share_compute.specification.paths import named_paths
 from share_compute.store import ArtifactRecord
+from share_compute_actors.machine.confine import Policy
 from share_compute_api.auth import Reader, Submitter
 from share_compute_api.context import Context, InContext
 from share_compute_api.exporting import ExportRequest
@@ -57,13 +61,25 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
             )
         target = _folder(job_id, context) / "exports" / name / "model"
         request = ExportRequest(checkpoint=checkpoint, spec=job.training, target=target)
-        size_bytes = await context.exports.export(request)
+        size_bytes = await context.exports.export(request, _policy(job.training, context))
         saved = ArtifactSaved(name=name, path=target, size_bytes=size_bytes)
         return await run_in_threadpool(context.store.progress.add_artifact, job_id, saved)
 
 
+def _policy(spec: TrainJob, context: Context) -> Policy:
+    """Return what an export may reach: checkpoints come from the Ray head, where others' code may have written them.
+
+    The folder of all jobs is the innermost one that the head cannot replace by a link.
+    """
+    return Policy(
+        read=tuple(map(str, named_paths(spec))),
+        write=(str(context.settings.data_folder / TRAINING),),
+        user=None if context.cluster is None else context.cluster.head_user,
+    )
+
+
 def _folder(job_id: str, context: Context) -> Path:
-    return context.settings.data_folder / "jobs" / job_id
+    return context.settings.data_folder / TRAINING / job_id
 
 
 def _made(job_id: str, name: str, context: Context) -> ArtifactRecord | None:

@@ -33,8 +33,7 @@ def delete_job(
     Its files go within seconds. With ``cancel``, a job that still runs answers 202 and is deleted when it ended.
     """
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
-    folder = context.settings.data_folder / "jobs" / job_id
-    is_gone = context.store.deletions.job(job_id, folder.resolve(), cancel=cancel)
+    is_gone = context.store.deletions.job(job_id, context.settings.data_folder.resolve(), cancel=cancel)
     response.status_code = 200 if is_gone else 202
     return Deleted(id=job_id, is_deleted=is_gone)
 

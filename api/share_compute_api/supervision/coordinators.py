@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from share_compute.errors import Unavailable
-from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_events
+from share_compute.errors import Unavailable, VerificationFailed
+from share_compute.jobs.events import (
+    ArtifactSaved,
+    Assignment,
+    AttemptEvent,
+    CheckpointSaved,
+    Offer,
+    attempt_events,
+)
 from share_compute.specification.paths import named_paths
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.gateway import RemoteActor, translated
@@ -51,7 +59,7 @@ def launcher(cluster: Cluster) -> Launch:
             actor = await cluster.start_coordinator(
                 assignment.model_dump_json(), named_paths(assignment.spec), assignment.folder
             )
-        return RayAttempt(assignment.job_id, actor)
+        return RayAttempt(assignment.job_id, assignment.folder, actor)
 
     return launch
 
@@ -61,11 +69,13 @@ class RayAttempt:
 
     Args:
         job_id: the job.
+        folder: the job's own; the coordinator may save files nowhere else.
         actor: reached through the gateway.
     """
 
-    def __init__(self, job_id: str, actor: RemoteActor) -> None:
+    def __init__(self, job_id: str, folder: Path, actor: RemoteActor) -> None:
         self._job_id = job_id
+        self._folder = folder
         self._actor = actor
         self._end: asyncio.Future[None] | None = None
 
@@ -95,7 +105,20 @@ class RayAttempt:
             return events
 
     async def _ask(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        return attempt_events.validate_json(await self._actor.call("events", after, timeout_s))
+        events = attempt_events.validate_json(await self._actor.call("events", after, timeout_s))
+        for event in events:
+            if isinstance(event, CheckpointSaved | ArtifactSaved):
+                self._check_path(event.path)
+        return events
+
+    def _check_path(self, path: Path) -> None:
+        if ".." in path.parts or self._folder not in path.parents:
+            raise VerificationFailed(
+                f"the coordinator names {path}, which is not below the job's own folder",
+                mend="somebody may have changed it: look who holds the cluster's token, and "
+                "`share-compute rotate-token`",
+                job=self._job_id,
+            )
 
     async def cancel(self) -> None:
         """Ask it to stop after the step it is in."""

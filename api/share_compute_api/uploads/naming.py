@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from share_compute.errors import NotFound, UserError
+from share_compute.jobs.folders import job_folder
 from share_compute.specification import Named, TrainJob, upload_path, with_paths
 from share_compute.specification.paths import AnyNamed
 from share_compute.store import ApiKeyRecord, Store
@@ -78,18 +79,19 @@ def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecor
 
 def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
     """Return where a path leads, if that is in a result of one of the caller's own jobs."""
-    jobs = context.settings.data_folder / "jobs"
-    if ".." in path.parts or not path.is_relative_to(jobs) or path == jobs:
+    data_folder = context.settings.data_folder
+    if ".." in path.parts or not path.is_relative_to(data_folder):
         return None
-    job_id = path.relative_to(jobs).parts[0]
     try:
+        _, job_id, *_ = path.relative_to(data_folder).parts
         job = context.store.jobs.get(job_id)
         found = path.resolve()
+        folder = job_folder(data_folder.resolve(), job.kind, job_id)
     except (NotFound, OSError, RuntimeError, ValueError):
         return None
     results = [result.path.resolve() for result in context.store.progress.artifacts(job_id)]
-    is_own = caller.owns(job.owner) and any(found.is_relative_to(result) for result in results)
-    return found if is_own else None
+    is_result = found.is_relative_to(folder) and any(found.is_relative_to(result) for result in results)
+    return found if is_result and caller.owns(job.owner) else None
 
 
 def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:

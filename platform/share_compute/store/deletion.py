@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict
+from share_compute.jobs.folders import job_folder
 from share_compute.jobs.states import JobState
 from share_compute.serving.states import LIVE, DeploymentState
 from share_compute.store.database import Database
@@ -37,12 +38,12 @@ class Deletions:
         self._database = database
         self._clock = clock
 
-    def job(self, job_id: str, folder: Path, *, cancel: bool = False) -> bool:
+    def job(self, job_id: str, data_folder: Path, *, cancel: bool = False) -> bool:
         """Delete a job with its events, metrics, checkpoints and artifacts; return whether it is gone already.
 
         Args:
             job_id: the job.
-            folder: of its files.
+            data_folder: holds the folders of all jobs.
             cancel: ask a job that is not over to stop, and delete it when it did.
 
         Raises:
@@ -64,7 +65,7 @@ class Deletions:
                 ask_to_stop(session, row, now)
                 if not JobState(row.state).is_final:
                     return False
-            delete_job(session, row, folder, now)
+            delete_job(session, row, data_folder, now)
             return True
 
     def artifact(self, job_id: str, name: str) -> None:
@@ -116,13 +117,13 @@ class Deletions:
             session.execute(delete(Removal).where(Removal.path == str(folder)))
 
 
-def delete_job(session: Session, row: Job, folder: Path, now: datetime) -> None:
+def delete_job(session: Session, row: Job, data_folder: Path, now: datetime) -> None:
     """Delete the rows of a job that is over, in the caller's transaction."""
     require_unused(session, row.id)
     for table in (Event, Metric, Artifact):
         session.execute(delete(table).where(table.job_id == row.id))
     session.delete(row)
-    remove_folder(session, folder, now)
+    remove_folder(session, job_folder(data_folder, row.kind, row.id), now)
     _tell(session, now, job=row.id, name=row.name)
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from share_compute.jobs.folders import job_folder
 from share_compute.jobs.states import JobState
 from share_compute.serving.states import LIVE
 from share_compute.store.database import Database
@@ -67,23 +68,23 @@ class Retention:
         self._database = database
         self._clock = clock
 
-    def find(self, keep: Keep, folder: Path) -> list[Prunable]:
+    def find(self, keep: Keep, data_folder: Path) -> list[Prunable]:
         """Return what `prune` would delete, and delete nothing.
 
         Args:
             keep: for how long.
-            folder: holds one folder for each job.
+            data_folder: holds the folders of all jobs.
         """
         now = self._clock()
         with self._database.read() as session:
-            return list(_find(session, keep, now, folder))
+            return list(_find(session, keep, now, data_folder))
 
-    def prune(self, keep: Keep, folder: Path) -> list[Prunable]:
+    def prune(self, keep: Keep, data_folder: Path) -> list[Prunable]:
         """Delete what is older than it is to be kept, each thing in a transaction of its own; return what went."""
         now = self._clock()
-        return [one for one in self.find(keep, folder) if self._delete(one, keep, now)]
+        return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 
-    def _delete(self, one: Prunable, keep: Keep, now: datetime) -> bool:
+    def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
         """Delete one thing, unless its job was resumed or is used since it was found."""
         if one.kind == "events":
             return self._delete_rows(
@@ -97,8 +98,7 @@ class Retention:
             if job is None or not JobState(job.state).is_final or user_of(session, job.id):
                 return False
             if one.kind == "job":
-                assert one.folder is not None
-                delete_job(session, job, one.folder, now)
+                delete_job(session, job, data_folder, now)
             elif one.kind == "artifact":
                 wanted = (Artifact.job_id == job.id, Artifact.name == one.name)
                 artifact = session.scalar(select(Artifact).where(*wanted))
@@ -128,17 +128,19 @@ class Retention:
                 return True
 
 
-def _find(session: Session, keep: Keep, now: datetime, folder: Path) -> Iterator[Prunable]:
+def _find(session: Session, keep: Keep, now: datetime, data_folder: Path) -> Iterator[Prunable]:
     jobs = _over(session, keep.jobs_days, now)
     going = {job.id for job in jobs}
     for job in jobs:
-        yield Prunable("job", job.id, job.name, _rows(session, job.id), folder / job.id)
+        folder = job_folder(data_folder, job.kind, job.id)
+        yield Prunable("job", job.id, job.name, _rows(session, job.id), folder)
     for job in _over(session, keep.artifacts_days, now, going):
         for artifact in session.scalars(select(Artifact).where(Artifact.job_id == job.id)):
             yield Prunable("artifact", job.id, artifact.name, 1, Path(artifact.path))
     for job in _over(session, keep.checkpoints_days, now, going):
-        if (folder / job.id / "checkpoints").is_dir():
-            yield Prunable("checkpoints", job.id, job.name, 0, folder / job.id / "checkpoints")
+        checkpoints = job_folder(data_folder, job.kind, job.id) / "checkpoints"
+        if checkpoints.is_dir():
+            yield Prunable("checkpoints", job.id, job.name, 0, checkpoints)
     for job in _over(session, keep.metrics_days, now, going):
         if rows := _count(session, Metric, [Metric.job_id == job.id]):
             yield Prunable("metrics", job.id, job.name, rows)

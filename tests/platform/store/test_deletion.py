@@ -23,7 +23,7 @@ PLAN = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(), m
 def run(store: Store, folder: Path, *, ends: bool = True) -> str:
     """Return a job with an event, a metric, a checkpoint and an artifact."""
     job = store.jobs.create(JOB)
-    place = folder / job.id
+    place = folder / "jobs" / job.id
     for made in ("checkpoints/step-00000001", "artifacts/model"):
         (place / made).mkdir(parents=True)
         (place / made / "weights").write_bytes(b"1234")
@@ -54,7 +54,7 @@ def run(store: Store, folder: Path, *, ends: bool = True) -> str:
 
 def test_a_job_that_is_over_goes_with_all_its_rows(store: Store, tmp_path: Path) -> None:
     job_id, other = run(store, tmp_path), run(store, tmp_path)
-    assert store.deletions.job(job_id, tmp_path / job_id)
+    assert store.deletions.job(job_id, tmp_path)
     for gone in (store.jobs.get, store.progress.metrics, store.progress.artifacts, store.progress.timings):
         with pytest.raises(NotFound):
             gone(job_id)
@@ -63,30 +63,30 @@ def test_a_job_that_is_over_goes_with_all_its_rows(store: Store, tmp_path: Path)
     assert (last.kind, last.data) == ("deleted", {"job": job_id, "name": JOB.name})
     assert len(store.progress.metrics(other)) == 1
     # Its files are still there, and the store knows it until somebody says that they are not.
-    assert store.deletions.folders() == [tmp_path / job_id]
-    store.deletions.removed(tmp_path / job_id)
+    assert store.deletions.folders() == [tmp_path / "jobs" / job_id]
+    store.deletions.removed(tmp_path / "jobs" / job_id)
     assert store.deletions.folders() == []
     with pytest.raises(NotFound):
-        store.deletions.job(job_id, tmp_path / job_id)
+        store.deletions.job(job_id, tmp_path)
 
 
 def test_a_job_that_runs_is_deleted_when_it_ended(store: Store, tmp_path: Path) -> None:
     job_id = run(store, tmp_path, ends=False)
     with pytest.raises(Conflict, match="only jobs that are over can be deleted") as refused:
-        store.deletions.job(job_id, tmp_path / job_id)
+        store.deletions.job(job_id, tmp_path)
     assert "--cancel" in (refused.value.mend or "")
-    assert not store.deletions.job(job_id, tmp_path / job_id, cancel=True)
+    assert not store.deletions.job(job_id, tmp_path, cancel=True)
     assert store.jobs.get(job_id).cancel_requested_at is not None
     assert store.deletions.due() == []
     store.progress.record(job_id, 1, [AttemptEnded(outcome="cancelled", reason="on request")])
     assert store.deletions.due() == [job_id]
-    assert store.deletions.job(job_id, tmp_path / job_id)
+    assert store.deletions.job(job_id, tmp_path)
     assert store.deletions.due() == []
 
 
 def test_a_job_that_waits_is_cancelled_and_deleted_at_once(store: Store, tmp_path: Path) -> None:
     job = store.jobs.create(JOB)
-    assert store.deletions.job(job.id, tmp_path / job.id, cancel=True)
+    assert store.deletions.job(job.id, tmp_path, cancel=True)
     with pytest.raises(NotFound):
         store.jobs.get(job.id)
 
@@ -95,12 +95,12 @@ def test_what_a_deployment_serves_stays_until_it_is_down(store: Store, tmp_path:
     job_id = run(store, tmp_path)
     by_job = parse_deployment({"name": "by-job", "model": {"job": job_id}})
     by_path = parse_deployment(
-        {"name": "by-path", "model": {"path": str(tmp_path / job_id / "artifacts/model")}}
+        {"name": "by-path", "model": {"path": str(tmp_path / "jobs" / job_id / "artifacts/model")}}
     )
     for spec in (by_job, by_path):
         deployment = store.deployments.create(spec, reason="asked for")
         for delete in (
-            lambda: store.deletions.job(job_id, tmp_path / job_id),
+            lambda: store.deletions.job(job_id, tmp_path),
             lambda: store.deletions.artifact(job_id, "model"),
         ):
             with pytest.raises(Conflict, match=f"deployment {spec.name} uses"):
@@ -114,12 +114,12 @@ def test_what_a_deployment_serves_stays_until_it_is_down(store: Store, tmp_path:
     assert [event.kind for event in store.events.after(0) if event.kind == "deployment"] == []
     store.deletions.artifact(job_id, "model")
     assert store.progress.artifacts(job_id) == []
-    assert store.deletions.folders() == [tmp_path / job_id / "artifacts/model"]
+    assert store.deletions.folders() == [tmp_path / "jobs" / job_id / "artifacts/model"]
 
 
 def test_an_artifact_that_was_made_again_is_not_removed(store: Store, tmp_path: Path) -> None:
     job_id = run(store, tmp_path)
-    path = tmp_path / job_id / "artifacts/model"
+    path = tmp_path / "jobs" / job_id / "artifacts/model"
     store.deletions.artifact(job_id, "model")
     store.progress.add_artifact(job_id, ArtifactSaved(name="model", path=path, size_bytes=4))
     assert store.deletions.folders() == []
@@ -158,11 +158,11 @@ def test_pruning_finds_what_is_old_and_deletes_just_that(store: Store, clock: Cl
         assert store.progress.metrics(job_id)
         assert store.events.after(0, job_id=job_id)
     assert sorted(store.deletions.folders()) == [
-        tmp_path / old / "artifacts/model",
-        tmp_path / old / "checkpoints",
+        tmp_path / "jobs" / old / "artifacts/model",
+        tmp_path / "jobs" / old / "checkpoints",
     ]
     (whole,) = store.retention.prune(Keep(jobs_days=20), tmp_path)
-    assert (whole.kind, whole.job_id, whole.folder) == ("job", old, tmp_path / old)
+    assert (whole.kind, whole.job_id, whole.folder) == ("job", old, tmp_path / "jobs" / old)
     with pytest.raises(NotFound):
         store.jobs.get(old)
 

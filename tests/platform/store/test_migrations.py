@@ -185,4 +185,4 @@ def assert_goes_on(store: Store) -> None:
     assert store.events.last_seq() > 3
     for deployment in store.deployments.list():
         store.deployments.set_state(deployment.id, DeploymentState.stopped, "down")
-    assert store.deletions.job("job-2", Path("/data/jobs/job-2"), cancel=True)
+    assert store.deletions.job("job-2", Path("/data"), cancel=True)

@@ -1,0 +1,17 @@
+"""The folders in which a server keeps the files of its jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from share_compute.specification.batch import BATCH_KINDS
+
+TRAINING = "jobs"
+"""Below the data folder: checkpoints and results, written by coordinators on the Ray head."""
+BATCHES = "batches"
+"""Below the data folder: answers, written by the control plane; no process of the Ray cluster may change them."""
+
+
+def job_folder(data_folder: Path, kind: str, job_id: str) -> Path:
+    """Return the folder of one job."""
+    return data_folder / (BATCHES if kind in BATCH_KINDS else TRAINING) / job_id
