@@ -1,7 +1,7 @@
 """A submitter whose templates, tokenizers, schemas and files take endless time or memory: the server goes on.
 
-Each test looks at four things: the request is refused by an error that says why, /health answers within a second
-meanwhile, the server's process hardly grows, and the next ordinary request is answered.
+Each test looks at four things: the request is refused by an error that says why, /health answers after at most a second
+of work meanwhile, the server's process hardly grows, and the next ordinary request is answered.
 """
 
 from __future__ import annotations
