@@ -2,9 +2,12 @@
 
 A real uvicorn server without a Ray cluster, in a process of its own, and clients on the same machine that send what
 browsers, programs and contributors send: health, lists of jobs, single jobs, submissions and signs of life, each about
-every four seconds; some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured
+every eight seconds; some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured
 in the same run, in turns with ours; the goal is a 99th percentile of at most 1.1 times its own. Without it, figures
 have no peer. Clients speak HTTP alone, so the checkouts may differ in all but these routes.
+
+The share of a processor that the server takes is printed as well. Near 1 latencies are those of a queue, and their
+tails say nothing; ``--pause 4`` comes close to that on a slow machine.
 
 The last figure is the time that a chat of 500 tokens takes more, from the request's messages to its token ids, because
 its template is rendered and its text tokenized by another process.
@@ -38,8 +41,6 @@ OURS = Path(__file__).resolve().parents[1]
 SERVER = Path(__file__).with_name("_control_plane_server.py")
 GOAL = 1.1
 GOAL_TOKENIZING_MS = 1.0
-PAUSE_S = 4.0
-"""Mean time between the requests of one client."""
 WARM_UP_S = 3.0
 JOB = {
     "name": "digits",
@@ -60,6 +61,8 @@ class Round:
     latencies_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     memory_bytes: int = 0
+    cpu_share: float = 0.0
+    """Of one processor, while it was measured."""
 
     def percentile_ms(self, percent: int) -> float:
         """Return a percentile of the latencies."""
@@ -84,6 +87,11 @@ class Server:
         self.api_key: str = facts["api_key"]
         self.contributors: list[tuple[str, str]] = facts["contributors"]
 
+    def cpu_s(self) -> float:
+        """Return the processor time that the server took so far."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
     def memory_bytes(self) -> int:
         """Return the resident memory of the server's process."""
         return int(psutil.Process(self._process.pid).memory_info().rss)
@@ -105,12 +113,14 @@ class Load:
         server: theirs.
         http: that all of them use.
         seed: of what they do, and when.
+        pause_s: mean time between the requests of one client.
     """
 
-    def __init__(self, server: Server, http: httpx.AsyncClient, seed: int) -> None:
+    def __init__(self, server: Server, http: httpx.AsyncClient, seed: int, pause_s: float) -> None:
         self._server = server
         self._http = http
         self._random = random.Random(seed)
+        self._pause_s = pause_s
         self._key = {"Authorization": f"Bearer {server.api_key}"}
         self._jobs: list[str] = []
         self.round = Round()
@@ -124,7 +134,9 @@ class Load:
         work += [asyncio.create_task(self._client()) for _ in range(clients - streams)]
         await asyncio.sleep(WARM_UP_S)
         self._is_warm = True
+        cpu_s, begin_s = self._server.cpu_s(), time.monotonic()
         await asyncio.sleep(seconds)
+        self.round.cpu_share = (self._server.cpu_s() - cpu_s) / (time.monotonic() - begin_s)
         self.round.memory_bytes = self._server.memory_bytes()
         for task in work:
             task.cancel()
@@ -141,7 +153,7 @@ class Load:
             "submit": self._submit,
             "heartbeat": self._heartbeat,
         }
-        await asyncio.sleep(self._random.uniform(0, PAUSE_S))
+        await asyncio.sleep(self._random.uniform(0, self._pause_s))
         while True:
             (name,) = self._random.choices(list(MIX), list(MIX.values()))
             begin = time.perf_counter()
@@ -154,7 +166,7 @@ class Load:
                 self.round.latencies_s.append(time.perf_counter() - begin)
                 if problem is not None:
                     self.round.failures[problem] += 1
-            await asyncio.sleep(self._random.expovariate(1 / PAUSE_S))
+            await asyncio.sleep(self._random.expovariate(1 / self._pause_s))
 
     async def _submit(self) -> httpx.Response:
         answer = await self._http.post("/api/v1/jobs", headers=self._key, json=JOB)
@@ -179,7 +191,7 @@ class Load:
                         pass
             except httpx.HTTPError as failure:
                 self.round.failures[f"stream: {type(failure).__name__}"] += 1
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(self._pause_s)
 
 
 def measure(checkout: Path, options: argparse.Namespace, seed: int) -> Round:
@@ -191,7 +203,7 @@ def measure(checkout: Path, options: argparse.Namespace, seed: int) -> Round:
             async def load() -> Round:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=options.clients)
                 async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as http:
-                    return await Load(server, http, seed).run(
+                    return await Load(server, http, seed, options.pause).run(
                         options.clients, options.streams, options.seconds
                     )
 
@@ -217,6 +229,7 @@ def compare(ours: list[Round], before: list[Round], options: argparse.Namespace)
     figures: list[tuple[str, str, Callable[[Round], float]]] = [
         ("control_plane_p50", "ms", lambda one: one.percentile_ms(50)),
         ("control_plane_p99", "ms", lambda one: one.percentile_ms(99)),
+        ("control_plane_cpu_share", "processors", lambda one: one.cpu_share),
         ("control_plane_memory", "MiB", lambda one: one.memory_bytes / MIB),
     ]
     for name, unit, of in figures:
@@ -318,6 +331,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200, help="at one time")
     parser.add_argument("--streams", type=int, default=20, help="of them, those that hold an event stream")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a round")
+    parser.add_argument("--pause", type=float, default=8.0, help="seconds between requests of a client, mean")
     parser.add_argument("--rounds", type=int, default=3, help="of each side")
     options = parser.parse_args()
     if options.quick:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from datetime import datetime
+from time import monotonic
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,6 +17,9 @@ from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
 from share_compute.store.tables import ApiKey
 
+_VERIFIED_S = 1.0
+_MOST_VERIFIED = 1000
+
 
 class ApiKeys:
     """The table of API keys."""
@@ -22,6 +27,10 @@ class ApiKeys:
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
+        self._lock = threading.Lock()
+        self._verified: dict[str, tuple[ApiKeyRecord, float]] = {}
+        """By hash: what was found, and until when that may be used (monotonic)."""
+        self._revocations = 0
 
     def create(self, name: str, scopes: Collection[Scope] = (Scope.chat,)) -> tuple[ApiKeyRecord, str]:
         """Make a key with these scopes; returns its record and the key, which cannot be read again."""
@@ -39,12 +48,26 @@ class ApiKeys:
             return ApiKeyRecord.model_validate(row), key
 
     def verify(self, key: str) -> ApiKeyRecord | None:
-        """Return the record of a key that is valid now, else None."""
+        """Return the record of a key that is valid now, else None.
+
+        Every request asks, so the answer is remembered for a second. Nobody else writes to this database (`Claim`), and
+        a revocation here makes it forgotten at once.
+        """
+        now_s, key_hash, revocations = monotonic(), digest(key), self._revocations
+        known = self._verified.get(key_hash)
+        if known is not None and known[1] > now_s:
+            return known[0]
         with self._database.read() as session:
-            row = session.scalar(select(ApiKey).where(ApiKey.key_hash == digest(key)))
+            row = session.scalar(select(ApiKey).where(ApiKey.key_hash == key_hash))
             if row is None or row.revoked_at is not None or not matches(key, row.key_hash):
                 return None
-            return ApiKeyRecord.model_validate(row)
+            record = ApiKeyRecord.model_validate(row)
+        with self._lock:
+            if self._revocations == revocations:  # else it may be this key that was revoked after it was read
+                if len(self._verified) >= _MOST_VERIFIED:
+                    self._verified.clear()
+                self._verified[key_hash] = (record, now_s + _VERIFIED_S)
+        return record
 
     def valid(self, key_id: str) -> ApiKeyRecord | None:
         """Return the record of a key, by its id, that is valid now, else None."""
@@ -72,7 +95,11 @@ class ApiKeys:
             if row.revoked_at is None:
                 _require_another_admin(session, row)
                 row.revoked_at = self._clock()
-            return ApiKeyRecord.model_validate(row)
+            record = ApiKeyRecord.model_validate(row)
+        with self._lock:
+            self._revocations += 1
+            self._verified.clear()
+        return record
 
 
 def _require_another_admin(session: Session, key: ApiKey) -> None:

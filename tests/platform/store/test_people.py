@@ -19,7 +19,8 @@ from share_compute.errors import (
     ShareComputeError,
 )
 from share_compute.jobs.states import ContributorState
-from share_compute.store import ContributorRecord, Store
+from share_compute.scopes import Scope
+from share_compute.store import ContributorRecord, Store, keys
 from share_compute.topology import Device, Link
 
 VERSIONS = {"python": "3.11.7"}
@@ -44,7 +45,25 @@ def test_a_key_opens_until_it_is_revoked(store: Store) -> None:
     record, key = store.keys.create("first")
     assert store.keys.verify(key) == record
     assert store.keys.verify(key + "x") is None
+    assert store.keys.verify(key) == record  # remembered
     store.keys.revoke(record.id)
+    assert store.keys.verify(key) is None
+
+
+def test_a_key_that_is_revoked_while_it_is_read_is_not_remembered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.keys.create("admin", [Scope.admin])
+    record, key = store.keys.create("other")
+    compare = keys.matches
+
+    def revoke_meanwhile(given: str, known: str) -> bool:
+        monkeypatch.setattr(keys, "matches", compare)
+        store.keys.revoke(record.id)
+        return compare(given, known)
+
+    monkeypatch.setattr(keys, "matches", revoke_meanwhile)
+    store.keys.verify(key)  # read before it was revoked: either answer is right
     assert store.keys.verify(key) is None
 
 
