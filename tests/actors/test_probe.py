@@ -48,6 +48,12 @@ def test_a_device_that_is_not_there_is_an_error():
     assert "no CUDA device" in done.stderr
 
 
+def test_no_machine_lends_more_memory_than_it_has():
+    done = run_probe("--json", "--device", "cpu", "--memory-bytes", str(2**50))
+    assert done.returncode != 0
+    assert "1.0 PiB of memory are lent, but the machine has" in done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_graphics_processors_are_measured():

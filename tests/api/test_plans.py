@@ -311,6 +311,9 @@ def test_absurd_measurements_are_not_written_down() -> None:
         require_sound([FAST, Device("cpu", "odd", 2**30, {"float32": math.nan})], "ada")
     assert error.value.machine == "ada"
     require_sound([FAST, Device("cpu", "unmeasured", 2**30)], "ada")
+    require_sound([Device("cpu", "large", 2**40), Device("cuda", "other memory", 2**41)], "ada", 2**40)
+    with pytest.raises(VerificationFailed, match=r"1\.0 TiB of memory, but lends 1\.0 GiB"):
+        require_sound([Device("cpu", "boaster", 2**40)], "ada", 2**30)
     good = Link("a", "b", 1e-3, 0.0)
     assert sound_links([good, Link("a", "b", math.inf, 1e8), Link("a", "a", 1e-3, 1e8)], "a") == (good,)
 

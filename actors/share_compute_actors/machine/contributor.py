@@ -58,7 +58,9 @@ class Contributor:
         )
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise UserError(f"the devices could not be measured: {last}", mend="try --device cpu")
+            raise UserError(
+                f"the devices could not be measured: {last}", mend="try --device cpu, or lend less"
+            )
         return done.stdout
 
     @ray.method(concurrency_group="measure")

@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 
 from share_compute.models.profiling import Operations
+from share_compute.planning.words import bytes_text
 from share_compute.topology import Device
 
 _MEASURABLE_S = 0.03
@@ -46,8 +48,13 @@ def probe(lent: Lent) -> tuple[Device, ...]:
     """Measure the lent devices: graphics processors where there are some, else the processor.
 
     Raises:
-        RuntimeError: cuda was asked for and there is none.
+        RuntimeError: cuda was asked for and there is none, or the machine has less memory than it lends.
     """
+    has_bytes = psutil.virtual_memory().total
+    if lent.memory_bytes > has_bytes:
+        raise RuntimeError(
+            f"{bytes_text(lent.memory_bytes)} of memory are lent, but the machine has {bytes_text(has_bytes)}"
+        )
     torch.set_num_threads(lent.cpu_threads)
     has_cuda = torch.cuda.is_available()
     if lent.device == "cuda" and not has_cuda:

@@ -6,20 +6,28 @@ import logging
 from collections.abc import Iterable
 
 from share_compute.errors import VerificationFailed
+from share_compute.planning.words import bytes_text
 from share_compute.store import ContributorRecord
 from share_compute.topology import HEAD, Device, Link, Topology, absurdities
 
 _log = logging.getLogger(__name__)
 
 
-def require_sound(devices: Iterable[Device], machine: str) -> None:
-    """Raise VerificationFailed when a device was measured to be what no device can be.
+def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | None = None) -> None:
+    """Raise VerificationFailed when a device was measured to be what no device, or none of this machine, can be.
 
     Args:
         devices: what the probe said.
         machine: name of the contributor.
+        lent_bytes: the main memory that it lends, if that is known.
     """
     for device in devices:
+        if device.kind == "cpu" and lent_bytes is not None and device.memory_bytes > lent_bytes:
+            raise VerificationFailed(
+                f"it says that it has {bytes_text(device.memory_bytes)} of memory, but lends {bytes_text(lent_bytes)}",
+                mend="end its agent, and let it join again with a new invite",
+                machine=machine,
+            )
         for field, problem in absurdities(device):
             raise VerificationFailed(
                 f"it measured {field} of {device.name or device.kind} and {problem}",
@@ -52,7 +60,7 @@ def live_topology(records: Iterable[ContributorRecord]) -> Topology:
     machines = []
     for record in records:
         try:
-            require_sound(record.capacity or (), record.name)
+            require_sound(record.capacity or (), record.name, record.limits.get("memory_bytes"))
         except VerificationFailed as lie:
             _log.warning("contributor %s is not planned with: %s", record.name, lie.message)
         else:

@@ -114,7 +114,7 @@ class Measurements:
             machine = self._machines[record.id] = await self._start(record.id, node_id)
             await self._wait_for_siblings(record)
             devices = await machine.probe(record.limits)
-            require_sound(devices, record.name)
+            require_sound(devices, record.name, record.limits.get("memory_bytes"))
             links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
         await asyncio.to_thread(self._store.contributors.ready, record.id, capacity=devices, links=links)
 
