@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,28 +21,38 @@ class Budget:
     Args:
         at_once: functions that run at one time.
         most_waiting: functions that wait; further ones are refused.
+        most_of_one: functions of one caller that run or wait; further ones are refused, and others find room.
     """
 
-    def __init__(self, at_once: int = 4, most_waiting: int = 60) -> None:
+    def __init__(self, at_once: int = 4, most_waiting: int = 60, most_of_one: int = 16) -> None:
         self._turns = asyncio.Semaphore(at_once)
         self._most = at_once + most_waiting
-        self._under_way = 0
+        self._most_of_one = most_of_one
+        self._under_way: Counter[str] = Counter()
 
-    async def run(self, work: Callable[[], Result]) -> Result:
+    async def run(self, caller: str, work: Callable[[], Result]) -> Result:
         """Return what a function returns.
+
+        Args:
+            caller: id of the key that asks.
+            work: the function.
 
         Raises:
             Busy: too many wait.
         """
-        if self._under_way >= self._most:
+        mine, all_ = self._under_way[caller], self._under_way.total()
+        if mine >= self._most_of_one or all_ >= self._most:
+            count, whose = (mine, " of this key") if mine >= self._most_of_one else (all_, "")
             raise Busy(
-                f"{self._under_way} jobs and plans are being checked, or wait for that",
+                f"{count} jobs and plans{whose} are being checked, or wait for that",
                 mend=f"try again in {_RETRY_AFTER_S} s",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
-        self._under_way += 1
+        self._under_way[caller] += 1
         try:
             async with self._turns:
                 return await run_in_threadpool(work)
         finally:
-            self._under_way -= 1
+            self._under_way[caller] -= 1
+            if not self._under_way[caller]:
+                del self._under_way[caller]

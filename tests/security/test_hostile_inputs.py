@@ -29,7 +29,7 @@ from tests.security.watching import Watch
 from share_compute.batches.inputs import Inputs
 from share_compute.data.parquet_rows import MOST_BATCH_BYTES, record_batches
 from share_compute.data.reading import read_pieces
-from share_compute.errors import UserError
+from share_compute.errors import Busy, UserError
 from share_compute.field_errors import MOST_NAMED
 from share_compute.scopes import Scope
 from share_compute.serving.options import Generation
@@ -413,6 +413,27 @@ def test_a_crowd_of_submissions_is_told_to_come_again(
     assert len(refused) == crowd - 2
     assert all(answer.headers["Retry-After"] == "5" for answer in refused)
     assert {answer.status_code for answer in answers} == {422, 429}
+
+
+def test_a_key_with_many_submissions_leaves_room_for_others() -> None:
+    budget, is_over = Budget(at_once=1, most_waiting=5, most_of_one=2), threading.Event()
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(budget.run("crowd", is_over.wait)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match="2 jobs and plans of this key"):
+                await budget.run("crowd", is_over.wait)
+            others = ("ada", "grace", "ada", "grace")
+            running += [group.create_task(budget.run(name, is_over.wait)) for name in others]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match="6 jobs and plans are"):
+                await budget.run("edsger", is_over.wait)
+            is_over.set()
+        assert all(task.result() for task in running)
+        assert await budget.run("crowd", is_over.wait)
+
+    asyncio.run(story())
 
 
 # -- data files ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ _BODY = spec_body(
 async def create_deployment(request: Request, context: InContext, caller: Submitter) -> DeploymentView:
     """Serve a model, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
-    made = await context.checks.run(partial(_create, context, caller, content_type, body))
+    made = await context.checks.run(caller.id, partial(_create, context, caller, content_type, body))
     return _view(made, context, caller)
 
 

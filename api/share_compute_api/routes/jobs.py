@@ -61,7 +61,9 @@ async def submit_job(
 ) -> JobRecord:
     """Queue a job, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
-    return await context.checks.run(partial(_submit, context, caller, content_type, body, idempotency_key))
+    return await context.checks.run(
+        caller.id, partial(_submit, context, caller, content_type, body, idempotency_key)
+    )
 
 
 def _submit(
@@ -82,7 +84,7 @@ def _submit(
 async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
     """Say what submitting a job, or making a deployment, would find wrong; nothing is queued."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
-    return await context.checks.run(partial(checked, context, caller, content_type, body))
+    return await context.checks.run(caller.id, partial(checked, context, caller, content_type, body))
 
 
 @router.get("", operation_id="listJobs")

@@ -56,7 +56,9 @@ _BODY = {
 async def plan(request: Request, context: InContext, caller: Submitter) -> PlanReport:
     """Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
-    wanted, left_out = await context.checks.run(partial(_complete, context, caller, content_type, body))
+    wanted, left_out = await context.checks.run(
+        caller.id, partial(_complete, context, caller, content_type, body)
+    )
     report = await context.plans.plan(wanted, departure(request.receive, context.bell))
     if report is None:
         raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
