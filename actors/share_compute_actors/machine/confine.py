@@ -44,11 +44,13 @@ _LAST_CAPABILITY = 63
 _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
 """Execute a file, read a file, list a folder."""
-_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
-"""Rights that exist for a file: execute, write, read, truncate, device ioctl."""
+_RESOLVE_UNIX = 1 << 16
+"""Reach Unix sockets with a path that processes outside the domain made (version 9, Linux 7.1)."""
+_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
+"""Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
 _REFER = 1 << 13
 """Link and rename across folders (version 2); every domain that rules files denies it unless it is granted."""
-_RIGHTS_BY_VERSION = ((5, 1 << 15), (3, 1 << 14), (2, _REFER))
+_RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
 _SCOPES_SINCE = 6
