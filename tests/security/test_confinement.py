@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import tempfile
+import venv
 from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +55,34 @@ def test_a_unix_socket_outside_its_folders_is_out_of_reach() -> None:
         assert "PermissionError" in run(code, path, policy=Policy(read=(folder,))).stderr
         done = run(code, path, policy=Policy(write=(folder,)))
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("path", ["/dev/ptmx", "/dev/pts", "/dev/tty", "/opt", "/home", "/etc/shadow"])
+def test_what_no_program_needs_is_out_of_reach(path: str) -> None:
+    if not Path(path).exists():
+        pytest.skip(f"there is no {path}")
+    code = "import os, sys; path = sys.argv[1]; (os.listdir if os.path.isdir(path) else open)(path)"
+    assert "PermissionError" in run(code, path, policy=Policy()).stderr
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_an_installation_anywhere_is_within_reach(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = str(tmp_path / "venv/bin/python")
+    (library,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (library / "installed.py").write_text("print('imported')")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/file").write_text("read")
+    code = "import installed, sys; print(open(sys.argv[1]).read())"
+    arguments = confined([python, "-c", code, str(tmp_path / "linked/file")], Policy())
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "LD_LIBRARY_PATH": str(tmp_path / "linked")}
+    done = subprocess.run(
+        [python, *arguments[1:]], capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.stdout.split() == ["imported", "read"], done.stderr
+    del variables["LD_LIBRARY_PATH"]
+    done = subprocess.run(
+        [python, *arguments[1:]], capture_output=True, text=True, check=False, env=variables
+    )
+    assert "PermissionError" in done.stderr

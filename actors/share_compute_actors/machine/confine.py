@@ -54,7 +54,7 @@ _RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER
 _FIRST_RIGHTS = (1 << 13) - 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
 _SCOPES_SINCE = 6
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "dri", "kfd")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "shm", "dri", "kfd")
 _SYSTEM = (
     "/usr",
     "/bin",
@@ -62,7 +62,8 @@ _SYSTEM = (
     "/lib",
     "/lib32",
     "/lib64",
-    "/opt",
+    "/opt/cuda",
+    "/opt/rocm",
     "/nix",
     "/proc",
     "/sys",
@@ -267,6 +268,12 @@ def _allow(rules: int, path: str, rights: int) -> None:
         os.close(place)
 
 
+def _libraries() -> list[str]:
+    """Return the folders that the dynamic linker was told of, which may be anywhere."""
+    named = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    return [str(path) for path in named if path.is_absolute() and path.resolve() != Path("/")]
+
+
 def _devices() -> list[str]:
     graphics = [str(path) for path in Path("/dev").glob("nvidia*")]
     return [*(f"/dev/{name}" for name in _DEVICES), *graphics]
@@ -349,7 +356,7 @@ def main(arguments: Sequence[str]) -> None:
     # Rules need only open folders, and those are opened best with the rights that we still have.
     _become(user, guard)
     system = (*_SYSTEM, *(f"/etc/{name}" for name in _CONFIGURATION))
-    _restrict((*system, *installation(), *policy.read), (*_devices(), *policy.write))
+    _restrict((*system, *_libraries(), *installation(), *policy.read), (*_devices(), *policy.write))
     os.execvpe(arguments[1], list(arguments[1:]), environment)  # noqa: S606 - it is what we were started for
 
 
