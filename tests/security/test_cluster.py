@@ -77,8 +77,9 @@ try:
             done = on_the_head(attack)
         case "detach":
             on_the_head(detach, sys.argv[6])
+            # Not bound to the node, which has another id after a restart: the head is the only one.
             options = {"name": "detached", "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
-            actor = ray.remote(Detached).options(**options, scheduling_strategy=there).remote()
+            actor = ray.remote(Detached).options(**options).remote()
             done = {"actor": ray.get(actor.hold.remote(), timeout=60)}
         case "find":
             done = {"names": [found["name"] for found in ray.util.list_named_actors(all_namespaces=True)]}
