@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Mapping
 from contextlib import suppress
 
-from share_compute_actors.machine.confine import Policy, clean_environment, confined
+from share_compute_actors.machine.confine import END_NOW, Policy, clean_environment, confined
 from share_compute_actors.machine.processes import tied
 
 
@@ -44,7 +44,7 @@ async def run_module(
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
-                process.kill()
+                process.send_signal(END_NOW)
             await process.wait()
     assert process.returncode is not None
     return process.returncode, answer, complaints.decode(errors="replace").strip()

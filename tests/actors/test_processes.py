@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from share_compute.errors import Conflict, Unavailable
+from share_compute_actors.machine.confine import END_NOW
 from share_compute_actors.machine.processes import Identity, Roster, is_alive, tied
 from share_compute_actors.machine.run_folders import (
     abandoned,
@@ -70,7 +71,7 @@ def test_stop_ends_the_whole_family(roster: Roster, wait_for: Wait):
 def test_a_child_that_ignores_sigterm_is_killed(roster: Roster, wait_for: Wait):
     child = started(roster, DEAF, wait_for)
     roster.stop(child, grace_s=0.2)
-    assert child.exit_code == -signal.SIGKILL
+    assert child.exit_code == -END_NOW
 
 
 def test_a_child_that_ended_by_itself_is_no_trouble(roster: Roster):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from share_compute.jobs.states import ContributorState
+from share_compute_actors.machine import confine
 from share_compute_actors.machine.confine import landlock_version
 from share_compute_actors.machine.launch import RAY_SETTINGS
 from share_compute_api.client import Client
@@ -23,11 +25,12 @@ from share_compute_api.discovery import CREDENTIALS_FILE, SERVER_FILE
 pytestmark = pytest.mark.slow
 
 _ON_THE_HEAD = """
-import json, os, signal, sys
+import json, os, subprocess, sys
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 folder, server = sys.argv[2], int(sys.argv[3])
+jobs = os.path.join(folder, "jobs")
 
 def attack():
     import os, pathlib, socket, subprocess
@@ -48,8 +51,20 @@ def attack():
     attempt("shadow", lambda: open("/etc/shadow").read(4))
     attempt("home", lambda: os.listdir(os.path.expanduser("~root")))
     attempt("mount", lambda: subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt"], check=True))
-    attempt("jobs", lambda: os.listdir(os.path.join(folder, "jobs")))
+    attempt("jobs", lambda: os.listdir(jobs))
     return tried
+
+def detach(program):
+    subprocess.run([sys.executable, "-c", program, jobs], check=True)
+
+class Detached:
+    def hold(self):
+        import fcntl
+        self.held = open(os.path.join(jobs, "actor"), "w")
+        fcntl.flock(self.held, fcntl.LOCK_EX)
+
+def on_the_head(work, *arguments):
+    return ray.get(ray.remote(work).options(num_cpus=0, scheduling_strategy=there).remote(*arguments), timeout=60)
 
 try:
     here = sys.argv[1].split(":")[0]
@@ -57,13 +72,40 @@ try:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     head = next(node["NodeID"] for node in nodes if "node:__internal_head__" in node["Resources"])
     there = NodeAffinitySchedulingStrategy(head, soft=False)
-    print(json.dumps(ray.get(ray.remote(attack).options(num_cpus=0, scheduling_strategy=there).remote(), timeout=60)))
+    match sys.argv[5]:
+        case "attack":
+            done = on_the_head(attack)
+        case "detach":
+            on_the_head(detach, sys.argv[6])
+            # Not bound to the node, which has another id after a restart: the head is the only one.
+            options = {"name": "detached", "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
+            actor = ray.remote(Detached).options(**options).remote()
+            done = {"actor": ray.get(actor.hold.remote(), timeout=60)}
+        case "find":
+            done = {"names": [found["name"] for found in ray.util.list_named_actors(all_namespaces=True)]}
+    print(json.dumps(done))
 except (ray.exceptions.RayError, ConnectionError) as failure:
     print(json.dumps({"refused": type(failure).__name__}))
 """
 
 
-def run_on_head(server: Any, token: str) -> dict[str, str | None]:
+_DETACHES = """
+import fcntl, os, signal, sys, time
+
+held = open(os.path.join(sys.argv[1], "process"), "w")
+fcntl.flock(held, fcntl.LOCK_EX)  # until all processes that inherit the open file have ended
+if os.fork():
+    sys.exit()
+os.setsid()
+if os.fork():
+    os._exit(0)
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+def run_on_head(server: Any, token: str, *work: str) -> dict[str, Any]:
     """Run code on the head as somebody on the server's machine who knows only a token; return what it could do."""
     pid = json.loads((server.data_folder / SERVER_FILE).read_text())["pid"]
     raylet = next(
@@ -77,7 +119,7 @@ def run_on_head(server: Any, token: str) -> dict[str, str | None]:
     done = subprocess.run(
         [
             *(sys.executable, "-c", _ON_THE_HEAD, options["gcs-address"], str(server.data_folder), str(pid)),
-            str(Path(options["temp_dir"])),
+            *(str(Path(options["temp_dir"])), *(work or ("attack",))),
         ],
         env={**os.environ, **RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
         capture_output=True,
@@ -87,7 +129,7 @@ def run_on_head(server: Any, token: str) -> dict[str, str | None]:
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr
-    found: dict[str, str | None] = json.loads(lines[-1])
+    found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
@@ -118,7 +160,7 @@ def gateway_of(server: int) -> psutil.Process | None:
     for child in psutil.Process(server).children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             command = child.cmdline()
-            if "share_compute_api.cluster.gateway_process" in command and "--socket" in command:
+            if "share_compute_api.cluster.gateway_process" in command and confine.__name__ not in command:
                 return child
     return None
 
@@ -166,6 +208,38 @@ def test_the_token_of_a_removed_machine_opens_nothing(
         wait_for(lambda: ready(client) == ["stays"], "the other machine is back")
         assert "refused" in run_on_head(own, token)
         assert "refused" not in run_on_head(own, (own.data_folder / "ray-token").read_text())
+
+
+@pytest.mark.parametrize("end", ["rotation", "stop", "kill"])
+def test_nothing_that_was_detached_on_the_head_outlives_it(
+    tmp_path: Path, run_server: Callable[..., Any], wait_for: Callable[..., Any], end: str
+) -> None:
+    with run_server(tmp_path / "data") as own, own.client() as client:
+        token = (own.data_folder / "ray-token").read_text()
+        assert "refused" not in run_on_head(own, token, "detach", _DETACHES)
+        files = [own.data_folder / "jobs" / name for name in ("process", "actor")]
+        assert all(is_held(file) for file in files)
+        if end == "rotation":
+            client.rotate_token()
+            assert not any(is_held(file) for file in files)
+            renewed = (own.data_folder / "ray-token").read_text()
+            assert "detached" not in run_on_head(own, renewed, "find")["names"]
+        elif end == "stop":
+            own.command.stop()
+            assert not any(is_held(file) for file in files)
+        else:
+            own.command.process.kill()
+            wait_for(lambda: not any(is_held(file) for file in files), "the end of what was detached", 30)
+
+
+def is_held(file: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
+    with file.open() as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def ready(client: Client) -> list[str]:

@@ -11,6 +11,10 @@ which the control plane talks to Ray, starts as ``python -m share_compute_actors
 Where the kernel has no Landlock, `landlock_version` returns 0, and the other two still hold. Sources: the kernel's
 ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
 
+The process that was started stays outside as the program's guard. It passes SIGTERM on, ends with the program's status,
+and kills all descendants of the program before it ends, also those that detached themselves (`_guard`). It does so when
+the program ends, when it receives `END_NOW`, and when the process that started it ends.
+
 This module needs the standard library only, because it runs before everything else.
 """
 
@@ -20,30 +24,37 @@ import ctypes
 import json
 import os
 import pwd
+import signal
 import stat
 import struct
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
-_SET_PDEATHSIG, _SET_NO_NEW_PRIVS, _CAPBSET_DROP = 1, 38, 24
-_SIGKILL = 9
+_SET_PDEATHSIG, _SET_DUMPABLE, _CAPBSET_DROP, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+END_NOW = signal.SIGUSR1
+"""Ends a guard and all descendants of its program at once; SIGKILL would end the guard, and leave descendants."""
 _LAST_CAPABILITY = 63
 _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
 """Execute a file, read a file, list a folder."""
-_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
-"""Rights that exist for a file: execute, write, read, truncate, device ioctl."""
-_RIGHTS_BY_VERSION = ((5, 1 << 15), (3, 1 << 14), (2, 1 << 13))
+_RESOLVE_UNIX = 1 << 16
+"""Reach Unix sockets with a path that processes outside the domain made (version 9, Linux 7.1)."""
+_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
+"""Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
+_REFER = 1 << 13
+"""Link and rename across folders (version 2); every domain that rules files denies it unless it is granted."""
+_RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
-_SCOPES = 1 << 0 | 1 << 1
-"""Abstract Unix sockets and signals (version 6)."""
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "dri", "kfd")
+_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
+_SCOPES_SINCE = 6
+_DEVICES = ("null", "zero", "full", "random", "urandom", "shm", "dri", "kfd")
 _SYSTEM = (
     "/usr",
     "/bin",
@@ -51,7 +62,8 @@ _SYSTEM = (
     "/lib",
     "/lib32",
     "/lib64",
-    "/opt",
+    "/opt/cuda",
+    "/opt/rocm",
     "/nix",
     "/proc",
     "/sys",
@@ -210,9 +222,8 @@ def _become(user: User | None, parent: int) -> None:
             os.setresuid(user.uid, user.uid, user.uid)
         header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
         _check(_libc().capset(header, bytes(24)), "capset")
-    _prctl(_SET_NO_NEW_PRIVS, 1)
     # Another user's process is not tied to its parent any more.
-    _prctl(_SET_PDEATHSIG, _SIGKILL)
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
 
@@ -225,14 +236,19 @@ def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
     rights = _FIRST_RIGHTS
     for since, right in _RIGHTS_BY_VERSION:
         rights |= right if version >= since else 0
-    attributes = struct.pack("=QQQ", rights, 0, _SCOPES) if version >= 6 else struct.pack("=Q", rights)
+    allowed = [*((path, rights & _READ) for path in read), *((path, rights) for path in write)]
+    scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPES_SINCE else 0
+    _enter_domain(rights, scopes, allowed)
+
+
+def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) -> None:
+    """Enter a Landlock domain that denies rights, except below the allowed paths, and what its scopes name."""
+    attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
     rules = _check(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
     try:
-        for path in read:
-            _allow(rules, path, rights & _READ)
-        for path in write:
-            _allow(rules, path, rights)
+        for path, granted in allowed:
+            _allow(rules, path, granted)
         _check(libc.syscall(_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     finally:
         os.close(rules)
@@ -252,25 +268,95 @@ def _allow(rules: int, path: str, rights: int) -> None:
         os.close(place)
 
 
+def _libraries() -> list[str]:
+    """Return the folders that the dynamic linker was told of, which may be anywhere."""
+    named = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    return [str(path) for path in named if path.is_absolute() and path.resolve() != Path("/")]
+
+
 def _devices() -> list[str]:
     graphics = [str(path) for path in Path("/dev").glob("nvidia*")]
     return [*(f"/dev/{name}" for name in _DEVICES), *graphics]
 
 
+def _keep_signals() -> bool:
+    """Enter a Landlock domain that no signal of ours leaves; return whether that holds here."""
+    if landlock_version() < _SCOPES_SINCE:
+        return False
+    _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
+    try:
+        os.kill(os.getppid(), 0)
+    except PermissionError:
+        return True
+    return False
+
+
+def _kill_descendants(is_kept: bool) -> None:
+    if is_kept:
+        # The kernel kills all of the domain, and no fork escapes it (kernel/fork.c: signals to multiple processes).
+        with suppress(OSError):
+            os.kill(-1, signal.SIGKILL)
+        return
+    # Orphans become children of this process, so killing the children again and again reaches all of them.
+    # Nobody else reaps a child of ours, so its number is still its own.
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def _guard(program: int, is_kept: bool) -> int:
+    """Pass signals on to the program, and return its wait status when none of its descendants is left."""
+    status: int | None = None
+    while True:
+        received = signal.sigwait({signal.SIGTERM, signal.SIGCHLD, END_NOW})
+        if status is None and received != signal.SIGCHLD:
+            os.kill(program, signal.SIGTERM if received == signal.SIGTERM else signal.SIGKILL)
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == program:
+                    status = ended[1]
+        except ChildProcessError:
+            assert status is not None
+            return status
+        if status is not None:
+            _kill_descendants(is_kept)
+
+
+def _end_like(status: int) -> None:
+    """End this process as the one with this wait status ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    raise SystemExit(code)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Confine this process, then become the program: ``POLICY PROGRAM ARGUMENT...``."""
+    """Start the program in confinement, and guard it until it ends: ``POLICY PROGRAM ARGUMENT...``."""
     fields = json.loads(arguments[0])
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
     policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)
+    guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # Replaces the signal that `tied` chose: the guard has work to do when its parent ends.
+    _prctl(_SET_PDEATHSIG, END_NOW)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    _prctl(_SET_NO_NEW_PRIVS, 1)
+    is_kept = _keep_signals()
+    program = os.fork()
+    if program:
+        _prctl(_SET_DUMPABLE, 0)  # no process of the same user traces it, and it writes no core
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _end_like(_guard(program, is_kept))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.umask(0o077)
     environment = {**os.environ, "HOME": policy.home}
     if user is not None:
         environment |= {"USER": user.name, "LOGNAME": user.name}
     # Rules need only open folders, and those are opened best with the rights that we still have.
-    parent = os.getppid()
-    _become(user, parent)
+    _become(user, guard)
     system = (*_SYSTEM, *(f"/etc/{name}" for name in _CONFIGURATION))
-    _restrict((*system, *installation(), *policy.read), (*_devices(), *policy.write))
+    _restrict((*system, *_libraries(), *installation(), *policy.read), (*_devices(), *policy.write))
     os.execvpe(arguments[1], list(arguments[1:]), environment)  # noqa: S606 - it is what we were started for
 
 

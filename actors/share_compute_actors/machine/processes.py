@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import TextIO, TypeVar
 import psutil
 
 from share_compute.errors import Unavailable
+from share_compute_actors.machine.confine import END_NOW
 
 _TIE_TO_PARENT = """\
 import ctypes, os, sys
@@ -33,6 +35,8 @@ if os.getppid() == int(sys.argv[1]):
 """
 _POLL_S = 0.02
 _WATCH_S = 0.05
+_END_S = 5.0
+"""How long processes may take to end that were killed."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_TICKS = 19
 """Place of a process's start among what `/proc/PID/stat` says after its name."""
@@ -160,22 +164,31 @@ class Child:
             self.family()
         self.interrupt()
         self.wait(grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and its family at once."""
         family = self.family()
+        # A confined program's guard ends all descendants before it ends, also those that are started just now.
+        self._process.send_signal(END_NOW)
+        self.wait(_END_S)
         # Not by psutil: whoever waits for a child first learns its exit status, the other one does not.
         self._process.kill()
         self._process.wait()
         end_processes(member for member in family if member.pid != self.pid)
 
 
-def end_processes(processes: Iterable[psutil.Process], timeout_s: float = 5.0) -> None:
+def end_processes(processes: Iterable[psutil.Process]) -> None:
     """Kill these processes and wait until they are gone; what only waits to be reaped counts as gone."""
-    doomed = [process for process in processes if is_alive(process)]
-    for process in doomed:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    deadline = time.monotonic() + timeout_s
-    while any(is_alive(process) for process in doomed) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    doomed = list(processes)
+    for number in (END_NOW, signal.SIGKILL):  # guards among them need the time to end what they guard
+        doomed = [process for process in doomed if is_alive(process)]
+        for process in doomed:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        deadline = time.monotonic() + _END_S
+        while any(is_alive(process) for process in doomed) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -314,7 +327,8 @@ class Roster:
 
     def kill_all(self) -> None:
         """End all children at once, without asking."""
-        end_processes(member for child in list(self._children) for member in child.family())
+        for child in list(self._children):
+            child.kill()
 
     def leftovers(self) -> list[psutil.Process]:
         """Return processes that an earlier user of this folder started and that still run."""

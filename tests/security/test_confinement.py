@@ -1,0 +1,88 @@
+"""What a confined program reaches: the system's programs, its installation and the folders of its policy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from share_compute_actors.machine import confine
+from share_compute_actors.machine.confine import Policy, confined, landlock_version
+
+RESOLVE_UNIX = 1 << 16
+"""LANDLOCK_ACCESS_FS_RESOLVE_UNIX of linux/landlock.h."""
+
+
+def run(code: str, *arguments: str, policy: Policy) -> subprocess.CompletedProcess[str]:
+    command = confined([sys.executable, "-c", code, *arguments], policy)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("version", "is_handled"), [(8, False), (9, True)])
+def test_unix_sockets_are_for_folders_that_it_may_change(
+    monkeypatch: pytest.MonkeyPatch, version: int, is_handled: bool
+) -> None:
+    entered: list[tuple[int, dict[str, int]]] = []
+
+    def enter(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) -> None:
+        del scopes
+        entered.append((rights, dict(allowed)))
+
+    monkeypatch.setattr(confine, "landlock_version", lambda: version)
+    monkeypatch.setattr(confine, "_enter_domain", enter)
+    confine._restrict(["/read"], ["/write"])
+    ((rights, allowed),) = entered
+    assert bool(rights & RESOLVE_UNIX) is is_handled
+    assert bool(allowed["/write"] & RESOLVE_UNIX) is is_handled
+    assert not allowed["/read"] & RESOLVE_UNIX
+
+
+@pytest.mark.skipif(landlock_version() < 9, reason="this kernel does not restrict Unix sockets with a path")
+def test_a_unix_socket_outside_its_folders_is_out_of_reach() -> None:
+    code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, closing(socket.socket(socket.AF_UNIX)) as server:
+        path = f"{folder}/socket"
+        server.bind(path)
+        server.listen()
+        assert "PermissionError" in run(code, path, policy=Policy(read=(folder,))).stderr
+        done = run(code, path, policy=Policy(write=(folder,)))
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("path", ["/dev/ptmx", "/dev/pts", "/dev/tty", "/opt", "/home", "/etc/shadow"])
+def test_what_no_program_needs_is_out_of_reach(path: str) -> None:
+    if not Path(path).exists():
+        pytest.skip(f"there is no {path}")
+    code = "import os, sys; path = sys.argv[1]; (os.listdir if os.path.isdir(path) else open)(path)"
+    assert "PermissionError" in run(code, path, policy=Policy()).stderr
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_an_installation_anywhere_is_within_reach(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = str(tmp_path / "venv/bin/python")
+    (library,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (library / "installed.py").write_text("print('imported')")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/file").write_text("read")
+    code = "import installed, sys; print(open(sys.argv[1]).read())"
+    arguments = confined([python, "-c", code, str(tmp_path / "linked/file")], Policy())
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "LD_LIBRARY_PATH": str(tmp_path / "linked")}
+    done = subprocess.run(
+        [python, *arguments[1:]], capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.stdout.split() == ["imported", "read"], done.stderr
+    del variables["LD_LIBRARY_PATH"]
+    done = subprocess.run(
+        [python, *arguments[1:]], capture_output=True, text=True, check=False, env=variables
+    )
+    assert "PermissionError" in done.stderr
