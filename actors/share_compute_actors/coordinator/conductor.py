@@ -457,7 +457,7 @@ class Conductor:
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.committed + 1)
 
-    def _form(self, effect: Plan) -> list[Event]:
+    def _form(self, effect: Plan) -> list[Event]:  # noqa: PLR0911 - a return for each failure
         try:
             form = self._plan(effect)
         except MembersLost as loss:
@@ -476,6 +476,8 @@ class Conductor:
             self._links.make(form.roster)
         except MembersLost as loss:
             return self._without(loss)
+        except WrongTensor as failure:
+            return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:
             return self._begin_anew(failure)
         return [Planned(form)]
