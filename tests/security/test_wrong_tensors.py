@@ -106,38 +106,57 @@ def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
     require_equal(trained, calm)
 
 
-def test_a_second_offence_quarantines_the_machine(attempt: Attempt, tmp_path: Path) -> None:
-    """The job's record counts, so it outlives the attempt: the next one uses the machine, the one after does not."""
+def poisoned_cells(machine: str, step: int) -> list[Failure]:
+    """Let all numbers that a machine makes in a step be not finite, also when it computes them again."""
+    return [
+        Failure(FailureKind.poison, Point.cell_starting, machine, step=step, occurrence=occurrence)
+        for occurrence in range(1, 17)
+    ]
 
-    def in_two_attempts(folder: Path, *kinds: FailureKind) -> list[Trained]:
-        failures = [
-            Failure(kind, Point.tensor_sending, "c0", step=3 * number) for number, kind in enumerate(kinds, 1)
-        ]
-        first = train(attempt, folder, job(2, 2, steps=4), failures[:1])
+
+def test_a_second_offence_quarantines_the_machine(attempt: Attempt, tmp_path: Path) -> None:
+    """The job's record counts, so it outlives the attempt: the next one uses the machine, the one after does not.
+
+    The first offence rests on the word of the receiver, the second on that of the machine itself.
+    """
+
+    def in_two_attempts(folder: Path, *failures: Sequence[Failure]) -> list[Trained]:
+        first = train(attempt, folder, job(2, 2, steps=4), *failures[:1])
         saved = folder / "checkpoints" / "step-00000004"
-        return [first, train(attempt, folder, job(2, 2, steps=8), failures[1:], checkpoint=saved, number=2)]
+        return [first, train(attempt, folder, job(2, 2, steps=8), *failures[1:], checkpoint=saved, number=2)]
 
     calm = in_two_attempts(tmp_path / "calm")
-    wrong = in_two_attempts(tmp_path / "wrong", FailureKind.reshape, FailureKind.retype)
-    assert [trained.offences for trained in wrong] == [[("c0", 3, False)], [("c0", 6, True)]]
-    assert "machine-0 is quarantined" in wrong[1].told
+    reshape = Failure(FailureKind.reshape, Point.tensor_sending, "c1", step=3)
+    wrong = in_two_attempts(tmp_path / "wrong", [reshape], poisoned_cells("c1", 6))
+    assert [trained.offences for trained in wrong] == [[("c1", 3, False)], [("c1", 6, True)]]
+    assert "machine-1 is quarantined" in wrong[1].told
     for trained, undisturbed in zip(wrong, calm, strict=True):
         require_equal(trained, undisturbed)
     saved = tmp_path / "wrong" / "checkpoints" / "step-00000008"
     third = train(attempt, tmp_path / "wrong", job(1, 3, steps=9), checkpoint=saved, number=3)
     plan = next(event.plan for event in third.events if event.type == "planned")
-    assert {member.contributor_id for pool in plan.pools for member in pool.members} == {"c1", "c2", "c3"}
+    assert {member.contributor_id for pool in plan.pools for member in pool.members} == {"c0", "c2", "c3"}
+
+
+def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_its_own(
+    attempt: Attempt, tmp_path: Path, calm: Trained
+) -> None:
+    lies = [Failure(FailureKind.accuse, Point.tensor_heard, "c3", step=step) for step in (2, 4)]
+    trained = train(attempt, tmp_path, job(2, 2), lies)
+    ((machine, step, is_quarantined),) = trained.offences
+    assert (step, is_quarantined) == (2, False)
+    (offence,) = (event for event in trained.events if event.type == "offended")
+    assert offence.accuser == "c3"
+    assert f"machine-{machine[1]} made wrong numbers in step 2, as machine-3 reports" in offence.sentence
+    assert "machine-3 is left out: it rejected a tensor of another member again" in trained.told
+    require_equal(trained, calm)
 
 
 def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
     """No tensor that is not finite is sent: it is in the sums, and comes again when the step is computed again."""
-    failures = [
-        Failure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
-        for occurrence in range(1, 17)
-    ]
-    trained = train(attempt, tmp_path, job(2, 2), failures)
+    trained = train(attempt, tmp_path, job(2, 2), poisoned_cells("c1", 3))
     assert trained.offences == [("c1", 3, False)]
     require_equal(trained, calm)
 

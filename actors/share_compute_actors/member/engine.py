@@ -254,7 +254,9 @@ class Engine:
         if label.cargo == "log":
             self._take_log(self.channel, label, tensor)
             return
-        self._passes(Point.tensor_heard)
+        if self._passes(Point.tensor_heard):
+            self._reject(label, source, f"{_named(label)}: it is said to be wrong")
+            return
         place = label.pool if label.cargo == "tied" else label.microbatch
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))

@@ -9,6 +9,39 @@ from share_compute.protocol.agreement import compare
 from share_compute.protocol.messages import Prepared
 from share_compute.protocol.roster import Roster, Worker
 
+UNBELIEVED = "it rejected a tensor of another member again, and its word alone is taken once"
+"""Why an accuser loses its place."""
+
+
+def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
+    """Return whether an offence ends the work of its machine.
+
+    It does if there is an earlier one that does not rest on the word of the same member.
+
+    Args:
+        accuser: the member on whose word alone this offence rests; None where the coordinator knows it.
+        earlier: the same of each earlier offence of the machine.
+    """
+    return any(one is None or one != accuser for one in earlier)
+
+
+class Accusations:
+    """Decides who loses its place when the word of one member is all that stands against another.
+
+    The word of each member is taken once. The next time, the accuser itself loses its place, so a member that lies
+    cannot drive out all others.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[Worker] = set()
+
+    def loser(self, source: Worker, accuser: Worker) -> Worker:
+        """Return which of the two is left out; the accusation counts from now on."""
+        if accuser == source or accuser not in self._taken:
+            self._taken |= {accuser} - {source}
+            return source
+        return accuser
+
 
 @dataclass
 class Doubts:
@@ -23,6 +56,8 @@ class Doubts:
     and numbers that are not finite there either prove that the model diverges."""
     what: str = ""
     """What the suspect made."""
+    accuser: Worker | None = None
+    """Member that says so; None where the suspect says it of itself."""
     answers: dict[tuple[Worker, tuple[int, int]], str] = field(default_factory=dict)
     """First digests of members that disagreed without a majority, by member and shard."""
 
