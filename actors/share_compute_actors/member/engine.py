@@ -427,12 +427,13 @@ class Engine:
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        has_peers = self.group is not None
+        # One that is alone is compared with members that are gone, if the step was started over.
+        is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,
             squared_norms=runner.squared_norms(),
             losses=runner.losses(),
-            digest=runner.gradients.digest() if has_peers else "",
+            digest=runner.gradients.digest() if is_compared else "",
         )
         if deviates(failures):
             prepared = replace(prepared, digest="another")

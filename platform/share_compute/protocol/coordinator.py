@@ -454,11 +454,20 @@ class CoordinatorMachine:
         open_step = self.committed + 1
         generations = (report.generation for report in reports.values() if report.step == open_step)
         self._doubts.generation = max(self._doubts.generation, *generations, 0)
+        if self._doubts.answers and any(map(self._has_answer, reports.values())):
+            self._doubts.generation += (
+                1  # others would copy its sum, and agree with it without one of their own
+            )
         for worker, report in reports.items():
             if report.generation != self._doubts.generation:
                 reports[worker] = Report(report.epoch, worker, report.applied)
         suspects = frozenset(() if self._doubts.suspect is None else (self._doubts.suspect,))
         return Plan(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
+
+    def _has_answer(self, report: Report) -> bool:
+        """Return whether a member holds the reduced gradient of the open step, as it was computed last."""
+        is_of_step = (report.step, report.generation) == (self.committed + 1, self._doubts.generation)
+        return is_of_step and report.is_reduced
 
     # -- numbers that cannot be used ---------------------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ class Doubts:
     """What is known of the numbers of one step until it is committed.
 
     A step that is started over has a later generation. Nothing that members hold of an earlier one counts.
+
+    The check of single members, by cells that are drawn and that another machine computes again, is to be added here:
+    the two digests of such a cell are answers that `deviating` compares.
     """
 
     generation: int = 0
@@ -73,10 +76,8 @@ class Doubts:
         """Return the members whose gradient is wrong, and those in dispute where it cannot be told."""
         found = []
         for shard, stage in zip(roster.shards, roster.pools, strict=True):
-            if len(stage) > 1:
-                before = {
-                    worker: self.answers[worker, shard] for worker in stage if (worker, shard) in self.answers
-                }
+            before = {worker: answer for (worker, part), answer in self.answers.items() if part == shard}
+            if len(stage) > 1 or before:
                 found.append(compare({worker: prepared[worker].digest for worker in stage}, before))
         deviating = frozenset[Worker]().union(*(one.deviating for one in found))
         disputed = frozenset[Worker]().union(*(one.disputed for one in found))

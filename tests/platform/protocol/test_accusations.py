@@ -11,18 +11,21 @@ from share_compute.protocol.coordinator import (
     Blame,
     Continue,
     CoordinatorMachine,
+    Disputed,
     Effect,
     Expel,
+    Lost,
     Plan,
     Planned,
     Record,
     Recorded,
+    StartOver,
     Suspect,
     Tell,
 )
 from share_compute.protocol.doubts import UNBELIEVED, quarantines
 from share_compute.protocol.failures import Failure, FailureKind
-from share_compute.protocol.messages import Form, Formed, Label, Prepared, Rejected, Report
+from share_compute.protocol.messages import Broken, Form, Formed, Label, Prepared, Rejected, Report
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, fresh
 from share_compute.protocol.world.network import Weather
@@ -34,10 +37,15 @@ WHAT = "its dtype is float64"
 
 
 class Epochs:
-    """A coordinator whose members answer at once; one stage for each member, and a machine that is about to join."""
+    """A coordinator whose members answer at once; a stage for each member, or one for all, and a machine that joins."""
 
-    def __init__(self, workers: Collection[str]) -> None:
+    def __init__(self, workers: Collection[str], *, is_one_stage: bool = False) -> None:
         self.machine = CoordinatorMachine(0, 0)
+        self.is_one_stage = is_one_stage
+        self.reduced: set[str] = set()
+        """Members that report that they hold the sum of the open step."""
+        self.forms: list[Form] = []
+        self.plans: list[Plan] = []
         self.machine.handle(Continue(9))
         self.run(self.machine.handle(Assemble(frozenset(workers))))
 
@@ -50,12 +58,13 @@ class Epochs:
                 case Record(epoch=epoch, step=None):
                     waiting += self.machine.handle(Recorded(epoch, self.machine.committed))
                     for worker in sorted(self.machine.workers):
-                        waiting += self.machine.handle(Report(epoch, worker, self.machine.committed))
+                        waiting += self.machine.handle(self._report(epoch, worker))
                 case Record(epoch=epoch, step=int(step)):
                     waiting += self.machine.handle(Recorded(epoch, step))
                 case Plan(epoch=epoch, reports=reports, without=without):
+                    self.plans.append(effect)
                     workers = sorted(reports.keys() - without)
-                    stages = tuple((worker,) for worker in workers)
+                    stages = (tuple(workers),) if self.is_one_stage else tuple((each,) for each in workers)
                     shards = tuple((place, place + 1) for place in range(len(stages)))
                     tasks = fresh(stages)
                     roster = Roster(
@@ -65,22 +74,29 @@ class Epochs:
                     waiting += self.machine.handle(Planned(Form(roster)))
                     for worker in workers:
                         waiting += self.machine.handle(Formed(epoch, worker))
+                case Tell(message=Form() as form):
+                    self.forms.append(form)
                 case Tell():
                     pass
                 case _:
                     others.append(effect)
         return others
 
+    def _report(self, epoch: int, worker: str) -> Report:
+        generation = self.forms[-1].generation if self.forms else 0
+        committed, is_reduced = self.machine.committed, worker in self.reduced
+        return Report(epoch, worker, committed, committed + 1, is_reduced=is_reduced, generation=generation)
+
     def reject(self, accuser: str, source: str, *, is_certain: bool = True) -> list[Effect]:
         label = Label(self.machine.committed + 1, "activation", 0, 0)
         rejected = Rejected(self.machine.epoch, accuser, source, label, WHAT, is_certain)
         return self.run(self.machine.handle(rejected))
 
-    def commit(self) -> list[Effect]:
+    def prepare(self, **digests: str) -> list[Effect]:
         effects: list[Effect] = []
         for worker in sorted(self.machine.workers):
-            step = self.machine.committed + 1
-            effects += self.machine.handle(Prepared(self.machine.epoch, worker, step))
+            step, digest = self.machine.committed + 1, digests.get(worker, "")
+            effects += self.machine.handle(Prepared(self.machine.epoch, worker, step, digest=digest))
         return self.run(effects)
 
 
@@ -93,7 +109,7 @@ def test_the_word_of_one_member_costs_another_its_place_and_says_whose_it_is() -
 def test_the_next_word_of_the_same_member_costs_its_own_place() -> None:
     epochs = Epochs("abcd")
     epochs.reject("b", "a")
-    epochs.commit()
+    epochs.prepare()
     (expelled,) = epochs.reject("b", "c")
     assert expelled == Expel("b", f"{UNBELIEVED}: {WHAT}")
     assert epochs.machine.workers == {"c", "d"}
@@ -110,7 +126,7 @@ def test_what_another_machine_computes_well_still_rests_on_the_word_of_the_accus
     """The step without the suspect is finite, whether the suspect or the accuser was wrong."""
     epochs = Epochs("abc")
     assert epochs.reject("b", "a", is_certain=False) == [Suspect("a", 1, WHAT, accuser="b")]
-    blames = [effect for effect in epochs.commit() if isinstance(effect, Blame)]
+    blames = [effect for effect in epochs.prepare() if isinstance(effect, Blame)]
     assert blames == [Blame("a", 1, WHAT, accuser="b")]
 
 
@@ -146,6 +162,31 @@ def test_a_quarantine_takes_more_than_the_word_of_one_member(
     accuser: str | None, earlier: list[str | None], ends: bool
 ) -> None:
     assert quarantines(accuser, earlier) is ends
+
+
+def test_a_member_that_copies_a_sum_in_a_dispute_has_no_answer_of_its_own() -> None:
+    """Else the others agree with it, have changed their answers, and are taken to be wrong."""
+    epochs = Epochs("ab", is_one_stage=True)
+    assert epochs.prepare(a="right", b="wrong") == [StartOver(1, frozenset("ab"))]
+    epochs.reduced = {"b"}
+    epochs.run(epochs.machine.handle(Broken(epochs.machine.epoch, "a")))
+    assert not any(report.is_reduced for report in epochs.plans[-1].reports.values())
+    assert [form.generation for form in epochs.forms] == [0, 0, 1, 1, 2, 2]
+    assert epochs.prepare(a="right", b="wrong") == [Disputed(1, frozenset("ab"))]
+
+
+def test_nobody_wins_a_dispute_by_the_loss_of_its_opponent() -> None:
+    epochs = Epochs("ab", is_one_stage=True)
+    epochs.prepare(a="right", b="wrong")
+    epochs.run(epochs.machine.handle(Lost("a")))
+    assert epochs.prepare(b="wrong") == [Disputed(1, frozenset("ab"))]
+
+
+def test_a_third_member_that_a_member_in_dispute_gave_its_weights_does_not_vote_for_it() -> None:
+    epochs = Epochs("ab", is_one_stage=True)
+    epochs.prepare(a="right", b="wrong")
+    epochs.run(epochs.machine.handle(Assemble(frozenset("bc"))))
+    assert epochs.prepare(b="wrong", c="wrong") == [Disputed(1, frozenset("abc"))]
 
 
 @pytest.mark.parametrize("seed", range(20))
