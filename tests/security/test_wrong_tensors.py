@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from share_compute.jobs.events import AttemptEvent
 from share_compute.models.weights import WeightFolder
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
+from share_compute_actors.coordinator.record import StepRecord
 
 pytestmark = pytest.mark.slow
 
@@ -106,36 +108,33 @@ def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
     require_equal(trained, calm)
 
 
-def poisoned_cells(machine: str, step: int) -> list[Failure]:
-    """Let all numbers that a machine makes in a step be not finite, also when it computes them again."""
-    return [
-        Failure(FailureKind.poison, Point.cell_starting, machine, step=step, occurrence=occurrence)
-        for occurrence in range(1, 17)
-    ]
+def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
+    attempt: Attempt, tmp_path: Path
+) -> None:
+    """The job's record counts: the second attempt uses the machine, the third does not."""
 
-
-def test_a_second_offence_quarantines_the_machine(attempt: Attempt, tmp_path: Path) -> None:
-    """The job's record counts, so it outlives the attempt: the next one uses the machine, the one after does not.
-
-    The first offence rests on the word of the receiver, the second on that of the machine itself.
-    """
-
-    def in_two_attempts(folder: Path, *failures: Sequence[Failure]) -> list[Trained]:
-        first = train(attempt, folder, job(2, 2, steps=4), *failures[:1])
+    def in_two_attempts(folder: Path, *kinds: FailureKind) -> list[Trained]:
+        failures = [
+            Failure(kind, Point.tensor_sending, "c0", step=3 * number) for number, kind in enumerate(kinds, 1)
+        ]
+        first = train(attempt, folder, job(2, 2, steps=4), failures[:1])
         saved = folder / "checkpoints" / "step-00000004"
-        return [first, train(attempt, folder, job(2, 2, steps=8), *failures[1:], checkpoint=saved, number=2)]
+        return [first, train(attempt, folder, job(2, 2, steps=8), failures[1:], checkpoint=saved, number=2)]
 
     calm = in_two_attempts(tmp_path / "calm")
-    reshape = Failure(FailureKind.reshape, Point.tensor_sending, "c1", step=3)
-    wrong = in_two_attempts(tmp_path / "wrong", [reshape], poisoned_cells("c1", 6))
-    assert [trained.offences for trained in wrong] == [[("c1", 3, False)], [("c1", 6, True)]]
-    assert "machine-1 is quarantined" in wrong[1].told
+    wrong = in_two_attempts(tmp_path / "wrong", FailureKind.reshape, FailureKind.retype)
+    assert [trained.offences for trained in wrong] == [[("c0", 3, False)], [("c0", 6, False)]]
+    accusers = {event.accuser for each in wrong for event in each.events if event.type == "offended"}
+    assert len(accusers) == 1
+    assert None not in accusers
     for trained, undisturbed in zip(wrong, calm, strict=True):
         require_equal(trained, undisturbed)
+    with closing(StepRecord(tmp_path / "wrong", 2)) as record:
+        assert record.offend("c0", 8, "its shape is [1]", is_grave=False, accuser="another")
     saved = tmp_path / "wrong" / "checkpoints" / "step-00000008"
     third = train(attempt, tmp_path / "wrong", job(1, 3, steps=9), checkpoint=saved, number=3)
     plan = next(event.plan for event in third.events if event.type == "planned")
-    assert {member.contributor_id for pool in plan.pools for member in pool.members} == {"c0", "c2", "c3"}
+    assert {member.contributor_id for pool in plan.pools for member in pool.members} == {"c1", "c2", "c3"}
 
 
 def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_its_own(
@@ -156,7 +155,11 @@ def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
     """No tensor that is not finite is sent: it is in the sums, and comes again when the step is computed again."""
-    trained = train(attempt, tmp_path, job(2, 2), poisoned_cells("c1", 3))
+    failures = [
+        Failure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
+        for occurrence in range(1, 17)
+    ]
+    trained = train(attempt, tmp_path, job(2, 2), failures)
     assert trained.offences == [("c1", 3, False)]
     require_equal(trained, calm)
 
