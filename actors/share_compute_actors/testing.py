@@ -59,6 +59,8 @@ def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - a return for e
             return failure.point in (Point.tensor_sending, Point.cell_starting)
         case FailureKind.deviate:
             return failure.point in (Point.tensor_sending, Point.reduce_done, Point.prepared_sending)
+        case FailureKind.accuse:
+            return True
         case _:
             return failure.point in _TENSORS or failure.point in _WORDS
 

@@ -320,6 +320,11 @@ class WrongTensor(VerificationFailed):
         """What is wrong with the tensor."""
         return str(self.details.get("what", ""))
 
+    @property
+    def accuser(self) -> str:
+        """Contributor that says so."""
+        return str(self.details.get("accuser", ""))
+
 
 class Unavailable(ShareComputeError):
     """Something that is needed does not answer; try again."""

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ import zmq
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.member.arrivals import Arrivals
-from share_compute_actors.member.channel import Channel, Keys
+from share_compute_actors.member.channel import Channel, Keys, Letter
 from share_compute_actors.messages import WIRE_VERSION, Envelope, Label, Peer
 
-ANN, BOB = "c-ann", "c-bob"
+ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
 Pair = Callable[..., tuple[Channel, Channel]]
 
 
@@ -28,7 +29,7 @@ def pair() -> Iterator[Pair]:
 
     def open_pair(epoch_of_ann: int = 1, epoch_of_bob: int = 1) -> tuple[Channel, Channel]:
         keys = [Keys.issue(), Keys.issue()]
-        admitted = [pair.public for pair in keys]
+        admitted = {pair.public: worker for worker, pair in zip((ANN, BOB), keys, strict=True)}
         ann = Channel(ANN, "job", epoch_of_ann, "127.0.0.1", keys[0], admitted)
         bob = Channel(BOB, "job", epoch_of_bob, "127.0.0.1", keys[1], admitted)
         opened.extend((ann, bob))
@@ -101,10 +102,52 @@ def test_strangers_do_not_get_in(pair: Pair) -> None:
 
 def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
     ann, bob = pair()
-    ann.use_calls(BOB, bob.deliver)
+    ann.use_calls(BOB, partial(bob.deliver, ANN, bob._keys.call_key(ANN)))
     tensor = torch.randn(2, 3)
     ann.send(BOB, label(), tensor)
     assert torch.equal(bob.receive(label(), "ann", 5.0), tensor)
+
+
+def forged(ann: Channel) -> Letter:
+    """Return a letter that ann seals in the name of another member."""
+    letter = ann.write(BOB, label(), torch.zeros(2))
+    envelope = replace(Envelope.unpack(letter.envelope, letter.content.data), source=CARL)
+    return letter._replace(envelope=envelope.pack(letter.content.data))
+
+
+def test_a_message_in_the_name_of_another_is_dropped_and_held_against_the_owner_of_the_key(
+    pair: Pair,
+) -> None:
+    ann, bob = pair()
+    ann.post(BOB, forged(ann))
+    assert bob.take(5.0) is None
+    assert list(bob.rejected) == [(label(), ANN, "its activation names c-carl as the sender")]
+    ann.send(BOB, label(), torch.ones(2))  # nothing of it was taken for the true one
+    taken = bob.take(5.0)
+    assert taken is not None
+    assert (taken[1], taken[2].tolist()) == (ANN, [1.0, 1.0])
+
+
+def test_who_waits_for_what_another_forges_names_the_forger(pair: Pair) -> None:
+    ann, bob = pair()
+    ann.post(BOB, forged(ann))
+    with pytest.raises(WrongTensor, match="ann sent a wrong tensor: its activation names") as found:
+        bob.receive(label(), "carl", 5.0)
+    assert found.value.worker == ANN
+
+
+def test_a_ray_call_shows_the_key_of_its_sender(pair: Pair) -> None:
+    ann, bob = pair()
+    letter, key = forged(ann), bob._keys.call_key(ANN)
+    bob.deliver(CARL, key, *letter)  # in both places: the key is not that one's
+    bob.deliver(CARL, ann._keys.call_key(CARL), *letter)
+    bob.deliver(ANN, key, *letter)
+    assert bob.take(5.0) is None
+    assert [each.source for each in bob.rejected] == [ANN]
+    bob.deliver(ANN, key, *ann.write(BOB, label(), torch.ones(2)))
+    taken = bob.take(5.0)
+    assert taken is not None
+    assert taken[1] == ANN
 
 
 def test_an_envelope_of_another_version_is_refused() -> None:

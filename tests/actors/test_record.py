@@ -241,10 +241,14 @@ def test_offences_outlive_the_attempt_and_the_second_one_quarantines(tmp_path: P
         assert record.quarantined() == frozenset()
     with closing(StepRecord(tmp_path, 2)) as record:
         assert record.offend("ada", 9, "its shape is [1]", is_grave=False)
+        assert not record.offend("cal", 3, "its dtype is float64", is_grave=False, accuser="ada")
+        assert not record.offend("cal", 9, "its dtype is float64", is_grave=False, accuser="ada")
+        assert record.quarantined() == {"ada"}
         assert record.offend("ben", 9, "its sum of the gradients is not that of the others", is_grave=True)
         record.claim()
         record.rewind(2)
         assert record.quarantined() == {"ada", "ben"}
+        assert record.offend("cal", 10, "its shape is [1]", is_grave=False, accuser="ben")
 
 
 def test_the_generation_of_a_step_is_kept_with_it(tmp_path: Path) -> None:

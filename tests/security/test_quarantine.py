@@ -41,11 +41,16 @@ def measured(store: Store, machine: str) -> str:
     return machine
 
 
-def offend(store: Store, machine: str, *, quarantined: bool = False) -> None:
+def offend(store: Store, machine: str, *, quarantined: bool = False, accuser: str | None = None) -> None:
     """Let an attempt at a job of its own tell of an offence."""
     job = store.jobs.begin(store.jobs.create(parse_job(SPEC)).id, [])
     offence = Offended(
-        machine=machine, step=3, what="its dtype is float64", quarantined=quarantined, sentence="ada did it"
+        machine=machine,
+        step=3,
+        what="its dtype is float64",
+        quarantined=quarantined,
+        accuser=accuser,
+        sentence="ada did it",
     )
     store.progress.record(job.id, job.attempt, [offence])
 
@@ -65,6 +70,18 @@ def test_the_second_offence_quarantines_in_whichever_job_it_is(store: Store) -> 
     kinds = [event.kind for event in store.events.after(0, contributor_id=ada)]
     assert kinds.count("offence") == 2
     assert store.leases.take("dep-1", [ada]) == []
+
+
+def test_one_accuser_quarantines_nobody_in_however_many_jobs(store: Store) -> None:
+    ada, ben, cal = (joined(store, name) for name in ("ada", "ben", "cal"))
+    for _ in range(3):
+        offend(store, ada, accuser=ben)
+    assert (state(store, ada), store.contributors.get(ada).offences) == (ContributorState.ready, 3)
+    offend(store, ada, accuser=cal)
+    assert state(store, ada) is ContributorState.quarantined
+    store.contributors.clear(ada)
+    offend(store, ada, accuser=cal)
+    assert state(store, ada) is ContributorState.ready  # what was forgiven counts no more
 
 
 def test_a_quarantine_outlives_going_and_coming_back(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from share_compute.jobs.events import AttemptEvent
 from share_compute.models.weights import WeightFolder
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
+from share_compute_actors.coordinator.record import StepRecord
 
 pytestmark = pytest.mark.slow
 
@@ -106,8 +108,10 @@ def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
     require_equal(trained, calm)
 
 
-def test_a_second_offence_quarantines_the_machine(attempt: Attempt, tmp_path: Path) -> None:
-    """The job's record counts, so it outlives the attempt: the next one uses the machine, the one after does not."""
+def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
+    attempt: Attempt, tmp_path: Path
+) -> None:
+    """The job's record counts: the second attempt uses the machine, the third does not."""
 
     def in_two_attempts(folder: Path, *kinds: FailureKind) -> list[Trained]:
         failures = [
@@ -119,14 +123,32 @@ def test_a_second_offence_quarantines_the_machine(attempt: Attempt, tmp_path: Pa
 
     calm = in_two_attempts(tmp_path / "calm")
     wrong = in_two_attempts(tmp_path / "wrong", FailureKind.reshape, FailureKind.retype)
-    assert [trained.offences for trained in wrong] == [[("c0", 3, False)], [("c0", 6, True)]]
-    assert "machine-0 is quarantined" in wrong[1].told
+    assert [trained.offences for trained in wrong] == [[("c0", 3, False)], [("c0", 6, False)]]
+    accusers = {event.accuser for each in wrong for event in each.events if event.type == "offended"}
+    assert len(accusers) == 1
+    assert None not in accusers
     for trained, undisturbed in zip(wrong, calm, strict=True):
         require_equal(trained, undisturbed)
+    with closing(StepRecord(tmp_path / "wrong", 2)) as record:
+        assert record.offend("c0", 8, "its shape is [1]", is_grave=False, accuser="another")
     saved = tmp_path / "wrong" / "checkpoints" / "step-00000008"
     third = train(attempt, tmp_path / "wrong", job(1, 3, steps=9), checkpoint=saved, number=3)
     plan = next(event.plan for event in third.events if event.type == "planned")
     assert {member.contributor_id for pool in plan.pools for member in pool.members} == {"c1", "c2", "c3"}
+
+
+def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_its_own(
+    attempt: Attempt, tmp_path: Path, calm: Trained
+) -> None:
+    lies = [Failure(FailureKind.accuse, Point.tensor_heard, "c3", step=step) for step in (2, 4)]
+    trained = train(attempt, tmp_path, job(2, 2), lies)
+    ((machine, step, is_quarantined),) = trained.offences
+    assert (step, is_quarantined) == (2, False)
+    (offence,) = (event for event in trained.events if event.type == "offended")
+    assert offence.accuser == "c3"
+    assert f"machine-{machine[1]} made wrong numbers in step 2, as machine-3 reports" in offence.sentence
+    assert "machine-3 is left out: it rejected a tensor of another member again" in trained.told
+    require_equal(trained, calm)
 
 
 def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.roster import Worker
@@ -34,7 +34,7 @@ def open_channels(
         StaleEpoch: a later epoch has begun.
     """
     keys = {worker: Keys.issue() for worker in workers}
-    admitted = tuple(pair.public for pair in keys.values())
+    admitted = {pair.public: worker for worker, pair in keys.items()}
     peers = party.gather(
         PEER,
         {worker: party.handle(worker).listen.remote(epoch, keys[worker], admitted) for worker in workers},
@@ -46,7 +46,7 @@ def open_channels(
     for worker, sources in silent.items():
         if not silent.keys() >= set(sources):
             party.accuse(worker, "members that are not there")
-    by_calls = _by_calls(party, silent, wanted)
+    by_calls = _by_calls(silent, wanted)
     if by_calls and wanted == "direct":
         lost = sorted({party.name(source) for source in by_calls})
         raise ContributorLost(
@@ -59,17 +59,20 @@ def open_channels(
         note(f"{links} links go by Ray calls" + ("" if wanted == "ray" else ": no direct way"))
     party.gather(
         NOTHING,
-        {worker: party.handle(worker).use_calls.remote(targets) for worker, targets in by_calls.items()},
+        {
+            worker: party.handle(worker).use_calls.remote(
+                {target: (party.handle(target), keys[target].call_key(worker)) for target in targets}
+            )
+            for worker, targets in by_calls.items()
+        },
     )
 
 
-def _by_calls(
-    party: Party, silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted
-) -> dict[Worker, dict[Worker, Any]]:
+def _by_calls(silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted) -> dict[Worker, list[Worker]]:
     """Return who sends to whom by Ray calls: those whose greetings did not arrive, or all if that is wanted."""
-    found: dict[Worker, dict[Worker, Any]] = {}
+    found: dict[Worker, list[Worker]] = {}
     for worker, sources in silent.items():
         for source in silent if wanted == "ray" else sources:
             if source != worker:
-                found.setdefault(source, {})[worker] = party.handle(worker)
+                found.setdefault(source, []).append(worker)
     return found

@@ -44,6 +44,7 @@ from share_compute.protocol.coordinator import (
     Tell,
     Tick,
 )
+from share_compute.protocol.doubts import UNBELIEVED
 from share_compute.protocol.failures import Failure
 from share_compute.protocol.messages import Broken, Form, Prepared, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
@@ -389,8 +390,10 @@ class Conductor:
             case Suspect():
                 self._suspect(effect)
             case Blame():
-                self._blame(effect.worker, effect.step, effect.what, is_grave=effect.is_grave)
+                self._blame(effect)
             case Expel():
+                if effect.why:
+                    self._listener.note(f"{self._crew.name(effect.worker)} is left out: {effect.why}")
                 self._crew.remove([effect.worker])
                 return self._say_lost(frozenset({effect.worker}))
             case StartOver():
@@ -411,18 +414,28 @@ class Conductor:
         self._changes.why = f"{name} is left out, since it made numbers that are not finite"
         self._epochs_in_vain = 0
 
-    def _blame(self, worker: Worker, step: int, what: str, *, is_grave: bool) -> None:
+    def _blame(self, blame: Blame) -> None:
         """Write down that a machine made wrong numbers, and tell of it."""
+        worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         name = self._crew.name(worker)
-        is_over = self._record.offend(worker, step, what, is_grave=is_grave)
+        is_over = self._record.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
         if is_over:
             self._changes.quarantine(worker)
-        sentence = f"{name} made wrong numbers in step {step}: {what}. They were not used; the step goes on without it"
+        source = "" if accuser is None else f", as {self._crew.name(accuser)} reports"
+        sentence = f"{name} made wrong numbers in step {step}{source}: {what}. "
+        sentence += "They were not used; the step goes on without it"
         if is_over:
             sentence += f". {name} is quarantined"
         self._listener.offended(
-            Offended(machine=worker, step=step, what=what, quarantined=is_over, sentence=sentence)
+            Offended(
+                machine=worker,
+                step=step,
+                what=what,
+                quarantined=is_over,
+                accuser=accuser,
+                sentence=sentence,
+            )
         )
 
     def _start_over(self, effect: StartOver) -> None:
@@ -447,17 +460,20 @@ class Conductor:
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
         """Go on without a machine that sent a wrong tensor while no step was computed."""
-        worker = failure.worker
-        if worker not in self._crew.workers:
+        worker, accuser = failure.worker, failure.accuser
+        if not {worker, accuser} <= self._crew.workers:
             raise failure
-        self._blame(worker, self._machine.committed + 1, failure.what, is_grave=False)
-        self._crew.remove([worker])
-        return [*self._say_lost(frozenset({worker})), Assemble(self._crew.workers)]
+        loser = self._machine.accusations.loser(worker, accuser)
+        if loser == worker:
+            witness = None if accuser == worker else accuser
+            self._blame(Blame(worker, self._machine.committed + 1, failure.what, accuser=witness))
+        expel = Expel(loser, "" if loser == worker else f"{UNBELIEVED}: {failure.what}")
+        return [*self._on_doubt(expel), Assemble(self._crew.workers)]
 
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.committed + 1)
 
-    def _form(self, effect: Plan) -> list[Event]:
+    def _form(self, effect: Plan) -> list[Event]:  # noqa: PLR0911 - a return for each failure
         try:
             form = self._plan(effect)
         except MembersLost as loss:
@@ -476,6 +492,8 @@ class Conductor:
             self._links.make(form.roster)
         except MembersLost as loss:
             return self._without(loss)
+        except WrongTensor as failure:
+            return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:
             return self._begin_anew(failure)
         return [Planned(form)]

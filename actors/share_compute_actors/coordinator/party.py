@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
-from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable
+from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
 from share_compute.protocol.roster import Worker
 from share_compute_actors.coordinator.coordinator import Cancelled
 from share_compute_actors.coordinator.pulse import Pulse
@@ -155,6 +155,8 @@ class Party(ABC):
         if isinstance(failure, Undeclared) or is_refusal(failure):
             self.pulse.accuse(worker, failure)
             return set()  # the next look finds it lost
+        if isinstance(failure, WrongTensor):
+            failure.details["accuser"] = worker
         if isinstance(failure, ShareComputeError):
             if not isinstance(failure, (Unavailable, StaleEpoch)):
                 failure.machine = failure.machine or self.name(worker)

@@ -14,13 +14,12 @@ from pydantic import TypeAdapter
 from share_compute.errors import StaleEpoch, Unavailable
 from share_compute.jobs.events import StepCommitted
 from share_compute.planning.plan import Plan
+from share_compute.protocol.doubts import quarantines
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
-OFFENCES_FORGIVEN = 1
-"""Wrong tensors of a machine after which it may come back; the next one quarantines it."""
-_SHAPE = 3
+_SHAPE = 4
 """Of the tables; a file of another shape is begun anew, and its job continues from its checkpoint."""
 _STEPS_KEPT = 10_000
 """More than who has to be told of them, or replays them, is ever behind."""
@@ -34,7 +33,7 @@ _TABLES = """
     );
     CREATE TABLE offences (
         number INTEGER PRIMARY KEY, worker TEXT NOT NULL, step INTEGER NOT NULL, what TEXT NOT NULL,
-        quarantines INTEGER NOT NULL
+        quarantines INTEGER NOT NULL, accuser TEXT
     );
     CREATE TABLE validations (step INTEGER PRIMARY KEY, loss REAL NOT NULL);
     INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
@@ -186,7 +185,9 @@ class StepRecord:
         with self._translated():
             self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
 
-    def offend(self, worker: Worker, step: int, what: str, *, is_grave: bool) -> bool:
+    def offend(
+        self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
+    ) -> bool:
         """Write down that a machine made wrong numbers; return whether the job does without it from now on.
 
         Args:
@@ -194,17 +195,16 @@ class StepRecord:
             step: in which.
             what: it made, for people.
             is_grave: whether it is not given a second chance.
+            accuser: the member on whose word alone it rests; None where the coordinator knows it.
         """
         with self._transaction():
-            (before,) = self._base.execute(
-                "SELECT count(*) FROM offences WHERE worker = ?", (worker,)
-            ).fetchone()
-            quarantines = is_grave or before >= OFFENCES_FORGIVEN
+            before = self._base.execute("SELECT accuser FROM offences WHERE worker = ?", (worker,))
+            is_over = is_grave or quarantines(accuser, [one for (one,) in before])
             self._base.execute(
-                "INSERT INTO offences (worker, step, what, quarantines) VALUES (?, ?, ?, ?)",
-                (worker, step, what, quarantines),
+                "INSERT INTO offences (worker, step, what, quarantines, accuser) VALUES (?, ?, ?, ?, ?)",
+                (worker, step, what, is_over, accuser),
             )
-            return quarantines
+            return is_over
 
     def quarantined(self) -> frozenset[Worker]:
         """Return the machines that the job does without, since they made wrong numbers."""

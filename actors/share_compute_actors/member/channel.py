@@ -4,6 +4,9 @@ Two bodies: persistent ZeroMQ sockets between members that reach each other (CUR
 encrypted), and Ray calls that carry bytes for those that do not. Both end in the same inbox, which drops messages of
 other epochs, duplicates, and what was damaged on its way.
 
+The inbox knows the sender of each message: by its CURVE public key, or by the key that a Ray call shows. An envelope
+that names another sender is dropped, and the member that sent it is at fault.
+
 Nothing is sent a second time here. Sockets lose what is under way when a connection breaks, so they count what they
 send, and say in greetings how much it was: the receiver misses what did not come (`Channel.lacks`), and the next epoch
 makes it good. Ray calls arrive, or their receiver is lost.
@@ -11,13 +14,15 @@ makes it good. Ray calls arrive, or their receiver is lost.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import secrets
 import struct
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,10 +77,11 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Rejected(NamedTuple):
-    """A tensor that arrived whole, and is none: its sender is defective."""
+    """A tensor that arrived whole, and is none or names another sender: its sender is defective."""
 
     label: Label
     source: Worker
+    """Member that sent it, by its key."""
     what: str
     """The defect of the tensor, for people."""
 
@@ -92,12 +98,16 @@ class Keys:
         """Make a new pair."""
         return cls(*zmq.curve_keypair())
 
+    def call_key(self, source: Worker) -> bytes:
+        """Return the secret that ``source`` shows with each Ray call to the member that has this pair."""
+        return hashlib.blake2b(source.encode(), key=self.secret, digest_size=16).digest()
+
 
 class _Admission:
     """Lets in exactly the members of this epoch."""
 
-    def __init__(self, allowed: Iterable[bytes]) -> None:
-        self._allowed = frozenset(allowed)
+    def __init__(self, allowed: Collection[bytes]) -> None:
+        self._allowed = allowed
 
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
         return key in self._allowed
@@ -114,16 +124,18 @@ class Channel:
         epoch: messages of other epochs are dropped.
         address: IP address to listen at.
         keys: this member's own.
-        admitted: public keys of all members.
+        admitted: all members, by public key.
     """
 
     def __init__(
-        self, worker: Worker, job: str, epoch: int, address: str, keys: Keys, admitted: Iterable[bytes]
+        self, worker: Worker, job: str, epoch: int, address: str, keys: Keys, admitted: Mapping[bytes, Worker]
     ) -> None:
         self._worker = worker
         self._job = job
         self.epoch = epoch
         self._keys = keys
+        self._admitted = admitted
+        self._names: dict[Worker, str] = {}
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -173,6 +185,7 @@ class Channel:
         socket.linger = 0
         socket.connect(peer.endpoint)
         self._direct[peer.worker] = socket
+        self._names[peer.worker] = peer.name
 
     def use_calls(self, worker: Worker, deliver: Deliver) -> None:
         """Send to ``worker`` by Ray calls from now on."""
@@ -221,9 +234,13 @@ class Channel:
         now_s = time.monotonic()
         return bool(self.damaged) or any(arrivals.lack(now_s) for arrivals in self._came.values())
 
-    def deliver(self, envelope: bytes, content: np.ndarray) -> None:
-        """Take in what came by a Ray call; may be called from any thread."""
-        self._put_inside([envelope, content.tobytes()])
+    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: np.ndarray) -> None:
+        """Take in what ``source`` sent by a Ray call; may be called from any thread.
+
+        A call that does not show the key of its source in this epoch is dropped: nobody knows who made it.
+        """
+        if secrets.compare_digest(self._keys.call_key(source), key):
+            self._put_inside([envelope, content.tobytes(), source.encode()])
 
     def wake(self) -> None:
         """Let `take` return at once; may be called from any thread."""
@@ -278,7 +295,8 @@ class Channel:
                 raise StaleEpoch(f"epoch {self.epoch} is over", mend="nothing: the next epoch begins")
             for rejected in self.rejected:
                 if rejected.label == label:
-                    raise WrongTensor.of(source, rejected.source, rejected.what, label.step)
+                    name = self._names.get(rejected.source, rejected.source)
+                    raise WrongTensor.of(name, rejected.source, rejected.what, label.step)
             if self.lacks():
                 raise StaleEpoch(
                     f"a tensor for {self._worker} was lost on its way", mend="nothing: the next epoch begins"
@@ -305,7 +323,7 @@ class Channel:
         if len(frames) == 1:  # somebody wakes us
             return None
         content = frames[1].buffer
-        message = self._open(frames[0].bytes, content)
+        message = self._open(frames[0].bytes, content, self._sender(frames))
         if message is None:
             return None
         tensor = _tensor(message, content)
@@ -315,8 +333,16 @@ class Channel:
         self._arrived[message.label], self._sources[message.label] = tensor, message.source
         return message.label
 
-    def _open(self, data: bytes, content: memoryview) -> Envelope | None:
-        """Return what came if it is whole, of this epoch and new."""
+    def _sender(self, frames: Sequence[zmq.Frame]) -> Worker:
+        """Return the member that a message came from, by its public key; `deliver` has checked that of a Ray call."""
+        try:
+            key = str(frames[0].get("User-Id"))
+        except zmq.ZMQError:  # only what comes from inside this process has no key
+            return frames[2].bytes.decode()
+        return self._admitted[key.encode()]
+
+    def _open(self, data: bytes, content: memoryview, sender: Worker) -> Envelope | None:
+        """Return what came from ``sender`` if it is whole, of this epoch and new."""
         try:
             message = Envelope.unpack(data, content)
         except VerificationFailed as failure:
@@ -326,6 +352,11 @@ class Channel:
         except (ValueError, TypeError, struct.error) as failure:
             self.damaged += 1
             _log.warning("%s: an envelope cannot be read: %s", self._worker, failure)
+            return None
+        if message.source != sender:
+            what = f"its {message.label.cargo} names {message.source or 'nobody'} as the sender"
+            self.rejected.append(Rejected(message.label, sender, what))
+            _log.warning("%s: a message of %s was dropped: %s", self._worker, sender, what)
             return None
         if (message.job, message.epoch) != (self._job, self.epoch) or self.is_cut(message.source):
             return None

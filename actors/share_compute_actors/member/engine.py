@@ -254,7 +254,9 @@ class Engine:
         if label.cargo == "log":
             self._take_log(self.channel, label, tensor)
             return
-        self._passes(Point.tensor_heard)
+        if self._passes(Point.tensor_heard):
+            self._reject(label, source, f"{_named(label)}: it is said to be wrong")
+            return
         place = label.pool if label.cargo == "tied" else label.microbatch
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
@@ -425,12 +427,13 @@ class Engine:
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        has_peers = self.group is not None
+        # One that is alone is compared with members that are gone, if the step was started over.
+        is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,
             squared_norms=runner.squared_norms(),
             losses=runner.losses(),
-            digest=runner.gradients.digest() if has_peers else "",
+            digest=runner.gradients.digest() if is_compared else "",
         )
         if deviates(failures):
             prepared = replace(prepared, digest="another")

@@ -171,11 +171,11 @@ class Member(GivesState, KeepsCopies):
 
     @ray.method(concurrency_group="orders")
     @answers(PEER)
-    def listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
         """Open this member's end of the epoch's channel and return where it is."""
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
 
-    def _listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
         setup = self._setup
         channel = Channel(setup.worker, setup.job, epoch, setup.address, keys, admitted)
         self._engine.open(channel)
@@ -193,10 +193,11 @@ class Member(GivesState, KeepsCopies):
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
-    def use_calls(self, members: Mapping[Worker, Any]) -> None:
-        """Send to these members by Ray calls, not directly."""
-        for member, handle in members.items():
-            self._engine.order(partial(self._open_channel().use_calls, member, handle.deliver.remote))
+    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
+        """Send to these members by Ray calls, not directly; each comes with the key that the calls show."""
+        for member, (handle, key) in members.items():
+            deliver = partial(handle.deliver.remote, self._setup.worker, key)
+            self._engine.order(partial(self._open_channel().use_calls, member, deliver))
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
@@ -314,9 +315,9 @@ class Member(GivesState, KeepsCopies):
         self._engine.hear(message)
 
     @ray.method(concurrency_group="mail")
-    def deliver(self, envelope: bytes, content: NDArray[np.uint8]) -> None:
+    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
         """Take in a tensor that came by a Ray call."""
-        self._open_channel().deliver(envelope, content)
+        self._open_channel().deliver(source, key, envelope, content)
 
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)

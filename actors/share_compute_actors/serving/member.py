@@ -126,11 +126,11 @@ class ServingMember:
 
     @ray.method(concurrency_group="orders")
     @answers(PEER)
-    def listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
         """Open this member's end of the epoch's channel and return where it is."""
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
 
-    def _listen(self, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
         setup = self._setup
         channel = Channel(setup.worker, setup.deployment, epoch, setup.address, keys, admitted)
         self._engine.open(channel)
@@ -144,10 +144,11 @@ class ServingMember:
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
-    def use_calls(self, members: Mapping[Worker, Any]) -> None:
-        """Send to these members by Ray calls, not directly."""
-        for member, handle in members.items():
-            self._engine.order(partial(self._channel().use_calls, member, handle.deliver.remote))
+    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
+        """Send to these members by Ray calls, not directly; each comes with the key that the calls show."""
+        for member, (handle, key) in members.items():
+            deliver = partial(handle.deliver.remote, self._setup.worker, key)
+            self._engine.order(partial(self._channel().use_calls, member, deliver))
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
@@ -168,9 +169,9 @@ class ServingMember:
         self._engine.halt(epoch)
 
     @ray.method(concurrency_group="mail")
-    def deliver(self, envelope: bytes, content: NDArray[np.uint8]) -> None:
+    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
         """Take in a tensor that came by a Ray call."""
-        self._channel().deliver(envelope, content)
+        self._channel().deliver(source, key, envelope, content)
 
     @ray.method(concurrency_group="control")
     @answers(SIGN)

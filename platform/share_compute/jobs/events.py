@@ -207,6 +207,8 @@ class Offended(StrictModel):
     """What was wrong, for people."""
     quarantined: bool
     """Whether the job does without the machine from now on."""
+    accuser: str | None = None
+    """Id of the contributor on whose word alone this rests; None where the coordinator knows it."""
     sentence: str
 
 

@@ -29,16 +29,28 @@ def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agre
     each member is compared with its own first answer: the same inputs give the same bits, so a member whose answer
     changed is wrong. Nobody is wrong for certain where all members changed theirs and agree now.
 
+    A first answer stands when its member is gone, so the loss of one member does not let its opponent win. A member
+    that came later computes with weights that a member in dispute gave to it. So it has a voice only while all first
+    members are there, and only for one of their first answers: another one may come from those weights.
+
     Args:
         digests: of the reduced gradient, by member of the stage.
         before: the first answers, where the step was computed again since no majority was found; else empty.
     """
-    (common, votes), *_ = Counter(digests.values()).most_common(1)
+    everybody = frozenset(digests.keys() | before.keys())
+    gone, late = before.keys() - digests.keys(), digests.keys() - before.keys() if before else set()
+    voices = {
+        **before,
+        **{worker: digest for worker, digest in digests.items() if not (gone and worker in late)},
+    }
+    (common, votes), *_ = Counter(voices.values()).most_common(1)
     changed = {worker for worker in before.keys() & digests.keys() if before[worker] != digests[worker]}
-    if 2 * votes > len(digests):
+    if late and not set(digests.values()) & set(before.values()):
+        return Agreement(disputed=everybody)
+    if 2 * votes > len(voices) and (not late or common in before.values()):
         outvoted = {worker for worker, digest in digests.items() if digest != common}
         deviating = outvoted | changed
         return Agreement(frozenset(deviating if deviating < digests.keys() else outvoted))
     if changed and changed < digests.keys():
         return Agreement(frozenset(changed))
-    return Agreement(disputed=frozenset(digests))
+    return Agreement(disputed=everybody)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from share_compute.protocol.doubts import Doubts
+from share_compute.protocol.doubts import UNBELIEVED, Accusations, Doubts
 from share_compute.protocol.messages import (
     Applied,
     Broken,
@@ -156,11 +156,13 @@ class Suspect:
     worker: Worker
     step: int
     what: str
+    accuser: Worker | None = None
+    """As `Blame` has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """It is certain that a machine made wrong numbers."""
+    """A machine made wrong numbers; what follows depends on who says so."""
 
     worker: Worker
     step: int
@@ -168,6 +170,9 @@ class Blame:
     """What it made, for people."""
     is_grave: bool = False
     """Whether no second offence is waited for: its numbers looked right, and were not."""
+    accuser: Worker | None = None
+    """The member on whose word alone it rests; None where the coordinator knows it, or the machine says it of itself.
+    See `quarantines`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class Expel:
     """A member is out, and its process is to be ended: nothing that it holds counts."""
 
     worker: Worker
+    why: str = ""
+    """Reason, where the member is not blamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,8 @@ Phase = Literal[
     "paused",
     "over",
 ]
+_MOST_NAME = 80
+"""Characters that are shown of a member's name which another one made up."""
 _WAITS_FOR_MEMBERS: frozenset[Phase] = frozenset({"halting", "forming", "stepping", "pausing"})
 
 
@@ -269,6 +278,8 @@ class CoordinatorMachine:
         """Of the last epoch that members were told of."""
         self._doubts = Doubts()
         """About the open step."""
+        self.accusations = Accusations()
+        """Of members against others, in all steps."""
 
     @property
     def phase(self) -> Phase:
@@ -356,7 +367,7 @@ class CoordinatorMachine:
         effects: list[Effect] = [Committed(self.committed, dict(self._prepared))]
         doubts, self._doubts = self._doubts, Doubts()
         if doubts.suspect is not None:
-            effects.append(Blame(doubts.suspect, self.committed, doubts.what))
+            effects.append(Blame(doubts.suspect, self.committed, doubts.what, accuser=doubts.accuser))
         self._prepared.clear()
         self._phase = "stepping"
         if self._next is not None:
@@ -443,36 +454,51 @@ class CoordinatorMachine:
         open_step = self.committed + 1
         generations = (report.generation for report in reports.values() if report.step == open_step)
         self._doubts.generation = max(self._doubts.generation, *generations, 0)
+        if self._doubts.answers and any(map(self._has_answer, reports.values())):
+            self._doubts.generation += (
+                1  # others would copy its sum, and agree with it without one of their own
+            )
         for worker, report in reports.items():
             if report.generation != self._doubts.generation:
                 reports[worker] = Report(report.epoch, worker, report.applied)
         suspects = frozenset(() if self._doubts.suspect is None else (self._doubts.suspect,))
         return Plan(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
 
+    def _has_answer(self, report: Report) -> bool:
+        """Return whether a member holds the reduced gradient of the open step, as it was computed last."""
+        is_of_step = (report.step, report.generation) == (self.committed + 1, self._doubts.generation)
+        return is_of_step and report.is_reduced
+
     # -- numbers that cannot be used ---------------------------------------------------------------------------------
 
-    def _on_rejected(self, rejected: Rejected) -> list[Effect]:
+    def _on_rejected(self, rejected: Rejected) -> list[Effect]:  # noqa: PLR0911 - a return for each verdict
         """A bad tensor counts as the loss of the machine that made it, unless any machine would make it."""
-        source, step = rejected.source, self.committed + 1
-        if source not in self.workers:
-            return []
+        source, accuser, step = rejected.source, rejected.worker, self.committed + 1
+        assert self._roster is not None
+        if source not in self._roster.everybody:
+            what = f"it rejected a tensor of {source[:_MOST_NAME]!r}, which has no part in this epoch"
+            return [Blame(accuser, step, what), *self._expel(frozenset({accuser}))]
+        if not rejected.is_certain:
+            if rejected.label.cargo == "tied" and not self._doubts.generation:
+                return self._start_over(step)  # a sum of the whole stage: any of its members may be the cause
+            suspect = self._doubts.suspect
+            if suspect is not None and suspect != source:
+                return [Diverged(step, frozenset({suspect, source}))]
+            if suspect == source or len(self.workers) == 1:  # no other machine can hold its part
+                return [Diverged(step, frozenset({source}), is_alone=True)]
+        if self.accusations.loser(source, accuser) != source:
+            return self._expel(frozenset({accuser}), f"{UNBELIEVED}: {rejected.what}")
+        witness = None if accuser == source else accuser
         if rejected.is_certain:
-            return [Blame(source, step, rejected.what), *self._expel(frozenset({source}))]
-        if rejected.label.cargo == "tied" and not self._doubts.generation:
-            return self._start_over(step)  # a sum of the whole stage: any of its members may be the cause
-        suspect = self._doubts.suspect
-        if suspect is not None and suspect != source:
-            return [Diverged(step, frozenset({suspect, source}))]
-        if suspect == source or len(self.workers) == 1:  # no other machine can hold its part
-            return [Diverged(step, frozenset({source}), is_alone=True)]
-        self._doubts.suspect, self._doubts.what = source, rejected.what
+            return [Blame(source, step, rejected.what, accuser=witness), *self._expel(frozenset({source}))]
+        self._doubts.suspect, self._doubts.what, self._doubts.accuser = source, rejected.what, witness
         # Its numbers may be in sums already, its own and those of others.
         self._doubts.generation += 1
-        return [Suspect(source, step, rejected.what), *self._change()]
+        return [Suspect(source, step, rejected.what, witness), *self._change()]
 
-    def _expel(self, workers: frozenset[Worker]) -> list[Effect]:
-        """Go on without members whose numbers are wrong."""
-        effects: list[Effect] = [Expel(worker) for worker in sorted(workers)]
+    def _expel(self, workers: frozenset[Worker], why: str = "") -> list[Effect]:
+        """Go on without members whose numbers or words are wrong."""
+        effects: list[Effect] = [Expel(worker, why) for worker in sorted(workers)]
         self.workers -= workers
         if self._next is not None:
             self._next -= workers

@@ -44,6 +44,8 @@ class FailureKind(Enum):
     """The numbers that the process makes or sends at the point are not finite."""
     deviate = "deviate"
     """The numbers that the process makes or sends at the point are finite and wrong."""
+    accuse = "accuse"
+    """The process rejects the tensor that arrives at the point, although it is what the model makes."""
 
     def __str__(self) -> str:
         return self.value
@@ -51,12 +53,18 @@ class FailureKind(Enum):
     @property
     def is_of_message(self) -> bool:
         """Whether it happens to one message, not to a process."""
-        return self not in (FailureKind.kill, FailureKind.stop, FailureKind.partition, *_MADE)
+        of_process = FailureKind.kill, FailureKind.stop, FailureKind.partition, FailureKind.accuse
+        return self not in (*of_process, *_MADE)
 
     @property
     def is_wrong_number(self) -> bool:
         """Whether a machine hands on a tensor that the model does not make."""
         return self in _MISFITS or self in _MADE
+
+    @property
+    def is_offence(self) -> bool:
+        """Whether the machine is at fault: its numbers are wrong, or what it says of those of others."""
+        return self.is_wrong_number or self is FailureKind.accuse
 
     @property
     def lasts(self) -> bool:
@@ -107,6 +115,8 @@ class Failure:
                 f"no numbers are made or sent at {self.point.name}",
                 mend="choose one of " + ", ".join(sorted(point.name for point in _MAKING)),
             )
+        if self.kind is FailureKind.accuse and self.point is not Point.tensor_heard:
+            raise UserError(f"no tensor arrives at {self.point.name}", mend="choose tensor_heard")
         if self.worker is not None and self.point.role == "coordinator":
             raise UserError(
                 f"{self.point.name} is a point of the coordinator, not of {self.worker}",

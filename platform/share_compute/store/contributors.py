@@ -13,13 +13,14 @@ from sqlalchemy.orm import Session
 from share_compute.errors import Conflict, NotAuthorized, NotFound
 from share_compute.jobs.events import Offended
 from share_compute.jobs.states import GONE, ContributorState
+from share_compute.protocol.doubts import quarantines
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
 from share_compute.store.invites import usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
-from share_compute.store.tables import Contributor
+from share_compute.store.tables import Contributor, Event
 from share_compute.topology import Device, Link
 
 _ARRIVING = (
@@ -28,8 +29,6 @@ _ARRIVING = (
     ContributorState.ready,
     ContributorState.quarantined,
 )
-OFFENCES_FORGIVEN = 1
-"""Wrong tensors of a machine, in whichever jobs, after which it still gets work."""
 _MEASURED = (ContributorState.probing, ContributorState.ready, ContributorState.quarantined)
 REMEMBERED = timedelta(days=1)
 """How long machines that are gone are shown."""
@@ -304,10 +303,17 @@ def note_offence(
     row = session.get(Contributor, contributor_id)
     if row is None:
         return
+    earlier = session.scalars(
+        select(Event.data)
+        .where(Event.contributor_id == row.id, Event.kind == "offence")
+        .order_by(Event.seq.desc())
+        .limit(row.offences)  # those before that were forgiven
+    ).all()
     row.offences += 1
     data = {"name": row.name, **offence.model_dump(mode="json", exclude={"type", "machine"})}
     add_event(session, "offence", now, data, contributor_id=row.id)
-    if not (offence.quarantined or row.offences > OFFENCES_FORGIVEN) or row.quarantined_for is not None:
+    is_over = offence.quarantined or quarantines(offence.accuser, [each.get("accuser") for each in earlier])
+    if not is_over or row.quarantined_for is not None:
         return
     row.quarantined_for = f"made wrong numbers in job {job_id}, step {offence.step}: {offence.what}"
     if row.state in (ContributorState.ready, ContributorState.probing):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from share_compute.errors import VerificationFailed
-from share_compute.protocol.coordinator import CoordinatorMachine, Record, Recorded, Superseded
+from share_compute.protocol.coordinator import Blame, CoordinatorMachine, Record, Recorded, Superseded
 from share_compute.protocol.coordinator import Effect as CoordinatorEffect
 from share_compute.protocol.coordinator import Tick as CoordinatorTick
+from share_compute.protocol.doubts import Accusations
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -190,6 +191,20 @@ class BlamesTheModel(CoordinatorMachine):
         return super()._on_rejected(rejected)
 
 
+class BelievesOneMemberAgain(CoordinatorMachine):
+    def _on_rejected(self, rejected: Rejected) -> list[CoordinatorEffect]:
+        self.accusations = Accusations()
+        return super()._on_rejected(rejected)
+
+
+class ForgetsWhoAccuses(CoordinatorMachine):
+    def handle(self, event: Any) -> list[CoordinatorEffect]:
+        return [
+            replace(effect, accuser=None) if isinstance(effect, Blame) else effect
+            for effect in super().handle(event)
+        ]
+
+
 class ComparesNoDigests(CoordinatorMachine):
     def _judge(self) -> list[CoordinatorEffect]:
         self._prepared = {worker: replace(each, digest="") for worker, each in self._prepared.items()}
@@ -247,6 +262,8 @@ COORDINATORS = [
     BlamesWhoComplains,
     BlamesBeforeTheModelIsCleared,
     BlamesTheModel,
+    BelievesOneMemberAgain,
+    ForgetsWhoAccuses,
     ComparesNoDigests,
     BlamesTheMajority,
     CountsWhatWasStartedOver,

@@ -124,16 +124,18 @@ class Host(Process):
 
     def hear_tensor(self, epoch: int, label: Label, value: Symbol, source: Worker) -> None:
         """Take a tensor from the network."""
+        failures: list[Failure] = []
 
         def take() -> None:
-            if value in (MISFIT, NOT_FINITE):
-                self._handle(Misfit(epoch, source, label, "it is wrong", is_certain=value == MISFIT))
+            if failures or value in (MISFIT, NOT_FINITE):
+                is_certain = bool(failures) or value == MISFIT
+                self._handle(Misfit(epoch, source, label, "it is wrong", is_certain))
                 return
             if epoch == self.machine.epoch and label.step >= self.open_step:
                 self._work.heard[label] = value
             self._handle(Arrived(epoch, label))
 
-        self.push(self._passing(Point.tensor_heard))
+        self.push(lambda: failures.extend(self._pass(Point.tensor_heard)))
         self.push(take)
 
     def hear_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:

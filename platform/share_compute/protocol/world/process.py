@@ -82,7 +82,7 @@ class Process:
                         self.kill()
                 case FailureKind.stop:
                     self.stop(failure.duration_s)
-                case _ if failure.kind.is_wrong_number and self._worker is not None:
+                case _ if failure.kind.is_offence and self._worker is not None:
                     self._world.culprits.add(self._worker)
                     of_message.append(failure)
                 case FailureKind.partition:

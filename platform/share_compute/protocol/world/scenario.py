@@ -130,7 +130,7 @@ def draw(seed: int, most: int = 3) -> Scenario:
     return replace(scenario, failures=failures, upsets=upsets)
 
 
-KINDS = tuple(kind for kind in FailureKind if not kind.is_wrong_number)
+KINDS = tuple(kind for kind in FailureKind if not kind.is_offence)
 """What goes wrong with processes and messages, not with numbers."""
 
 
@@ -138,7 +138,8 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
     """Return a drawn scenario in which some machines hand on wrong numbers, too; the same for the same seed.
 
     Numbers that are not finite are made once: two machines that both make some in one step are taken for a model that
-    diverges. In some scenarios the model does diverge, and no machine is wrong.
+    diverges. In some scenarios the model does diverge, and no machine is wrong. In others one machine rejects
+    tensors that are sound.
     """
     random = Random(-seed - 1)  # noqa: S311 - a simulation
     scenario = draw(seed, most)
@@ -161,7 +162,12 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
         )
         for kind, point in kinds
     )
-    return replace(scenario, failures=(*scenario.failures, *wrong))
+    liar = random.choice(scenario.workers)
+    lies = tuple(
+        Failure(FailureKind.accuse, Point.tensor_heard, liar, occurrence=random.randint(1, 8))
+        for _ in range(random.choice([0, 0, 1, 2, 3]))
+    )
+    return replace(scenario, failures=(*scenario.failures, *wrong, *lies))
 
 
 _LASTING_S = (3.0, 12.0, 40.0)

@@ -80,12 +80,14 @@ class Seat(Process):
             case Committed():
                 return [lambda: self._world.on_committed(self, effect)]
             case Blame():
-                return [lambda: self._world.on_blamed(effect)]
+                return [lambda: self._world.on_blamed(self, effect)]
             case Expel():
                 return [lambda: self._world.on_expelled(self, effect.worker)]
             case Diverged() | Disputed():
                 return [lambda: self._world.on_hopeless(effect)]
-            case Suspect() | StartOver():
+            case Suspect():
+                return [lambda: self._world.on_believed(self, effect)]
+            case StartOver():
                 return []
             case Pause():
                 return [self._passing(Point.pausing), lambda: self._world.on_pause(self, effect.step)]

@@ -21,8 +21,10 @@ from share_compute.protocol.coordinator import (
     Record,
     Recorded,
     Superseded,
+    Suspect,
 )
 from share_compute.protocol.coordinator import Tick as CoordinatorTick
+from share_compute.protocol.doubts import quarantines
 from share_compute.protocol.failures import Failure, FailureScript
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Reduce
@@ -105,6 +107,10 @@ class World:
         self.culprits: set[Worker] = set()
         """Machines at which the script let wrong numbers be made."""
         self.blamed: Counter[Worker] = Counter()
+        self._accusers: defaultdict[Worker, list[Worker | None]] = defaultdict(list)
+        """By machine that was blamed: on whose word, each time."""
+        self._believed: dict[tuple[str, Worker], Worker] = {}
+        """By coordinator and accuser: the machine that lost its place on that one's word."""
         self.banned: set[Worker] = set()
         """Machines that are quarantined."""
         self.verdict: Diverged | Disputed | None = None
@@ -270,19 +276,30 @@ class World:
                 self.leaving.discard(worker)
                 host.kill()
 
-    def on_blamed(self, blame: Blame) -> None:
+    def on_blamed(self, seat: Seat, blame: Blame) -> None:
         """A coordinator says that a machine made wrong numbers."""
-        if blame.worker not in self.culprits:
-            raise VerificationFailed(
-                f"{blame.worker} is blamed: {blame.what}", mend="find the machine whose numbers are wrong"
-            )
-        self.blamed[blame.worker] += 1
-        if blame.is_grave or self.blamed[blame.worker] > 1:
+        mend = "find the machine whose numbers are wrong"
+        if self.culprits.isdisjoint({blame.worker, blame.accuser}):
+            raise VerificationFailed(f"{blame.worker} is blamed: {blame.what}", mend=mend)
+        earlier = self._accusers[blame.worker]
+        if blame.is_grave or quarantines(blame.accuser, earlier):
             self.banned.add(blame.worker)
+        if not self.banned <= self.culprits:
+            raise VerificationFailed(f"{blame.worker} is quarantined: {blame.what}", mend=mend)
+        self.on_believed(seat, blame)
+        earlier.append(blame.accuser)
+        self.blamed[blame.worker] += 1
+
+    def on_believed(self, seat: Seat, effect: Suspect | Blame) -> None:
+        """A coordinator leaves a machine out, perhaps on the word of one member."""
+        if effect.accuser is not None:
+            loser = self._believed.setdefault((seat.name, effect.accuser), effect.worker)
+            if loser != effect.worker:
+                raise VerificationFailed(f"{effect.accuser} is believed again", mend="take its word once")
 
     def on_expelled(self, seat: Seat, worker: Worker) -> None:
-        """A coordinator ends a member, whose numbers are wrong."""
-        if worker not in self.culprits:
+        """A coordinator ends a member, whose numbers are wrong, or whose word was taken before."""
+        if not self.blamed[worker] and (seat.name, worker) not in self._believed:
             raise VerificationFailed(f"{worker} is expelled", mend="expel those whose numbers are wrong")
         self._known[seat.name].pop(worker, None)
         host = self.hosts[worker]
