@@ -151,7 +151,7 @@ class Agent:
                 time.sleep(_HEARTBEAT_S)
 
     def _heartbeat(self, client: AgentClient) -> ContributorWork:
-        if self._node is None or self._node.child.exit_code is not None:
+        if self._node is None or self._node.end is not None:
             raise ContributorLost("the Ray node ended", mend="it is started again")
         self._beats += 1
         if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
@@ -213,7 +213,7 @@ class Agent:
 
     def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
         assert self._roster is not None
-        if self._node is None or self._node.child.exit_code is not None:
+        if self._node is None or self._node.end is not None:
             self._stop_node()
             self._show("starting the Ray node")
             known = NodeAccess(access.ray_address, access.token, access.labels, access.environment)

@@ -148,6 +148,8 @@ def _cluster(context: Context) -> ClusterInfo:
         raise _no_cluster()
     if context.cluster.is_rotating:
         raise Unavailable("the cluster's token is being changed", mend="try again in a minute")
+    if context.cluster.trouble is not None:
+        raise context.cluster.unusable()
     return context.cluster.info
 
 

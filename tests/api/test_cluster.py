@@ -1,0 +1,74 @@
+"""The Ray head and the gateway of a real server: whatever happens to them, the server answers and replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute_actors.machine.processes import is_alive
+from share_compute_api.client import Client
+
+pytestmark = pytest.mark.slow
+
+JOB = {
+    "name": "short",
+    "model": {"layers": [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]},
+    "data": {"dataset": "digits"},
+    "training": {"steps": 3},
+}
+KILLS = 5
+GATEWAY = "share_compute_api.cluster.gateway_process"
+
+Join = Callable[[Any, str], AbstractContextManager[Any]]
+
+
+@pytest.fixture
+def join(tmp_path: Path, run_command: Callable[..., Any]) -> Join:
+    """Let a machine join a server inside a block."""
+
+    def join(server: Any, name: str) -> Any:
+        given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", "--name", name)
+        with server.client() as client:
+            code = client.create_invite(label=name).code
+        return run_command(tmp_path, "join", server.url, *given, SHARE_COMPUTE_INVITE=code)
+
+    return join
+
+
+def child(server: Any, word: str) -> psutil.Process | None:
+    """Return a running process below a server that has this name, or this argument."""
+    for one in psutil.Process(server.command.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if is_alive(one) and word in (one.name(), *one.cmdline()):
+                return one
+    return None
+
+
+def ready(client: Client, name: str) -> bool:
+    return any(one.name == name for one in client.contributors() if one.state is ContributorState.ready)
+
+
+def test_the_server_outlives_every_head(
+    tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
+) -> None:
+    with run_server(tmp_path / "data") as own, own.client() as client:
+        for _ in range(KILLS):
+            gcs = wait_for(lambda: child(own, GATEWAY) and child(own, "gcs_server"), "a head with a gateway")
+            gcs.kill()
+            wait_for(lambda victim=gcs: not is_alive(victim), "its end")
+            assert client.health().status == "ok"
+        (alert,) = wait_for(client.alerts, "an alert")
+        assert alert.kind == "no-cluster"
+        assert "the Ray head" in alert.text
+        wait_for(lambda: not client.alerts(), "the end of the alert")
+        with join(own, "ash"):
+            wait_for(lambda: ready(client, "ash"), "a machine")
+            job = client.submit(JOB)
+            wait_for(lambda: client.job(job.id).state is JobState.succeeded, "the job's end")
+        assert own.command.stop() == 0
