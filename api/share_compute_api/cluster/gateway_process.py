@@ -94,11 +94,18 @@ class Operations:
                 _log.info("%s %d: %s", actor.kind, number, first_line(failure))
             await asyncio.sleep(_RETRY_S)
 
-    async def ended(self, number: int) -> None:
-        """Wait until an actor's own work has ended."""
+    async def ended(self, number: int, timeout_s: float) -> bool:
+        """Wait until an actor's own work has ended; return whether it has, within ``timeout_s``.
+
+        Raises what the work raised.
+        """
         run = self._actor(number).run
-        if run is not None:
-            await asyncio.shield(run)
+        if run is None:
+            return True
+        await asyncio.wait([run], timeout=timeout_s)
+        if run.done():
+            run.result()
+        return run.done()
 
     async def is_alive(self, number: int) -> bool:
         """Return whether an actor answers."""
