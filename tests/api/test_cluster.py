@@ -72,3 +72,24 @@ def test_the_server_outlives_every_head(
             job = client.submit(JOB)
             wait_for(lambda: client.job(job.id).state is JobState.succeeded, "the job's end")
         assert own.command.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "gcs_server",
+        pytest.param("raylet", marks=pytest.mark.thorough),
+        pytest.param(GATEWAY, marks=pytest.mark.thorough),
+    ],
+)
+def test_what_is_stopped_is_replaced(
+    word: str, tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
+) -> None:
+    with run_server(tmp_path / "data") as own, own.client() as client, join(own, "ash"):
+        wait_for(lambda: ready(client, "ash"), "a machine")
+        stopped = wait_for(lambda: child(own, word), word)
+        stopped.suspend()
+        wait_for(lambda: not is_alive(stopped), "its end")
+        assert client.health().status == "ok"
+        wait_for(lambda: "unanswered" in own.command.text(), "the reason")
+        wait_for(lambda: child(own, word) and not client.alerts(), "another one")

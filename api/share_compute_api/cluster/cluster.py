@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,6 +31,7 @@ from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Child, Roster
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
+from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
 from share_compute_api.supervision import ClusterInfo
 
 _POLL_S = 0.1
@@ -80,6 +80,8 @@ class Cluster:
         self._address = advertised(settings)
         self._began_s = 0.0
         self._head_backoff = _Backoff()
+        self._hang: str | None = None
+        """Why the present head does not answer though it runs."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
@@ -198,11 +200,7 @@ class Cluster:
         return RemoteActor(gateway, int(await gateway.call(operation, node_id, argument)))
 
     async def rotate_token(self) -> None:
-        """Start another head with another token. All nodes of contributors end, and start anew with it.
-
-        Raises:
-            Unavailable: the head did not start.
-        """
+        """Start another head with another token, and wait until it runs. All nodes of contributors restart with it."""
         await asyncio.to_thread(invalidate_token, self._settings.data_folder)
         if self._rotated is None:
             self._rotated = asyncio.get_running_loop().create_future()
@@ -238,32 +236,58 @@ class Cluster:
         try:
             with theirs:
                 child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
-            with suppress(Unavailable):  # its log says more
-                await self._listen(gateway)
+            why = await self._listen(gateway, child)
             await asyncio.to_thread(self._roster.stop, child, 1.0)
-            return f"the process that calls Ray ended with status {child.exit_code}: {child.last_words()}"
+            return (
+                why or f"the process that calls Ray ended with status {child.exit_code}: {child.last_words()}"
+            )
         finally:
             gateway.close()
 
-    async def _listen(self, gateway: Gateway) -> None:
-        """Let the gateway be used until it or the head has ended."""
-        reader = await gateway.connect()
+    async def _listen(self, gateway: Gateway, child: Child) -> str | None:
+        """Let the gateway be used until it or the head has ended, or does not answer; return what does not answer."""
+        try:
+            reader = await gateway.connect()
+        except Unavailable as failure:
+            # The cause may be the head. Another one costs little: jobs have no coordinators without a gateway.
+            self._hang = f"{failure.message}: {child.last_words()}"
+            return self._hang
         self._gateway = gateway
         self._is_connected.set()
         self.trouble = None
         listening = asyncio.create_task(gateway.listen(reader))
+        watching = asyncio.create_task(
+            unresponsive(
+                lambda timeout_s: gateway.call("ping", timeout_s=timeout_s),
+                lambda timeout_s: gateway.call("ping_head", self._head.node.node_id, timeout_s=timeout_s),
+            )
+        )
         try:
-            while not (listening.done() or self._is_over):
-                await asyncio.wait([listening], timeout=_POLL_S)
+            while not (listening.done() or watching.done() or self._is_over):
+                await asyncio.wait(
+                    [listening, watching], timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
             self._is_connected.clear()
             self._gateway = None
             listening.cancel()
+            watching.cancel()
+        if not watching.done():
+            return None
+        silent = f"it left {MOST_MISSED} pings in {MOST_MISSED * PING_S:.0f} s unanswered"
+        if watching.result() == "head":
+            self._hang = silent
+        return f"the process that calls Ray does not answer: {silent}"
 
     @property
     def _is_over(self) -> bool:
         """Whether the present head has ended, or is to."""
-        return self._rotated is not None or self._head.node.end is not None
+        return self._rotated is not None or self._why_over is not None
+
+    @property
+    def _why_over(self) -> str | None:
+        """Why the present head is of no use any more; None while it is."""
+        return self._head.node.end or self._hang
 
     async def _is_over_within(self, timeout_s: float) -> bool:
         """Wait until the present head is to be replaced; return whether that was so in time."""
@@ -276,7 +300,7 @@ class Cluster:
         """Start another head in place of the present one, and try again until one runs."""
         if self._rotated is None:
             pause_s = self._head_backoff.pause_s(time.monotonic() - self._began_s)
-            self._report(f"the Ray head does not run any more: {self._head.node.end}", pause_s)
+            self._report(f"the Ray head is replaced: {self._why_over}", pause_s)
             await asyncio.sleep(pause_s)
         while True:
             rotated = self._rotated
@@ -323,6 +347,7 @@ class Cluster:
         """Start another head in place of one that may still run."""
         self._roster.stop(self._head.node.child, 2.0)
         self._head = self._start_head(renews=renews)
+        self._hang = None
 
 
 def advertised(settings: Settings) -> str:
