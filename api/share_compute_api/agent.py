@@ -157,7 +157,8 @@ class Agent:
         if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
             self._roster.refresh()
         work = client.heartbeat()
-        if work.state is ContributorState.lost:
+        # A machine that is still joining here could not tell the server of its node.
+        if work.state in (ContributorState.lost, ContributorState.joining):
             raise ContributorLost(work.reason, mend="it comes back")
         return work
 
@@ -222,7 +223,10 @@ class Agent:
             except NotAuthorized as refused:  # the token was changed on the way
                 raise ContributorLost(refused.message, mend="it asks for the new token") from refused
             self._node_started = time.monotonic()
-        client.online(node_id=self._node.node_id, address=self._node.address)
+        try:
+            client.online(node_id=self._node.node_id, address=self._node.address)
+        except Unavailable as silence:  # its head is being replaced, for example
+            raise ContributorLost(silence.message, mend="it comes back") from silence
         self._show("being measured")
 
     def _stop_node(self) -> None:
