@@ -144,8 +144,8 @@ class Cluster:
                 raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", mend=log) from failure
 
     async def _connected(self) -> Gateway:
-        await self._is_connected.wait()
-        assert self._gateway is not None
+        while self._gateway is None:  # it may be lost again before a task that waited for it runs
+            await self._is_connected.wait()
         return self._gateway
 
     def unusable(self) -> Unavailable:
