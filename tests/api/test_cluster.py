@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from share_compute.errors import Unavailable
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute_actors.machine.processes import is_alive
+from share_compute_api.agent_client import preflight
+from share_compute_api.agent_schemas import PreflightRequest
 from share_compute_api.client import Client
+from share_compute_api.versions import local_versions
 
 pytestmark = pytest.mark.slow
 
@@ -93,3 +98,55 @@ def test_what_is_stopped_is_replaced(
         assert client.health().status == "ok"
         wait_for(lambda: "unanswered" in own.command.text(), "the reason")
         wait_for(lambda: child(own, word) and not client.alerts(), "another one")
+
+
+@contextmanager
+def rotating(server: Any, wait_for: Callable[..., Any]) -> Iterator[None]:
+    """Enter the block while the cluster's token is being changed; leave it when that has ended, or the server has."""
+
+    def rotate() -> None:
+        with server.client() as client, suppress(Unavailable):  # the server may be stopped
+            client.rotate_token()
+
+    def refusal() -> str | None:
+        try:
+            preflight(server.url, wanted)
+        except Unavailable as refused:
+            return refused.message
+        assert not done.done(), "the token was changed before anybody could ask"
+        return None
+
+    with server.client() as client, ThreadPoolExecutor(1) as thread:
+        wanted = PreflightRequest(invite=client.create_invite().code, versions=local_versions())
+        done = thread.submit(rotate)
+        assert "token is being changed" in wait_for(refusal, "a refusal")
+        yield
+
+
+def test_machines_that_come_while_the_token_changes_wait_and_then_work(
+    tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
+) -> None:
+    with run_server(tmp_path / "data") as own, own.client() as client:
+        before = (own.data_folder / "ray-token").read_text()
+        with join(own, "ash"):  # with the former token, or refused while it joins
+            wait_for(client.contributors, "a machine")
+            with rotating(own, wait_for):
+                pass
+            assert (own.data_folder / "ray-token").read_text() != before
+            with join(own, "birch"):
+                for name in ("ash", "birch"):
+                    wait_for(lambda name=name: ready(client, name), f"{name} ready")
+
+
+def test_a_server_that_is_stopped_while_the_token_changes_ends_whole(
+    tmp_path: Path, run_server: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    with run_server(tmp_path / "data") as own:
+        before = (own.data_folder / "ray-token").read_text()
+        family = psutil.Process(own.command.process.pid).children(recursive=True)
+        with rotating(own, wait_for):
+            assert own.command.stop() == 0
+        assert not any(is_alive(process) for process in family)
+    with run_server(tmp_path / "data") as again, again.client() as client:
+        assert (tmp_path / "data" / "ray-token").read_text() != before
+        assert client.health().status == "ok"
