@@ -151,13 +151,14 @@ class Agent:
                 time.sleep(_HEARTBEAT_S)
 
     def _heartbeat(self, client: AgentClient) -> ContributorWork:
-        if self._node is None or self._node.child.exit_code is not None:
+        if self._node is None or self._node.end is not None:
             raise ContributorLost("the Ray node ended", mend="it is started again")
         self._beats += 1
         if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
             self._roster.refresh()
         work = client.heartbeat()
-        if work.state is ContributorState.lost:
+        # A machine that is still joining here could not tell the server of its node.
+        if work.state in (ContributorState.lost, ContributorState.joining):
             raise ContributorLost(work.reason, mend="it comes back")
         return work
 
@@ -213,7 +214,7 @@ class Agent:
 
     def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
         assert self._roster is not None
-        if self._node is None or self._node.child.exit_code is not None:
+        if self._node is None or self._node.end is not None:
             self._stop_node()
             self._show("starting the Ray node")
             known = NodeAccess(access.ray_address, access.token, access.labels, access.environment)
@@ -222,7 +223,10 @@ class Agent:
             except NotAuthorized as refused:  # the token was changed on the way
                 raise ContributorLost(refused.message, mend="it asks for the new token") from refused
             self._node_started = time.monotonic()
-        client.online(node_id=self._node.node_id, address=self._node.address)
+        try:
+            client.online(node_id=self._node.node_id, address=self._node.address)
+        except Unavailable as silence:  # its head is being replaced, for example
+            raise ContributorLost(silence.message, mend="it comes back") from silence
         self._show("being measured")
 
     def _stop_node(self) -> None:

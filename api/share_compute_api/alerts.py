@@ -65,6 +65,14 @@ def _of_server(context: Context) -> Iterator[Alert]:
             mend="start it with `share-compute up`",
             since=context.started_at,
         )
+    elif context.cluster.trouble is not None:
+        yield Alert(
+            id="cluster-down",
+            kind="no-cluster",
+            severity="error",
+            text=f"machines cannot join, and jobs wait: {context.cluster.trouble}",
+            mend="it is started again; if it stays so, look into the server's log, and for lack of memory or disk",
+        )
     disk = check_disk(context.settings.data_folder)
     if disk.state != "ok":
         missing = bytes_text(disk.details["missing_bytes"])

@@ -145,8 +145,8 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         cluster.members,
     )
     batches = BatchSupervisor(context.store, context.engines, settings.data_folder / BATCHES, context.bell)
-    context.rotation = TokenRotation(cluster, jobs, context.store)
-    context.spawn(cluster.run())
+    context.rotation = TokenRotation(cluster, jobs, context.store, context.spawn)
+    context.spawn(keep_running("the cluster", cluster.run))
     context.spawn(keep_running("jobs", jobs.run))
     context.spawn(keep_running("batches", batches.run))
     context.spawn(keep_running("deployments", context.deployments.run))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
@@ -34,6 +34,7 @@ from share_compute_api.uploads.shelf import Uploads
 
 _HEARTBEAT_THREADS = 4
 _log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class Context:
     """Which files of the server jobs may name."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
     """Threads for signs of life, which wait for no other request."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
     """Makes plans in processes of their own."""
@@ -96,13 +97,14 @@ class Context:
             self.store.clock,
         )
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run something beside the requests until it ends or the server does."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             _log.error("something beside the requests failed", exc_info=failure)

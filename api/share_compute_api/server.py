@@ -64,15 +64,12 @@ class Running:
 
 
 class _Server(uvicorn.Server):
-    """Serves until it is told to end, or until its cluster cannot be kept running."""
+    """Serves until it is told to end, or until another server took over its database."""
 
-    def __init__(
-        self, config: uvicorn.Config, app: FastAPI, cluster: Cluster, roster: Roster, store: Store
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, roster: Roster, store: Store) -> None:
         super().__init__(config)
         self._store = store
         self._app = app
-        self._cluster = cluster
         self._roster = roster
 
     async def on_tick(self, counter: int) -> bool:
@@ -80,7 +77,7 @@ class _Server(uvicorn.Server):
             await asyncio.to_thread(self._roster.refresh)
         if self._store.fenced is not None:
             self.force_exit = True  # requests that are open could write nothing more
-        return await super().on_tick(counter) or self._cluster.failure is not None or self.force_exit
+        return await super().on_tick(counter) or self.force_exit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         end_streams(self._app)  # else it waits for browsers that listen for events
@@ -104,7 +101,7 @@ def serve(
 
     Raises:
         Conflict: a port is taken, or another server uses the data folder.
-        Unavailable: Ray, the database or the data folder cannot be used, or the head ended.
+        Unavailable: Ray, the database or the data folder cannot be used.
         Fenced: another server took over the database.
     """
     with Interrupts() as interrupts, ExitStack() as stack:
@@ -127,13 +124,11 @@ def serve(
         announce(running)
         roster.refresh()
         try:
-            _control_plane(app, certificate, cluster, roster).run(sockets=[listener])
+            _control_plane(app, certificate, roster).run(sockets=[listener])
         finally:
             interrupts.begin_stopping()
         if store.fenced is not None:
             raise store.fenced
-        if cluster.failure is not None:
-            raise cluster.failure
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
@@ -181,9 +176,7 @@ def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | Non
     return certificate.fingerprint if certificate and settings.public_url is None else None
 
 
-def _control_plane(
-    app: FastAPI, certificate: ServerCertificate | None, cluster: Cluster, roster: Roster
-) -> _Server:
+def _control_plane(app: FastAPI, certificate: ServerCertificate | None, roster: Roster) -> _Server:
     context: Context = app.state.context
     settings = context.settings
     logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())
@@ -195,7 +188,7 @@ def _control_plane(
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,
     )
-    return _Server(config, app, cluster, roster, context.store)
+    return _Server(config, app, roster, context.store)
 
 
 def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:

@@ -83,10 +83,10 @@ class Answering:
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
-    async def call(self, _method: str, *_arguments: Any) -> Any:
+    async def call(self, _method: str, *_arguments: Any, **_limits: float) -> Any:
         return self._answer
 
-    async def measure_links(self, _peers: Any) -> Any:
+    async def measure_links(self, _peers: Any, **_limits: float) -> Any:
         return self._answer
 
 

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import ShareComputeError
-from share_compute.jobs.events import Assignment, AttemptEvent, Offer, Planned, ReplanProposed, StepCommitted
+from share_compute.jobs.events import (
+    Assignment,
+    AttemptEnded,
+    AttemptEvent,
+    Offer,
+    Planned,
+    ReplanProposed,
+    StepCommitted,
+)
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
 from share_compute.specification import parse_job
@@ -32,6 +40,10 @@ class Attempt:
         self.failure: ShareComputeError | None = None
         self.is_silent = False
         self.cancelled = asyncio.Event()
+        self.suspended = asyncio.Event()
+        self.suspension = asyncio.Event()
+        """Set as soon as it may answer that it was asked to end."""
+        self.suspension.set()
         self.killed = asyncio.Event()
         self.offers: asyncio.Queue[Offer] = asyncio.Queue()
         self.drains: asyncio.Queue[str] = asyncio.Queue()
@@ -66,6 +78,11 @@ class Attempt:
         self.cancelled.set()
         if self.is_silent:
             await asyncio.Event().wait()
+
+    async def suspend(self) -> None:
+        self.suspended.set()
+        await self.suspension.wait()
+        await self.tell(AttemptEnded(outcome="succeeded", reason="done"))
 
     async def offer(self, offer: Offer) -> None:
         if self.refusals:

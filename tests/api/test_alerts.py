@@ -26,7 +26,7 @@ from share_compute_api.sessions import Sessions
 from share_compute_api.supervision import ClusterInfo
 from share_compute_api.versions import local_versions
 
-CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1"))
+CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1"), trouble=None)
 
 
 class Pool:
@@ -186,6 +186,17 @@ def test_changes_are_told_by_an_event_and_nothing_else_is(pool: Pool) -> None:
     assert event.kind == "alerts"
     assert event.data == {"began": [], "ended": ["machine ash was lost: its node died"]}
     assert (event.job_id, event.contributor_id) == (None, None)
+
+
+def test_a_cluster_that_cannot_be_used_is_told_until_it_can(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CLUSTER, "trouble", "the Ray head ended with status -9")
+    (alert,) = find_alerts(pool.context)
+    assert (alert.kind, alert.severity) == ("no-cluster", "error")
+    assert "the Ray head ended with status -9" in alert.text
+    monkeypatch.undo()
+    assert pool.kinds() == []
 
 
 def test_a_server_without_a_cluster_says_so_everywhere(

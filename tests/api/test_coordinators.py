@@ -40,7 +40,7 @@ class Actor:
     async def ended(self) -> None:
         await self.end
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any, **_limits: float) -> Any:
         if method == "events":
             await asyncio.sleep(0)
             answer = self.answers.pop(0)

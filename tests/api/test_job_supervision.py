@@ -357,3 +357,31 @@ def test_a_bell_is_heard_though_it_rang_before_the_wait(timeout_s: float) -> Non
         return await bell.wait(ticket, timeout_s)
 
     assert asyncio.run(main()) is (timeout_s > 1)
+
+
+def test_all_jobs_are_suspended_at_once_and_none_begins_meanwhile(store: Store, tmp_path: Path) -> None:
+    async def story(pool: Pool) -> None:
+        machines = [pool.contributor(name) for name in ("ada", "grace")]
+        for name in ("first", "second"):
+            pool.submit(name)
+        attempts = []
+        for machine in machines:
+            attempt = await pool.attempts.get()
+            attempt.suspension.clear()  # it answers when both were asked
+            await attempt.tell(planned(machine))
+            attempts.append(attempt)
+
+        async def answer() -> None:
+            for attempt in attempts:
+                await attempt.suspended.wait()
+            for attempt in attempts:
+                attempt.suspension.set()
+
+        answering = asyncio.create_task(answer())
+        async with pool.supervisor.suspended(within_s=10) as count:
+            assert count == 2
+            assert answering.done()
+            third = pool.submit("third")
+        assert (await pool.attempts.get()).assignment.job_id == third
+
+    run(store, tmp_path, story)

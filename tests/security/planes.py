@@ -32,7 +32,7 @@ def open_plane(
     app = create_app(settings, store)
     server = LiveServer(app, tls=tls)
     if cluster:  # only now, so that the loops that need Ray are not started
-        app.state.context.cluster = SimpleNamespace(info=CLUSTER, is_rotating=False)
+        app.state.context.cluster = SimpleNamespace(info=CLUSTER, is_rotating=False, trouble=None)
     try:
         yield Plane(settings, store, app, server, api_key)
     finally:

@@ -138,4 +138,5 @@ def test_a_node_that_the_head_does_not_know_is_refused_after_a_while(
     agent = TestClient(app, headers={"Authorization": f"Bearer {key}"})  # without the loops that need Ray
     claim = {"node_id": NODE, "address": ADDRESS}
     refused = agent.post(f"/api/v1/contributors/{ada.id}/online", json=claim)
-    assert (refused.status_code, "knows no live node" in refused.text) == (409, True)
+    assert (refused.status_code, "knows no live node" in refused.text) == (503, True)
+    assert refused.json()["type"].endswith("contributor-lost")  # its agent comes back

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import psutil
 
 from share_compute.errors import Conflict, NotAuthorized, Unavailable, VersionMismatch
 from share_compute_actors.machine.confine import Policy, clean_environment, confined
-from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.processes import Child, Roster, is_alive
 
 _STARTED = "Ray runtime started"
+_VITAL = ("gcs_server", "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
 """Payloads up to this size travel inside the call itself: one round trip."""
 
@@ -49,6 +51,18 @@ class RayNode:
     """IP address that other nodes reach it at."""
     gcs_address: str
     """host:port of the head that it belongs to."""
+    vital: Mapping[str, psutil.Process]
+    """Its raylet, and the head's GCS, by the names of their programs."""
+
+    @property
+    def end(self) -> str | None:
+        """Why the node is of no use any more; None while it runs.
+
+        ``ray start --block`` ends up to a minute after the process that it blocks for.
+        """
+        if self.child.exit_code is not None:
+            return f"it ended with status {self.child.exit_code}: {self.child.last_words()}"
+        return next((f"its {name} ended" for name, one in self.vital.items() if not is_alive(one)), None)
 
 
 def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
@@ -108,12 +122,12 @@ def launch(
     )
     try:
         _wait_until_started(child, name, deadline_s)
-        options = _raylet_options(child)
+        node = _started_node(child)
     except BaseException:
         roster.stop(child, grace_s=0)
         raise
     roster.refresh()
-    return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"])
+    return node
 
 
 def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
@@ -128,23 +142,25 @@ def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
     )
 
 
-def _raylet_options(child: Child) -> dict[str, str]:
+def _started_node(child: Child) -> RayNode:
+    vital: dict[str, psutil.Process] = {}
+    options: dict[str, str] = {}
     for process in child.family():
-        try:
+        with suppress(psutil.NoSuchProcess):
+            if process.name() in _VITAL:
+                vital[process.name()] = process
             if process.name() == "raylet":
-                pairs = (
-                    part[2:].split("=", 1)
-                    for part in process.cmdline()
-                    if part.startswith("--") and "=" in part
+                words = process.cmdline()
+                options = dict(
+                    word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word
                 )
-                return dict(pairs)
-        except psutil.NoSuchProcess:
-            continue
-    raise Unavailable(
-        f"the raylet of {child.name} ended as soon as it had started",
-        mend="try again; if it stays so, run share-compute doctor",
-        details={"log": child.log_tail()},
-    )
+    if not options:
+        raise Unavailable(
+            f"the raylet of {child.name} ended as soon as it had started",
+            mend="try again; if it stays so, run share-compute doctor",
+            details={"log": child.log_tail()},
+        )
+    return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"], vital)
 
 
 def _failure(child: Child, name: str) -> Exception:
@@ -162,9 +178,8 @@ def _failure(child: Child, name: str) -> Exception:
         )
     if "is already running at" in text or "ddress already in use" in text:
         return Conflict(f"a port of the Ray {name} is taken", mend="choose another port", details=details)
-    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
     return Unavailable(
-        f"the Ray {name} ended with status {child.exit_code}: {last[:300]}",
+        f"the Ray {name} ended with status {child.exit_code}: {child.last_words()}",
         mend="try again; if it stays so, run share-compute doctor",
         details=details,
     )

@@ -136,6 +136,11 @@ class Child:
         except FileNotFoundError:
             return ""
 
+    def last_words(self) -> str:
+        """Return the last line that it printed."""
+        lines = (line.strip() for line in reversed(self.log_tail().splitlines()))
+        return next(filter(None, lines), "it printed nothing")[:300]
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until it ends; None when it still runs after ``timeout_s``."""
         try:

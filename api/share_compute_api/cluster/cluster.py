@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,35 @@ from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Child, Roster
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
+from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
 from share_compute_api.supervision import ClusterInfo
 
 _POLL_S = 0.1
 _SOUND_S = 60.0
 """A process that ran this long was sound."""
-_MOST_SHORT_LIVES = 3
 _LONGEST_PAUSE_S = 30.0
+_NOTICE_S = 2.0
+"""How long the end of the head may take to be noticed after that of the gateway."""
 _PATIENCE_S = 120.0
 """How long something that is to be started waits for a gateway."""
 _ANSWER_S = 30.0
 """How long Ray's tables may take."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Backoff:
+    """Pauses before a process is started again: twice as long after each one that did not last."""
+
+    _short_lives: int = 0
+    """In a row."""
+
+    def pause_s(self, life_s: float) -> float:
+        """Return how long to wait, after a process that ran for so long."""
+        if life_s > _SOUND_S:
+            self._short_lives = 0
+        self._short_lives += 1
+        return min(0.25 * 2.0 ** min(self._short_lives, 10), _LONGEST_PAUSE_S)
 
 
 class Cluster:
@@ -61,16 +79,15 @@ class Cluster:
         self._roster = roster
         self._address = advertised(settings)
         self._began_s = 0.0
-        self._short_lives = 0
-        """Of heads, in a row."""
-        self._lost_gateways = 0
-        """In a row that could not connect, or ended soon."""
+        self._head_backoff = _Backoff()
+        self._hang: str | None = None
+        """Why the present head does not answer though it runs."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
         """Resolved when there is a head with another token, if that is wanted."""
-        self.failure: ShareComputeError | None = None
-        """Why there will be no other head or gateway."""
+        self.trouble: str | None = None
+        """Why Ray cannot be used now, in one sentence; None while it can, and while the token is changed."""
         self._head = self._start_head(renews=has_stale_token(settings.data_folder))
 
     # -- what the control plane knows of it ---------------------------------------------------------------------------
@@ -127,9 +144,14 @@ class Cluster:
                 raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", mend=log) from failure
 
     async def _connected(self) -> Gateway:
-        await self._is_connected.wait()
-        assert self._gateway is not None
+        while self._gateway is None:  # it may be lost again before a task that waited for it runs
+            await self._is_connected.wait()
         return self._gateway
+
+    def unusable(self) -> Unavailable:
+        """Return the error of what needs Ray while it cannot be used."""
+        why = self.trouble or "the server is not connected to Ray"
+        return Unavailable(why, mend="try again; if it stays so, look into the server's log")
 
     # -- actors -------------------------------------------------------------------------------------------------------
 
@@ -174,15 +196,11 @@ class Cluster:
             async with asyncio.timeout(_PATIENCE_S):
                 gateway = await self._connected()
         except TimeoutError as failure:
-            raise Unavailable("the server is not connected to Ray", mend="look into its log") from failure
+            raise self.unusable() from failure
         return RemoteActor(gateway, int(await gateway.call(operation, node_id, argument)))
 
     async def rotate_token(self) -> None:
-        """Start another head with another token. All nodes of contributors end, and start anew with it.
-
-        Raises:
-            Unavailable: the head did not start.
-        """
+        """Start another head with another token, and wait until it runs. All nodes of contributors restart with it."""
         await asyncio.to_thread(invalidate_token, self._settings.data_folder)
         if self._rotated is None:
             self._rotated = asyncio.get_running_loop().create_future()
@@ -191,88 +209,117 @@ class Cluster:
     # -- the two processes --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep head and gateway running until cancelled, or until one of them ends again and again."""
-        try:
-            while True:
-                await self._connect_and_watch()
-                if self._rotated is not None:
-                    await asyncio.to_thread(self._replace)
-                    self._rotated.set_result(None)
-                    self._rotated = None
-                elif self._head.node.child.exit_code is not None:
-                    await asyncio.to_thread(self._revive)
-        except ShareComputeError as failure:
-            self._fail(failure)
-        except Exception as failure:  # noqa: BLE001 - the server ends with it
-            _log.exception("the cluster cannot be kept running")
-            self._fail(as_ours(failure))
-        finally:
-            if self._rotated is not None and not self._rotated.done():
-                self._rotated.cancel()  # the server stops; the next one makes the other token
+        """Keep head and gateway running until cancelled: each is started again however often it ends."""
+        while True:
+            await self._use_head()
+            await self._replace_head()
 
-    def _fail(self, failure: ShareComputeError) -> None:
-        self.failure = failure
-        if self._rotated is not None:
-            self._rotated.set_exception(failure)
+    async def _use_head(self) -> None:
+        """Keep a gateway connected to the present head, until that head has ended or is to be replaced."""
+        backoff = _Backoff()
+        while not self._is_over:
+            began_s = time.monotonic()
+            try:
+                why = await self._use_gateway()
+            except ShareComputeError as failure:  # the disk is full, for example
+                why = failure.message
+            pause_s = backoff.pause_s(time.monotonic() - began_s)
+            # If the head has ended first, that is noticed a moment later.
+            if not await self._is_over_within(_NOTICE_S):
+                self._report(why, pause_s)
+                await self._is_over_within(pause_s)
 
-    async def _connect_and_watch(self) -> None:
-        """Start a gateway, and return when it or the head has ended."""
+    async def _use_gateway(self) -> str:
+        """Start a gateway; return why another one is needed, once it or the head has ended."""
         ours, theirs = socket.socketpair()
         gateway = Gateway(ours)
         try:
             with theirs:
-                try:
-                    child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
-                except Unavailable as failure:  # the disk is full, for example
-                    await self._pause(failure.message)
-                    return
-            try:
-                reader = await gateway.connect()
-            except Unavailable:
-                await self._give_up(child)
-                return
-            self._gateway = gateway
-            self._is_connected.set()
-            connected_s = time.monotonic()
-            listening = asyncio.create_task(gateway.listen(reader))
-            try:
-                while not (listening.done() or self._is_over):
-                    await asyncio.wait([listening], timeout=_POLL_S)
-            finally:
-                self._is_connected.clear()
-                self._gateway = None
-                listening.cancel()
-            if time.monotonic() - connected_s > _SOUND_S:
-                self._lost_gateways = 0
-            await self._give_up(child)
+                child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
+            why = await self._listen(gateway, child)
+            await asyncio.to_thread(self._roster.stop, child, 1.0)
+            return (
+                why or f"the process that calls Ray ended with status {child.exit_code}: {child.last_words()}"
+            )
         finally:
             gateway.close()
+
+    async def _listen(self, gateway: Gateway, child: Child) -> str | None:
+        """Let the gateway be used until it or the head has ended, or does not answer; return what does not answer."""
+        try:
+            reader = await gateway.connect()
+        except Unavailable as failure:
+            # The cause may be the head. Another one costs little: jobs have no coordinators without a gateway.
+            self._hang = f"{failure.message}: {child.last_words()}"
+            return self._hang
+        self._gateway = gateway
+        self._is_connected.set()
+        self.trouble = None
+        listening = asyncio.create_task(gateway.listen(reader))
+        watching = asyncio.create_task(
+            unresponsive(
+                lambda timeout_s: gateway.call("ping", timeout_s=timeout_s),
+                lambda timeout_s: gateway.call("ping_head", self._head.node.node_id, timeout_s=timeout_s),
+            )
+        )
+        try:
+            while not (listening.done() or watching.done() or self._is_over):
+                await asyncio.wait(
+                    [listening, watching], timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            self._is_connected.clear()
+            self._gateway = None
+            listening.cancel()
+            watching.cancel()
+        if not watching.done():
+            return None
+        silent = f"it left {MOST_MISSED} pings in {MOST_MISSED * PING_S:.0f} s unanswered"
+        if watching.result() == "head":
+            self._hang = silent
+        return f"the process that calls Ray does not answer: {silent}"
 
     @property
     def _is_over(self) -> bool:
         """Whether the present head has ended, or is to."""
-        return self._rotated is not None or self._head.node.child.exit_code is not None
+        return self._rotated is not None or self._why_over is not None
 
-    async def _give_up(self, child: Child) -> None:
-        """End a gateway, and wait before the next one: longer each time while none lasts."""
-        await asyncio.to_thread(self._roster.stop, child, 1.0)
-        # The head may have ended first, and is noticed a moment later.
-        for _ in range(20):
-            if self._is_over:
-                return
+    @property
+    def _why_over(self) -> str | None:
+        """Why the present head is of no use any more; None while it is."""
+        return self._head.node.end or self._hang
+
+    async def _is_over_within(self, timeout_s: float) -> bool:
+        """Wait until the present head is to be replaced; return whether that was so in time."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_over and time.monotonic() < deadline:  # noqa: ASYNC110 - a child is polled
             await asyncio.sleep(_POLL_S)
-        last = child.log_tail(1) or "it printed nothing"
-        await self._pause(f"the process that calls Ray ended with status {child.exit_code}: {last}")
+        return self._is_over
 
-    async def _pause(self, why: str) -> None:
-        """Wait before the next gateway; the server goes on without Ray for as long as it takes."""
-        pause_s = min(0.5 * 2.0 ** min(self._lost_gateways, 10), _LONGEST_PAUSE_S)
-        self._lost_gateways += 1
+    async def _replace_head(self) -> None:
+        """Start another head in place of the present one, and try again until one runs."""
+        if self._rotated is None:
+            pause_s = self._head_backoff.pause_s(time.monotonic() - self._began_s)
+            self._report(f"the Ray head is replaced: {self._why_over}", pause_s)
+            await asyncio.sleep(pause_s)
+        while True:
+            rotated = self._rotated
+            try:
+                await asyncio.to_thread(self._start_another_head, renews=rotated is not None)
+            except Exception as failure:  # noqa: BLE001 - the server answers requests, whatever it is
+                pause_s = self._head_backoff.pause_s(0.0)
+                self._report(f"the Ray head did not start: {as_ours(failure).message}", pause_s)
+                await asyncio.sleep(pause_s)
+            else:
+                break
+        if rotated is not None:
+            rotated.set_result(None)
+            self._rotated = None
+
+    def _report(self, why: str, pause_s: float) -> None:
+        """Say why Ray cannot be used; the server continues without it for as long as it takes."""
+        self.trouble = why
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
-        for _ in range(round(pause_s / _POLL_S)):
-            if self._is_over:
-                return  # the next gateway needs another head, which is started now
-            await asyncio.sleep(_POLL_S)
 
     def _start_gateway(self, descriptor: int) -> Child:
         head = self._head
@@ -289,34 +336,18 @@ class Cluster:
             files=[descriptor],
         )
 
-    def _start_head(self, *, renews: bool = False) -> Head:
+    def _start_head(self, *, renews: bool) -> Head:
         if renews:
             renew_token(self._settings.data_folder)
         head = start_head(self._settings, self._roster, self._address)
         self._began_s = time.monotonic()
         return head
 
-    def _replace(self) -> None:
+    def _start_another_head(self, *, renews: bool) -> None:
         """Start another head in place of one that may still run."""
         self._roster.stop(self._head.node.child, 2.0)
-        self._head = self._start_head(renews=True)
-
-    def _revive(self) -> None:
-        """Start another head in place of the one that ended."""
-        ended = self._head.node.child
-        self._short_lives = 0 if time.monotonic() - self._began_s > _SOUND_S else self._short_lives + 1
-        if self._short_lives >= _MOST_SHORT_LIVES:
-            raise Unavailable(
-                f"the Ray head ended with status {ended.exit_code}, {self._short_lives} times soon after its start, "
-                "so the server ended too",
-                mend="look for lack of memory or disk, then start it again with `share-compute up`: jobs continue",
-                details={"log": ended.log_tail()},
-            )
-        _log.warning(
-            "the Ray head ended with status %s; it is started again, and jobs go on", ended.exit_code
-        )
-        self._roster.stop(ended)
-        self._head = self._start_head()
+        self._head = self._start_head(renews=renews)
+        self._hang = None
 
 
 def advertised(settings: Settings) -> str:

@@ -13,11 +13,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from share_compute.errors import ContributorLost, ShareComputeError, Unavailable, error_of
+from share_compute.errors import ContributorLost, ShareComputeError, TooLarge, Unavailable, error_of
+from share_compute.planning.words import bytes_text
 from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure
 
 _CONNECT_S = 60.0
 """How long the gateway may take to import Ray and to connect to the head."""
+ANSWER_S = 60.0
+"""How long an answer may take; an actor may just be starting on a busy machine."""
+_ENDED_S = 60.0
+"""How long one question waits for the end of an actor's work."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,22 +85,27 @@ class Gateway:
         finally:
             self.close()
 
-    async def call(self, operation: str, *arguments: Any) -> Any:
+    async def call(self, operation: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
         """Ask for something; return the answer, as JSON says it.
 
         Raises:
-            CallFailed: it failed, or the process ended.
+            CallFailed: it failed or took longer than ``timeout_s``, the process ended, or the call is too long.
         """
         if self._writer is None or self._writer.is_closing():
             raise CallFailed(_GONE)
         number = next(self._numbers)
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._say(Call(number=number, operation=operation, arguments=list(arguments)))
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            return await waiting
+            async with asyncio.timeout(timeout_s):
+                return await waiting
         except asyncio.CancelledError:
             self._say(Call(number=number, operation="cancel"))
             raise
+        except TimeoutError as late:
+            self._say(Call(number=number, operation="cancel"))
+            message = f"no answer to {_described(operation, arguments)} within {timeout_s:g} s"
+            raise CallFailed(CallFailure(kind="no_answer", message=message)) from late
         finally:
             self._waiting.pop(number, None)
 
@@ -104,8 +114,20 @@ class Gateway:
         self._say(Call(number=next(self._numbers), operation=operation, arguments=list(arguments)))
 
     def _say(self, call: Call) -> None:
+        line = call.model_dump_json().encode() + b"\n"
+        if len(line) > MOST_BYTES:
+            too_large = TooLarge(
+                f"a call of {bytes_text(len(line))} is larger than the {bytes_text(MOST_BYTES)} that one may have",
+                mend="send less at once",
+                details={"size_bytes": len(line), "most_bytes": MOST_BYTES},
+            )
+            raise CallFailed(
+                CallFailure(
+                    kind="raised", message=too_large.message, code=too_large.code, facts=too_large.facts()
+                )
+            )
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(call.model_dump_json().encode() + b"\n")
+            self._writer.write(line)
 
     def close(self) -> None:
         """End the connection, and with it the process; calls that wait fail."""
@@ -126,13 +148,13 @@ class RemoteActor:
     gateway: Gateway
     number: int
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
         """Call one of its methods.
 
         Raises:
-            CallFailed: it failed, or died.
+            CallFailed: it failed, died, or did not answer within ``timeout_s``.
         """
-        return await self.gateway.call("call", self.number, method, list(arguments))
+        return await self.gateway.call("call", self.number, method, list(arguments), timeout_s=timeout_s)
 
     async def ended(self) -> None:
         """Wait until its own work has ended.
@@ -140,7 +162,8 @@ class RemoteActor:
         Raises:
             CallFailed: the work failed, or the actor died.
         """
-        await self.gateway.call("ended", self.number)
+        while not await self.gateway.call("ended", self.number, _ENDED_S, timeout_s=_ENDED_S + ANSWER_S):
+            pass
 
     async def is_alive(self) -> bool:
         """Return whether it answers."""
@@ -149,10 +172,10 @@ class RemoteActor:
         except CallFailed:
             return False
 
-    async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]]) -> Any:
+    async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]], *, timeout_s: float) -> Any:
         """Let a contributor measure its links to others; leaves out those of an earlier gateway."""
         numbers = [(peer, actor.number) for peer, actor in peers if actor.gateway is self.gateway]
-        return await self.gateway.call("measure_links", self.number, numbers)
+        return await self.gateway.call("measure_links", self.number, numbers, timeout_s=timeout_s)
 
     def kill(self) -> None:
         """End it and all that it started."""
@@ -187,6 +210,11 @@ def translated(who: str, *, mistake_mend: str, loss_mend: str, job: str | None =
         if failure.kind == "no_answer":
             raise Unavailable(f"Ray does not answer: {failure.message}", mend=loss_mend, job=job) from failed
         raise ContributorLost(f"{who} died: {failure.message}", mend=loss_mend, job=job) from failed
+
+
+def _described(operation: str, arguments: Sequence[Any]) -> str:
+    """Return the name of a call; that of an actor's method for one that goes on to an actor."""
+    return str(arguments[1]) if operation == "call" else operation
 
 
 def raised(failure: CallFailure) -> ShareComputeError:

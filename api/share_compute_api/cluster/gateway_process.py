@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +65,17 @@ class Operations:
     def __init__(self) -> None:
         self._actors: dict[int, _Actor] = {}
         self._next = 0
+        # Other questions may occupy all threads of the loop's own executor for a while.
+        self._pings = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pings")
+
+    async def ping(self) -> bool:
+        """Return that this process answers."""
+        return True
+
+    async def ping_head(self, node_id: str) -> bool:
+        """Return whether the GCS answers, and says that the head's node is alive."""
+        rows = await asyncio.get_running_loop().run_in_executor(self._pings, ray.nodes)
+        return any(row["NodeID"] == node_id and row["Alive"] for row in rows)
 
     async def start_coordinator(self, node_id: str, assignment: str) -> int:
         """Start a coordinator on a node and let it run; return its number."""
@@ -94,11 +106,18 @@ class Operations:
                 _log.info("%s %d: %s", actor.kind, number, first_line(failure))
             await asyncio.sleep(_RETRY_S)
 
-    async def ended(self, number: int) -> None:
-        """Wait until an actor's own work has ended."""
+    async def ended(self, number: int, timeout_s: float) -> bool:
+        """Wait until an actor's own work has ended; return whether it has, within ``timeout_s``.
+
+        Raises what the work raised.
+        """
         run = self._actor(number).run
-        if run is not None:
-            await asyncio.shield(run)
+        if run is None:
+            return True
+        await asyncio.wait([run], timeout=timeout_s)
+        if run.done():
+            run.result()
+        return run.done()
 
     async def is_alive(self, number: int) -> bool:
         """Return whether an actor answers."""

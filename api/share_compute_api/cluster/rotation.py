@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from share_compute.errors import Conflict
-from share_compute.jobs.states import ContributorState
+from share_compute.jobs.states import HERE, ContributorState
 from share_compute.store import Store
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.supervision.jobs import JobSupervisor
@@ -44,12 +46,20 @@ class TokenRotation:
         cluster: whose token it is.
         jobs: suspends what runs.
         store: tells which machines are about to leave.
+        spawn: starts a task that ends with the server.
     """
 
-    def __init__(self, cluster: Cluster, jobs: JobSupervisor, store: Store) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: JobSupervisor,
+        store: Store,
+        spawn: Callable[[Coroutine[Any, Any, Rotated]], asyncio.Task[Rotated]],
+    ) -> None:
         self._cluster = cluster
         self._jobs = jobs
         self._store = store
+        self._spawn = spawn
         self._under_way: asyncio.Task[Rotated] | None = None
         self._wanted = 0
         """Times that somebody asked."""
@@ -58,8 +68,7 @@ class TokenRotation:
         """Change the token, as soon as machines that were removed have handed over; return the work."""
         self._wanted += 1
         if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.create_task(self._rotate())
-            self._under_way.add_done_callback(_report)
+            self._under_way = self._spawn(self._rotate())
         return self._under_way
 
     async def _rotate(self) -> Rotated:
@@ -73,6 +82,7 @@ class TokenRotation:
                 done = self._wanted
                 await self._cluster.rotate_token()
             await asyncio.to_thread(self._call_back)
+        _log.warning("the cluster's token was changed; nodes restart with the new one, and jobs continue")
         return Rotated(jobs, time.monotonic() - began_s)
 
     def _are_leaving(self) -> bool:
@@ -80,16 +90,15 @@ class TokenRotation:
         return any(one.sent_away_at is not None for one in leaving)
 
     def _call_back(self) -> None:
-        """Let all agents come back at their next heartbeat, and jobs wait until then."""
-        for record in self._store.contributors.list([ContributorState.ready, ContributorState.probing]):
+        """Let all agents come back at their next heartbeat, and jobs wait until then.
+
+        The node of a machine that is leaving does not come back: there is nothing left that it could hand over.
+        """
+        for record in self._store.contributors.list(HERE):
+            is_leaving = record.state is ContributorState.draining
             with suppress(Conflict):  # it changed meanwhile
-                self._store.contributors.set_state(record, ContributorState.lost, _REASON)
-
-
-def _report(rotation: asyncio.Task[Rotated]) -> None:
-    if rotation.cancelled():
-        return
-    if (failure := rotation.exception()) is not None:
-        _log.error("the cluster's token was not changed: %s", failure)
-    else:
-        _log.warning("the cluster's token was changed; nodes restart with the new one, and jobs continue")
+                self._store.contributors.set_state(
+                    record,
+                    ContributorState.left if is_leaving else ContributorState.lost,
+                    record.reason if is_leaving else _REASON,
+                )

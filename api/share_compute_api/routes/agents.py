@@ -127,7 +127,8 @@ async def _check_node(told: OnlineRequest, contributor: ContributorRecord, conte
     """Wait until the head knows the node, and check it.
 
     Raises:
-        Conflict: the node is not this contributor's, is smaller than what it lends, or did not appear.
+        Conflict: the node is not this contributor's, or is smaller than what it lends.
+        ContributorLost: the head does not know the node.
     """
     cluster = context.cluster
     if cluster is None:
@@ -148,6 +149,8 @@ def _cluster(context: Context) -> ClusterInfo:
         raise _no_cluster()
     if context.cluster.is_rotating:
         raise Unavailable("the cluster's token is being changed", mend="try again in a minute")
+    if context.cluster.trouble is not None:
+        raise context.cluster.unusable()
     return context.cluster.info
 
 

@@ -15,7 +15,7 @@ from share_compute.serving.options import Generation
 from share_compute.serving.status import ServingStatus
 from share_compute.topology import Topology
 from share_compute_api.cluster.cluster import Cluster
-from share_compute_api.cluster.gateway import RemoteActor, translated
+from share_compute_api.cluster.gateway import ANSWER_S, RemoteActor, translated
 
 if TYPE_CHECKING:
     from share_compute_actors.serving.assignment import ServingAssignment
@@ -93,7 +93,7 @@ class RayReplica:
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
         """Return what was told of all sequences after the first ``after`` events."""
-        return read_events(await self._ask("pull", after, timeout_s))
+        return read_events(await self._ask("pull", after, timeout_s, more_s=timeout_s))
 
     async def status(self) -> ServingStatus:
         """Return how it is."""
@@ -103,9 +103,10 @@ class RayReplica:
         """Say which machines it may use from now on."""
         await self._ask("offer", _topology.dump_json(topology).decode())
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
+    async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
+        """Call a method that waits for ``more_s`` before it answers."""
         with _translated(self._name):
-            return await self._actor.call(method, *arguments)
+            return await self._actor.call(method, *arguments, timeout_s=ANSWER_S + more_s)
 
     async def close(self) -> None:
         """End it and all that it started."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime, timedelta
 
 from share_compute.errors import Conflict, ShareComputeError
-from share_compute.jobs.states import ContributorState
+from share_compute.jobs.states import HERE, ContributorState
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.measuring import Measurements
@@ -17,13 +17,6 @@ _LOOK_S = 1.0
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """For a contributor that waits to be measured though nothing measures it."""
-_LIVE = (
-    ContributorState.joining,
-    ContributorState.probing,
-    ContributorState.ready,
-    ContributorState.quarantined,
-    ContributorState.draining,
-)
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +53,7 @@ class ContributorSupervisor:
 
     async def _mark_ghosts(self) -> None:
         """What an earlier server knew is lost until its agent comes back, which it does by itself."""
-        for record in await asyncio.to_thread(self._store.contributors.list, _LIVE):
+        for record in await asyncio.to_thread(self._store.contributors.list, HERE):
             if record.state is ContributorState.joining or self._measurements.is_known(record.id):
                 continue
             if record.state is ContributorState.draining:
@@ -71,7 +64,7 @@ class ContributorSupervisor:
     async def look(self) -> None:
         """Look once at all contributors."""
         # Rows first: a node that comes up between the two questions is then seen as alive.
-        records = await asyncio.to_thread(self._store.contributors.list, _LIVE)
+        records = await asyncio.to_thread(self._store.contributors.list, HERE)
         alive = await self._alive_nodes() if records else ()
         now = self._store.clock()
         self._unmeasured = {

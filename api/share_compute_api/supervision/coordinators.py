@@ -19,7 +19,7 @@ from share_compute.jobs.events import (
 )
 from share_compute.specification.paths import named_paths
 from share_compute_api.cluster.cluster import Cluster
-from share_compute_api.cluster.gateway import RemoteActor, translated
+from share_compute_api.cluster.gateway import ANSWER_S, RemoteActor, translated
 
 
 class Attempt(Protocol):
@@ -105,7 +105,8 @@ class RayAttempt:
             return events
 
     async def _ask(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        events = attempt_events.validate_json(await self._actor.call("events", after, timeout_s))
+        answer = await self._actor.call("events", after, timeout_s, timeout_s=timeout_s + ANSWER_S)
+        events = attempt_events.validate_json(answer)
         for event in events:
             if isinstance(event, CheckpointSaved | ArtifactSaved):
                 self._check_path(event.path)

@@ -42,6 +42,14 @@ class _Running:
     """None until it is launched."""
 
 
+async def _suspend(running: _Running) -> None:
+    """Have an attempt save where it stands, and wait until it has ended."""
+    if running.attempt is not None:
+        with suppress(ShareComputeError):
+            await running.attempt.suspend()
+    await asyncio.wait([running.task])
+
+
 class JobSupervisor:
     """Takes queued jobs and follows each attempt to its end. Rows first, effects after.
 
@@ -93,7 +101,7 @@ class JobSupervisor:
         """Have all running attempts save where they stand and end, and start none inside the block.
 
         Args:
-            within_s: what has not ended by then goes on from its last checkpoint.
+            within_s: time for all of them together; a job that needs longer continues from its last checkpoint.
 
         Yields:
             The number of jobs that ran.
@@ -101,13 +109,9 @@ class JobSupervisor:
         self._is_suspended = True
         try:
             running = list(self._attempts.values())
-            for each in running:
-                if each.attempt is not None:
-                    with suppress(ShareComputeError, TimeoutError):
-                        async with asyncio.timeout(within_s):
-                            await each.attempt.suspend()
-            if running:
-                await asyncio.wait([each.task for each in running], timeout=within_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await asyncio.gather(*map(_suspend, running))
             yield len(running)
         finally:
             self._is_suspended = False

@@ -13,6 +13,8 @@ from share_compute.topology import Device, Link
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
 
+MEASURE_S = 150.0
+"""How long one measurement may take."""
 _MOST_CHARACTERS = 1 << 20
 """Longest answer to a measurement."""
 _devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
@@ -69,13 +71,13 @@ class RayMachine:
         """Measure the devices that are lent."""
         wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"]]
         with _translated(self._id):
-            return self._read(_devices, await self._actor.call("probe", *wanted))
+            return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these; leaves out those that are gone."""
         actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - its own kind
         with _translated(self._id):
-            links = self._read(_links, await self._actor.measure_links(actors))
+            links = self._read(_links, await self._actor.measure_links(actors, timeout_s=MEASURE_S))
         asked = {peer_id for peer_id, _ in actors}
         return tuple(link for link in links if link.source == self._id and link.target in asked)
 

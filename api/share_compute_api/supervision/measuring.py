@@ -13,9 +13,8 @@ from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, Store
 from share_compute.topology import HEAD
 from share_compute_api.supervision.live_topology import require_sound, sound_links
-from share_compute_api.supervision.machines import Machine, Start
+from share_compute_api.supervision.machines import MEASURE_S, Machine, Start
 
-_MEASURE_TIMEOUT_S = 150.0
 _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
@@ -35,7 +34,7 @@ class Measurements:
         self,
         store: Store,
         start: Start,
-        timeout_s: float = _MEASURE_TIMEOUT_S,
+        timeout_s: float = MEASURE_S,
     ) -> None:
         self._timeout_s = timeout_s
         self._store = store

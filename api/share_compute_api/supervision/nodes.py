@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from share_compute.errors import Conflict
+from share_compute.errors import Conflict, ContributorLost
 from share_compute.planning.words import bytes_text
 from share_compute.store import ContributorRecord
 from share_compute_api.cluster.calls import NodeFacts
@@ -55,9 +55,13 @@ def check_node(
     return True
 
 
-def unknown_node(contributor: ContributorRecord, node_id: str) -> Conflict:
-    """Return the error of a node that did not appear at the head."""
-    return _refused(contributor, f"the head knows no live node {node_id[:12]}")
+def unknown_node(contributor: ContributorRecord, node_id: str) -> ContributorLost:
+    """Return the error of a node that did not appear at the head: it may belong to the head before."""
+    return ContributorLost(
+        f"the head knows no live node {node_id[:12]} of contributor {contributor.name}",
+        mend="its agent starts the node again",
+        machine=contributor.name,
+    )
 
 
 def _refused(contributor: ContributorRecord, problem: str) -> Conflict:

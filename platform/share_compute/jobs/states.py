@@ -39,6 +39,7 @@ class ContributorState(StrEnum):
 
 GONE = (ContributorState.left, ContributorState.lost)
 """States of machines that are not here; they may come back."""
+HERE = tuple(state for state in ContributorState if state not in GONE)
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.queued: frozenset({JobState.planning, JobState.cancelled, JobState.failed}),

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from share_compute.errors import Conflict, NotAuthorized, NotFound
+from share_compute.errors import Conflict, ContributorLost, NotAuthorized, NotFound
 from share_compute.jobs.events import Offended
 from share_compute.jobs.states import GONE, ContributorState
 from share_compute.protocol.doubts import quarantines
@@ -174,16 +174,21 @@ class Contributors:
         """Its raylet runs: from joining to probing, also again when it has a new node.
 
         Raises:
-            Conflict: it is leaving or gone.
+            ContributorLost: it was given up meanwhile, and may come back.
+            Conflict: it is leaving or has left.
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
+            if row.state == ContributorState.lost and row.sent_away_at is None:
+                raise ContributorLost(
+                    f"contributor {row.name} is lost: {row.reason}",
+                    mend="let it come back first",
+                    machine=row.name,
+                )
             if row.state not in _ARRIVING:
                 raise Conflict(
                     f"contributor {row.name} is {row.state}: {row.reason}",
-                    mend="let it join again with a new invite"
-                    if row.sent_away_at
-                    else "let it come back first",
+                    mend="let it join again with a new invite",
                     machine=row.name,
                 )
             row.node_id, row.address, row.last_seen_at = node_id, address, self._clock()

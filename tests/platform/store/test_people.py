@@ -10,6 +10,7 @@ import pytest
 
 from share_compute.errors import (
     Conflict,
+    ContributorLost,
     InviteExpired,
     InviteRevoked,
     InviteUnknown,
@@ -191,7 +192,7 @@ def test_only_who_is_expected_comes_online(store: Store) -> None:
     store.contributors.ready(record.id, capacity=[], links=[])
     assert online().state == "probing"  # its node was started anew
     lose(store, record.id)
-    with pytest.raises(Conflict, match="is lost: its node died"):
+    with pytest.raises(ContributorLost, match="is lost: its node died"):
         online()
     store.contributors.rejoin(record.id)
     assert online().state == "probing"

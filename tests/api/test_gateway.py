@@ -1,0 +1,119 @@
+"""Calls through the gateway: each ends in time, and none breaks the connection for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from share_compute.errors import TooLarge, Unavailable
+from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call
+from share_compute_api.cluster.gateway import CallFailed, Gateway, RemoteActor, translated
+
+
+class Peer:
+    """The other end of a gateway's connection, which answers as a test wants."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
+        self.answer(0, "ready")
+
+    async def heard(self) -> Call:
+        return Call.model_validate_json(await self._reader.readline())
+
+    def answer(self, number: int, value: object) -> None:
+        self._writer.write(Answer(number=number, value=value).model_dump_json().encode() + b"\n")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def talk(test: Callable[[Gateway, Peer], Awaitable[None]]) -> None:
+    """Run a test with both ends of a connection."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        gateway, peer = Gateway(ours), Peer(theirs)
+        await peer.connect()
+        listening = asyncio.create_task(gateway.listen(await gateway.connect()))
+        try:
+            async with asyncio.timeout(60):
+                await test(gateway, peer)
+        finally:
+            peer.close()
+            await listening
+
+    asyncio.run(run())
+
+
+def test_a_call_that_nobody_answers_ends_and_is_given_up() -> None:
+    async def test(gateway: Gateway, peer: Peer) -> None:
+        with (
+            pytest.raises(Unavailable, match=r"Ray does not answer: no answer to status within 0\.05 s"),
+            translated("a server", mistake_mend="", loss_mend=""),
+        ):
+            await RemoteActor(gateway, 7).call("status", timeout_s=0.05)
+        asked, given_up = await peer.heard(), await peer.heard()
+        assert (asked.operation, asked.arguments) == ("call", [7, "status", []])
+        assert (given_up.operation, given_up.number) == ("cancel", asked.number)
+        peer.answer(asked.number, "too late")
+        nodes = asyncio.create_task(gateway.call("nodes"))
+        peer.answer((await peer.heard()).number, ["a node"])
+        assert await nodes == ["a node"]
+
+    talk(test)
+
+
+def test_a_call_that_is_too_large_is_refused_and_others_are_not() -> None:
+    async def test(gateway: Gateway, peer: Peer) -> None:
+        with pytest.raises(TooLarge) as refused, translated("a server", mistake_mend="", loss_mend=""):
+            await RemoteActor(gateway, 7).call("submit", "x" * MOST_BYTES)
+        assert refused.value.details["most_bytes"] == MOST_BYTES
+        nodes = asyncio.create_task(gateway.call("nodes"))
+        asked = await peer.heard()
+        assert asked.operation == "nodes"
+        peer.answer(asked.number, [])
+        assert await nodes == []
+
+    talk(test)
+
+
+def test_the_longest_line_that_is_sent_arrives() -> None:
+    async def test(gateway: Gateway, peer: Peer) -> None:
+        empty = len(Call(number=1, operation="nodes", arguments=[""]).model_dump_json()) + 1
+        nodes = asyncio.create_task(gateway.call("nodes", "x" * (MOST_BYTES - empty)))
+        asked = await peer.heard()
+        assert len(asked.arguments[0]) == MOST_BYTES - empty
+        peer.answer(asked.number, [])
+        assert await nodes == []
+
+    talk(test)
+
+
+def test_the_end_of_an_actor_is_waited_for_by_questions_that_end() -> None:
+    async def test(gateway: Gateway, peer: Peer) -> None:
+        ended = asyncio.create_task(RemoteActor(gateway, 7).ended())
+        for answer in (False, False, True):
+            assert not ended.done()
+            asked = await peer.heard()
+            assert asked.operation == "ended"
+            peer.answer(asked.number, answer)
+        await ended
+
+    talk(test)
+
+
+def test_calls_fail_when_the_process_ends() -> None:
+    async def test(gateway: Gateway, peer: Peer) -> None:
+        call = asyncio.create_task(gateway.call("nodes"))
+        await peer.heard()
+        peer.close()
+        with pytest.raises(CallFailed, match="ended"):
+            await call
+
+    talk(test)
