@@ -34,8 +34,8 @@ from share_compute.jobs.events import (
     Started,
     StepCommitted,
 )
-from share_compute.settings import Settings
 from share_compute.specification import TrainJob
+from share_compute_actors.machine.head import HEALTH_CHECKS
 
 STEPS = 12
 CHECKPOINT_EVERY = 4
@@ -316,10 +316,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.jobs = options.restarts = 1
-    period_ms = str(round(Settings().health_period_s * 1000))
-    for name in ("initial_delay", "period", "timeout"):
-        os.environ[f"RAY_health_check_{name}_ms"] = period_ms
-    os.environ["RAY_health_check_failure_threshold"] = str(Settings().health_failures)
+    os.environ |= HEALTH_CHECKS
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         machines = Machines(cluster)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,15 +99,24 @@ class RunningCommand:
 
 
 @contextmanager
-def run_command(folder: Path, *arguments: str, **environment: str) -> Iterator[RunningCommand]:
-    """Run a command of share-compute inside the block, with these variables set."""
+def run_command(
+    folder: Path, *arguments: str, inside: Sequence[str] = (), **environment: str
+) -> Iterator[RunningCommand]:
+    """Run a command of share-compute inside the block, with these variables set.
+
+    Args:
+        folder: what it prints goes there.
+        arguments: of the command.
+        inside: words before it, which run it on another host.
+        environment: variables.
+    """
     log = folder / f"{arguments[0]}-{uuid4().hex[:6]}.log"
     own = {
         name: value for name, value in os.environ.items() if not name.startswith(("SHARE_COMPUTE_", "RAY_"))
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            own_command(*arguments),
+            [*inside, *own_command(*arguments)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**own, **environment},
@@ -143,14 +152,18 @@ class RunningServer:
 
 @contextmanager
 def run_server(
-    data_folder: Path, *arguments: str, port: int = 0, data_root: Path | None = None
+    data_folder: Path,
+    *arguments: str,
+    port: int = 0,
+    data_root: Path | None = None,
+    inside: Sequence[str] = (),
 ) -> Iterator[RunningServer]:
     """Run a server inside the block; jobs may name files below ``data_root``, which must not hold its data folder."""
     data_folder.mkdir(parents=True, exist_ok=True)
     root = data_root or data_folder.with_name(f"{data_folder.name}-files")
     places = ("--data-folder", str(data_folder), "--data-root", str(root))
     given = ("--json", "--port", str(port), *places, *arguments)
-    with run_command(data_folder, "up", *given) as command:
+    with run_command(data_folder, "up", *given, inside=inside) as command:
         url = command.first_json()["url"]
         key = json.loads((data_folder / "credentials.json").read_text())["api_key"]
         yield RunningServer(url, key, data_folder, command)
@@ -166,7 +179,7 @@ class RunningContributor:
 
 @contextmanager
 def run_contributor(
-    server: RunningServer, name: str | None = None, *arguments: str
+    server: RunningServer, name: str | None = None, *arguments: str, inside: Sequence[str] = ()
 ) -> Iterator[RunningContributor]:
     """Let a machine join inside the block."""
     name = name or f"machine-{uuid4().hex[:6]}"
@@ -174,7 +187,7 @@ def run_contributor(
         code = client.create_invite(label=name).code
         given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", *arguments)
         joining = ("join", server.url, "--invite", code, "--name", name, *given)
-        with run_command(server.data_folder, *joining) as command:
+        with run_command(server.data_folder, *joining, inside=inside) as command:
             yield RunningContributor(wait_for(lambda: ready(client, name), f"{name} ready"), command)
 
 

@@ -29,7 +29,7 @@ from share_compute_api.serving import problems as openai_problems
 from share_compute_api.serving.replica import replica_launcher
 from share_compute_api.sessions import Sessions
 from share_compute_api.supervision.batches import BatchSupervisor
-from share_compute_api.supervision.contributors import ContributorSupervisor
+from share_compute_api.supervision.contributors import SILENCE, ContributorSupervisor
 from share_compute_api.supervision.coordinators import launcher
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.jobs import JobSupervisor
@@ -130,12 +130,12 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         rechecked(launcher(cluster), context.data_roots),
         settings.data_folder / TRAINING,
         context.bell,
-        Patience(retry_s=settings.health_period_s * settings.health_failures + 1),
+        Patience(retry_s=SILENCE.total_seconds() + 1),
         members=cluster.members,
         drift=settings.replan_drift,
         checkpoint_every_s=settings.checkpoint_every_s or None,
     )
-    contributors = ContributorSupervisor(context.store, context.measurements, cluster.alive_nodes)
+    contributors = ContributorSupervisor(context.store, context.measurements, cluster.nodes)
     context.deployments = DeploymentSupervisor(
         context.store,
         context.engines,

@@ -30,7 +30,8 @@
         ├── Busy               a deployment's queue is full; try again after the seconds that it says
         │   └── TooManyAttempts   too many wrong keys or invites came from this address
         ├── Fenced             another server took over the database; this one ends
-        └── LibraryLost        the process that serves a job's samples died; its members live, and go on with another
+        ├── LibraryLost        the process that serves a job's samples died; its members live, and go on with another
+        └── LinkLost           the server's host was cut from all others; its jobs' members live, and go on later
 
 They are split by what the caller does next. Each says what happened in one sentence and carries one suggested
 action (``mend``); job, step and machine where they are known. Errors of Ray, sockets and torch are translated to
@@ -363,6 +364,12 @@ class LibraryLost(Unavailable):
     """The process that serves a job's samples died; its members live, and go on with another one."""
 
     code = "library-lost"
+
+
+class LinkLost(Unavailable):
+    """The server's host was cut from all others; a job's members live, and go on with another coordinator."""
+
+    code = "link-lost"
 
 
 def as_ours(failure: Exception) -> ShareComputeError:

@@ -42,10 +42,6 @@ class Settings(BaseSettings):
     """Whether the cluster's token may be sent over plain HTTP to other machines."""
     ray_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
-    health_period_s: float = Field(default=1.0, gt=0)
-    """Ray asks each node for a sign of life this often (2 over a WAN)."""
-    health_failures: int = Field(default=3, ge=1)
-    """Signs of life missed before a node counts as dead."""
     head_user: str | None = None
     """User that the Ray head runs as where the server runs as root; default: share-compute where there is such a user,
     else nobody."""

@@ -163,7 +163,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         assignment = Assignment(job_id="job", attempt=1, spec=job(pools=1), topology=LAN["a"], folder=folder)
-        self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None)
+        self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.crew._actors["a"] = NOBODY
         self.wishes = Wishes()
         self.told: list[AttemptEvent] = []

@@ -65,7 +65,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     ask_library(NOTHING, library.cut.remote(list(runs)))
     settled = spec.with_microbatches(solution.plan.microbatches)
     assignment = assignment.model_copy(update={"spec": settled})
-    crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name)
+    crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name, print)
     try:
         told: list[str] = []
         crew.load(solution.plan, told.append)

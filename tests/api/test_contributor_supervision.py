@@ -14,12 +14,16 @@ from share_compute.jobs.states import ContributorState
 from share_compute.settings import Settings
 from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute.topology import HEAD, Device, Link
+from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
-from share_compute_api.supervision.contributors import ContributorSupervisor
+from share_compute_api.supervision.contributors import SILENCE, ContributorSupervisor
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements
 
 CPU = Device("cpu", "some cpu", 2**30)
+ADDRESS = "127.0.0.1"
+NOWHERE = "192.0.2.7"
+"""For documentation: nobody is there."""
 
 
 class Played:
@@ -59,10 +63,14 @@ class Pool:
         self.refusal: ContributorLost | None = None
         self.measurements = Measurements(self.store, self._start)
         self.alive: set[str] = set()
-        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._alive)
+        self.address = ADDRESS
+        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes)
 
-    async def _alive(self) -> set[str]:
-        return self.alive
+    async def _nodes(self) -> list[NodeFacts]:
+        return [
+            NodeFacts(node_id=name, address=self.address, port=9, is_alive=True, labels={}, resources={})
+            for name in self.alive
+        ]
 
     async def _start(self, contributor_id: str, node_id: str | None) -> Machine:
         if self.refusal is not None:
@@ -203,6 +211,7 @@ def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Setti
         await pool.supervisor.look()
         assert pool.store.contributors.get(ada).state == "probing"
         pool.now += timedelta(seconds=31)
+        pool.store.contributors.seen(ada)
         await pool.supervisor.look()
         assert pool.store.contributors.get(ada).reason == "the server did not measure it"
 
@@ -253,6 +262,62 @@ def test_who_is_gone_is_missed(settings: Settings) -> None:
         pool.now += timedelta(seconds=181)
         await pool.supervisor.look()
         assert "did not come up" in pool.store.contributors.get(waiting).reason
+
+    run(settings, story)
+
+
+async def two_ready(pool: Pool) -> tuple[str, str]:
+    ada, grace = pool.join("ada"), pool.join("grace")
+    for name, contributor_id in (("ab", ada), ("cd", grace)):
+        pool.alive.add(name)
+        pool.store.contributors.online(contributor_id, node_id=name, address=NOWHERE)
+        pool.store.contributors.ready(contributor_id, capacity=(CPU,), links=())
+    await pool.supervisor.look()
+    return ada, grace
+
+
+def states(pool: Pool, *contributors: str) -> list[str]:
+    return [pool.store.contributors.get(one).state.value for one in contributors]
+
+
+def test_who_alone_is_silent_is_lost(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = await two_ready(pool)
+        pool.address = NOWHERE
+        pool.now += SILENCE + timedelta(seconds=1)
+        pool.store.contributors.seen(grace)
+        await pool.supervisor.look()
+        assert states(pool, ada, grace) == ["lost", "ready"]
+
+    run(settings, story)
+
+
+def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = await two_ready(pool)
+        pool.address = NOWHERE
+        pool.now += timedelta(minutes=5)
+        await pool.supervisor.look()
+        assert states(pool, ada, grace) == ["ready", "ready"]
+        pool.now += SILENCE
+        pool.store.contributors.seen(
+            grace
+        )  # the network is back: who was not heard yet has as long as always
+        await pool.supervisor.look()
+        assert states(pool, ada, grace) == ["ready", "ready"]
+        pool.now += timedelta(seconds=1)
+        await pool.supervisor.look()
+        assert states(pool, ada, grace) == ["lost", "ready"]
+
+    run(settings, story)
+
+
+def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = await two_ready(pool)
+        pool.now += SILENCE + timedelta(seconds=1)
+        await pool.supervisor.look()
+        assert states(pool, ada, grace) == ["lost", "lost"]
 
     run(settings, story)
 

@@ -159,7 +159,14 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
     async def nodes() -> list[NodeFacts]:
         resources = {"memory": float(2**30), "CPU": 1.0}
         return [
-            NodeFacts(node_id="cd", address="192.0.2.7", is_alive=True, labels=labels, resources=resources)
+            NodeFacts(
+                node_id="cd",
+                address="192.0.2.7",
+                port=8000,
+                is_alive=True,
+                labels=labels,
+                resources=resources,
+            )
         ]
 
     context.cluster.nodes = nodes  # type: ignore[union-attr,method-assign]

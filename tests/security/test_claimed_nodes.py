@@ -46,6 +46,7 @@ def own(contributor: ContributorRecord, **changes: Any) -> NodeFacts:
     facts = {
         "node_id": NODE,
         "address": ADDRESS,
+        "port": 8000,
         "labels": {LABEL: contributor.id},
         "resources": {"memory": float(1 << 30), "CPU": 2.0},
         "is_alive": True,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import LibraryLost, StaleEpoch
+from share_compute.errors import LibraryLost, LinkLost, StaleEpoch
 from share_compute.jobs.events import (
     Assignment,
     AttemptEnded,
@@ -106,18 +106,18 @@ class TrainingAttempt:
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
-            crew = Crew(assignment, facts, library, me, self._wishes.cancelled, start.runs, tied)
+            crew = Crew(assignment, facts, library, me, self._wishes.cancelled, start.runs, tied, self._note)
             if start.takeover is not None:
                 crew.attach(start.takeover.actors)
             else:
                 self._tell(Planned(plan=start.solution.plan))
-                crew.load(start.solution.plan, self._note)
+                crew.load(start.solution.plan)
             reason = self._train(assignment, start, facts, library, crew, record)
             return AttemptEnded(outcome="succeeded", reason=reason)
         except MembersLost as loss:
             topology = self._assignment.topology if crew is None else crew.topology
             raise machines_lost(topology, loss.workers) from loss
-        except (LibraryLost, StaleEpoch):
+        except (LibraryLost, LinkLost, StaleEpoch):
             is_over = False  # members are well: another attempt goes on with them, or does so already
             raise
         finally:

@@ -10,10 +10,11 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import StaleEpoch
+from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.jobs.events import Assignment
 from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Plan
+from share_compute.planning.words import listed
 from share_compute.protocol.failures import Failure
 from share_compute.protocol.messages import ToMember
 from share_compute.protocol.roster import Worker
@@ -46,6 +47,7 @@ class Crew(Party):
         cancelled: set when the submitter cancels.
         runs: of the job's `SummationTree`.
         tied_name: parameter that the first and the last pool share.
+        note: takes a line for the job's log.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class Crew(Party):
         cancelled: threading.Event,
         runs: tuple[int, ...],
         tied_name: str | None,
+        note: Callable[[str], None],
     ) -> None:
-        super().__init__(cancelled, STATUS)
+        super().__init__(cancelled, STATUS, note)
+        self._note = note
         require_carried_out(assignment.failures)
         self._assignment = assignment
         self._facts = facts
@@ -91,6 +95,18 @@ class Crew(Party):
     def name(self, worker: Worker) -> str:
         """Return the name of a member's machine."""
         return self.topology[worker].name
+
+    def address(self, worker: Worker) -> str:
+        """Return the IP address of a member's machine."""
+        return self.topology[worker].address
+
+    def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
+        """Raise LinkLost: another coordinator has connections of its own, and goes on with all members."""
+        names = listed(sorted(map(self.name, workers)))
+        raise LinkLost(
+            f"the server was cut off from its machines, and connections to {names} did not come back",
+            mend="nothing: another coordinator goes on with what they hold",
+        )
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
@@ -140,7 +156,7 @@ class Crew(Party):
             goes_on=True,
         )
 
-    def load(self, plan: Plan, note: Callable[[str], None]) -> None:
+    def load(self, plan: Plan) -> None:
         """Start all members of a plan, and let them load their shards from the library or the seed.
 
         Those that die meanwhile are left out.
@@ -157,7 +173,7 @@ class Crew(Party):
         applied = self._facts.first_step - 1
         for worker in shards:
             self._actors[worker] = self._start(worker, applied)
-        note("members are loading their shards")
+        self._note("members are loading their shards")
         sources = self.beginning
         sizes = self.gather(
             COUNT,
@@ -168,14 +184,14 @@ class Crew(Party):
             goes_on=True,
         )
         for worker, size in sizes.items():
-            note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
+            self._note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
         adopted = self.gather(
             NOTHING,
             {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},
             goes_on=True,
         )
         for worker in sorted(shards.keys() - adopted.keys()):
-            note(f"lost machine {self.name(worker)} while it loaded")
+            self._note(f"lost machine {self.name(worker)} while it loaded")
         self.pulse.is_patient = False
 
     @property

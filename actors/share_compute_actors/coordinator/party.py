@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
 from share_compute.protocol.roster import Worker
 from share_compute_actors.coordinator.coordinator import Cancelled
+from share_compute_actors.coordinator.own_link import OwnLink
 from share_compute_actors.coordinator.pulse import Pulse
 from share_compute_actors.member.answering import answered
 from share_compute_actors.unpickling import is_refusal
@@ -39,10 +40,12 @@ class Party(ABC):
     Args:
         cancelled: set when all is to end.
         sign: schema of a sign of life.
+        note: takes a line for people.
     """
 
-    def __init__(self, cancelled: threading.Event, sign: Packs[Any]) -> None:
+    def __init__(self, cancelled: threading.Event, sign: Packs[Any], note: Callable[[str], None]) -> None:
         self._cancelled = cancelled
+        self._own_link = OwnLink(cancelled, note)
         self._actors: dict[Worker, Any] = {}
         self._keys: dict[Worker, bytes] = {}
         self.pulse = Pulse(sign, self.name)
@@ -55,6 +58,14 @@ class Party(ABC):
     @abstractmethod
     def name(self, worker: Worker) -> str:
         """Return the name of a member's machine."""
+
+    @abstractmethod
+    def address(self, worker: Worker) -> str:
+        """Return the IP address of a member's machine."""
+
+    @abstractmethod
+    def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
+        """Take in that these do not answer by the connections of before this host was cut off; return who is lost."""
 
     def remove(self, workers: Collection[Worker]) -> None:
         """Have nothing to do with these any more; what is left of them is ended."""
@@ -145,8 +156,23 @@ class Party(ABC):
                 raise MembersLost(lost)
 
     def feel_pulse(self) -> frozenset[Worker]:
-        """Ask everybody for a sign of life now and then; return who is lost, and is removed."""
+        """Ask everybody for a sign of life now and then; return who is lost, and is removed.
+
+        Where it is this host that is cut off, wait until it is not.
+
+        Raises:
+            Cancelled: the submitter cancelled the job meanwhile.
+        """
         lost = self.pulse.feel(self._actors)
+        if silent := self.pulse.silent:
+            if self._own_link.has_failed(
+                {self.address(worker) for worker in silent}, {self.address(worker) for worker in self._actors}
+            ):
+                self._own_link.wait()
+                self.pulse.begin_anew()
+                return frozenset()
+            if self._own_link.was_cut:
+                lost = self.cut_off(lost)
         self.remove(lost)
         return lost
 
@@ -161,6 +187,10 @@ class Party(ABC):
             if not isinstance(failure, (Unavailable, StaleEpoch)):
                 failure.machine = failure.machine or self.name(worker)
             raise failure
+        if isinstance(failure, ActorUnavailableError) and self._own_link.was_cut:
+            lost = self.cut_off(frozenset({worker}))
+            self.remove(lost)
+            return set(lost)
         if isinstance(failure, (RayActorError, ObjectLostError)):  # the latter: with what it answered
             self.remove([worker])
             return {worker}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from share_compute.errors import ShareComputeError
 from share_compute.protocol.roster import Worker
@@ -44,6 +44,8 @@ class Pulse:
         self._accused: set[Worker] = set()
         self._faults: dict[Worker, str] = {}
         self._is_patient = True
+        self.silent: frozenset[Worker] = frozenset()
+        """Of those that the last look found lost: who is so for all that is known here, since nothing came from it."""
         self.signs: dict[Worker, Any] = {}
         """The last sign of life of each member."""
         self._owed: dict[Any, Worker] = {}
@@ -79,6 +81,12 @@ class Pulse:
         """Return, once, what a member was accused of; nothing if it was not."""
         return self._faults.pop(worker, "")
 
+    def begin_anew(self) -> None:
+        """Forget who owes a sign of life, and ask everybody at once."""
+        self._owed.clear()
+        self._asks_at_once = True
+        self._asked_s = time.monotonic()
+
     def calm(self) -> None:
         """All goes well again."""
         self._worried_until_s = 0.0
@@ -90,6 +98,7 @@ class Pulse:
 
     def feel(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
         """Ask these members now and then; return who is dead, or owes a sign of life for too long."""
+        self.silent = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:
             return frozenset(accused)
@@ -101,7 +110,9 @@ class Pulse:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
             if owing and now_s - self._asked_s > self._longest_silence_s(now_s):
-                lost |= {self._owed[ref] for ref in owing}
+                silent = {self._owed[ref] for ref in owing}
+                self.silent |= silent
+                lost |= silent
             if lost:
                 return frozenset(lost)
             if owing or (now_s - self._asked_s < _PERIOD_S and not self._asks_at_once):
@@ -123,6 +134,8 @@ class Pulse:
         except (RayError, ShareComputeError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
                 self._faults[worker] = _fault(failure, self._name(worker))
+            elif isinstance(failure, ActorUnavailableError):
+                self.silent |= {worker}
             return False
         self.signs[worker] = sign
         return True

@@ -30,6 +30,14 @@ _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
 _RECONNECT_S = 600
 """How long nodes of contributors wait for a head that is being restarted."""
+HEALTH_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_period_ms": "5000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": str(_RECONNECT_S // 5),
+}
+"""What Ray counts as dead ends itself when it hears so, with all that runs there; so Ray is as patient with nodes as
+they are with the head. Who is lost is found much sooner: members by coordinators, machines by what their agents say."""
 _TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
 _log = logging.getLogger(__name__)
 
@@ -62,7 +70,7 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
     """Start the head and wait until it stands.
 
     Args:
-        settings: its port and health checks; the token and Ray's tables are kept in its data folder.
+        settings: its port; the token and Ray's tables are kept in its data folder.
         roster: writes the child down; its folder must have a short path.
         advertise_address: IP address that contributors reach this machine at.
 
@@ -78,14 +86,10 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
     policy = _policy(settings, roster.folder, tables)
     (folder / "ray_current_cluster").unlink(missing_ok=True)
     port = _choose_port(settings, settings.data_folder / "ray-port")
-    period_ms = str(round(settings.health_period_s * 1000))
     shared = {**ray_environment(token, roster.folder), "TMPDIR": str(roster.folder / "tmp")}
     environment = {
         **shared,
-        "RAY_health_check_initial_delay_ms": period_ms,
-        "RAY_health_check_period_ms": period_ms,
-        "RAY_health_check_timeout_ms": period_ms,
-        "RAY_health_check_failure_threshold": str(settings.health_failures),
+        **HEALTH_CHECKS,
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(tables),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from share_compute_actors.serving.member import ServingMember
 from share_compute_actors.serving.messages import HELD, SIGN, Held, Row, ServingSetup
 from share_compute_actors.serving.weights import ServedModel
 from share_compute_actors.wire import NOTHING
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class ServingCrew(Party):
         server: Any,
         cancelled: threading.Event,
     ) -> None:
-        super().__init__(cancelled, SIGN)
+        super().__init__(cancelled, SIGN, _log.warning)
         self._assignment = assignment
         self._model = model
         self._weights = weights
@@ -71,6 +74,14 @@ class ServingCrew(Party):
     def name(self, worker: Worker) -> str:
         """Return the name of a member's machine."""
         return self.topology[worker].name
+
+    def address(self, worker: Worker) -> str:
+        """Return the IP address of a member's machine."""
+        return self.topology[worker].address
+
+    def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
+        """Return all of these: their requests are known here, and go on with others."""
+        return workers
 
     # -- coming and going --------------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class NodeFacts(StrictModel):
     node_id: str
     """In hexadecimal."""
     address: str
+    port: int
+    """TCP port at which its raylet listens."""
     is_alive: bool
     labels: dict[str, str]
     resources: dict[str, float]

@@ -117,10 +117,6 @@ class Cluster:
         """Return Ray's table of nodes; Unavailable when Ray does not answer."""
         return nodes_answer.validate_python(await self._ask("nodes"))
 
-    async def alive_nodes(self) -> frozenset[str]:
-        """Return the Ray nodes that answer, in hexadecimal; Unavailable when Ray does not."""
-        return frozenset(node.node_id for node in await self.nodes() if node.is_alive)
-
     async def members(self) -> Mapping[str, frozenset[str]]:
         """Return, by contributor, the jobs that have members there; Unavailable when Ray does not answer."""
         found = members_answer.validate_python(await self._ask("members"))

@@ -145,6 +145,7 @@ class Operations:
             NodeFacts(
                 node_id=row["NodeID"],
                 address=row["NodeManagerAddress"],
+                port=row["NodeManagerPort"],
                 is_alive=row["Alive"],
                 labels=dict(row.get("Labels", {})),
                 resources=dict(row.get("Resources", {})),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import HERE, ContributorState
 from share_compute.store import ContributorRecord, Store
+from share_compute_actors.machine.reach import any_reachable
+from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.measuring import Measurements
 
@@ -17,6 +19,8 @@ _LOOK_S = 1.0
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """For a contributor that waits to be measured though nothing measures it."""
+SILENCE = timedelta(seconds=8)
+"""A contributor whose agent was not heard for so long is lost, if others were heard. Agents call every two seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,18 +30,20 @@ class ContributorSupervisor:
     Args:
         store: where contributors are.
         measurements: what measures them.
-        alive_nodes: tells which nodes answer.
+        nodes: tells what Ray knows of nodes.
     """
 
     def __init__(
         self,
         store: Store,
         measurements: Measurements,
-        alive_nodes: Callable[[], Awaitable[Collection[str]]],
+        nodes: Callable[[], Awaitable[Sequence[NodeFacts]]],
     ) -> None:
         self._store = store
         self._measurements = measurements
-        self._alive_nodes = alive_nodes
+        self._nodes = nodes
+        self._hears_since = store.clock()
+        """Before this, nobody was heard: the server's own network was cut, or the server stood still."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
         """By contributor and node: since when it waits to be measured though nothing measures it."""
 
@@ -65,17 +71,29 @@ class ContributorSupervisor:
         """Look once at all contributors."""
         # Rows first: a node that comes up between the two questions is then seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
-        alive = await self._alive_nodes() if records else ()
+        nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         now = self._store.clock()
+        await self._listen(records, nodes, now)
         self._unmeasured = {
             (record.id, record.node_id): self._unmeasured.get((record.id, record.node_id), now)
             for record in records
             if record.state is ContributorState.probing and not self._measurements.is_measuring(record.id)
         }
         for record in records:
-            change = self._decide(record, is_alive=record.node_id in alive, now=now)
+            change = self._decide(record, is_alive=record.node_id in nodes, now=now)
             if change is not None:
                 await self._change(record, *change)
+
+    async def _listen(
+        self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
+    ) -> None:
+        """See whether anybody can be heard; if nobody can be reached either, silence says nothing of anybody."""
+        online = [record for record in records if record.node_id in nodes]
+        if any(now - record.last_seen_at <= SILENCE for record in online):
+            return
+        places = [(node.address, node.port) for record in online if (node := nodes[str(record.node_id)])]
+        if not await asyncio.to_thread(any_reachable, places):
+            self._hears_since = now
 
     def _decide(
         self, record: ContributorRecord, *, is_alive: bool, now: datetime
@@ -90,11 +108,14 @@ class ContributorSupervisor:
         if record.state is ContributorState.draining:
             is_done = not record.is_leased or not is_alive
             return (ContributorState.left, record.reason) if is_done else None
+        why_lost = None
         if not is_alive:
-            return ContributorState.lost, "its Ray node is dead or does not answer"
-        if now - self._unmeasured.get((record.id, record.node_id), now) > _PROBING_LIMIT:
-            return ContributorState.lost, "the server did not measure it"
-        return None
+            why_lost = "its Ray node is dead or does not answer"
+        elif now - max(record.last_seen_at, self._hears_since) > SILENCE:
+            why_lost = f"nothing was heard from it for {SILENCE.seconds} s"
+        elif now - self._unmeasured.get((record.id, record.node_id), now) > _PROBING_LIMIT:
+            why_lost = "the server did not measure it"
+        return (ContributorState.lost, why_lost) if why_lost else None
 
     async def _change(self, seen: ContributorRecord, state: ContributorState, reason: str) -> None:
         forget = self._measurements.forgetting(seen.id)  # it may be back before the store has answered

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from share_compute.errors import ContributorLost, LibraryLost, PlanInfeasible, ShareComputeError, Unavailable
+from share_compute.errors import (
+    ContributorLost,
+    LibraryLost,
+    LinkLost,
+    PlanInfeasible,
+    ShareComputeError,
+    Unavailable,
+)
 from share_compute.planning.words import bytes_text
 from share_compute.store import JobRecord
 
@@ -31,7 +38,7 @@ class Failure:
         """Return the failure that an attempt told of itself."""
         error = error or {}
         code = error.get("code")
-        leaves_members = code == LibraryLost.code
+        leaves_members = code in (LibraryLost.code, LinkLost.code)
         return cls(reason, error, code == ContributorLost.code or leaves_members, leaves_members)
 
     @classmethod

@@ -1,0 +1,139 @@
+"""Hosts on one machine: network namespaces with addresses of their own, on one bridge, whose links can be cut.
+
+The test's own process is on the bridge, too, so it can watch a server whose links to the other hosts are cut.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal, Self
+
+Direction = Literal["both", "in", "out"]
+_PROGRAMS = ("ip", "iptables")
+_networks = count()
+
+
+def why_not() -> str | None:
+    """Return why there can be no hosts here; None if there can."""
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing:
+        return f"{' and '.join(missing)} are not installed"
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    tried = subprocess.run(
+        ["unshare", "--net", "iptables", "-A", "INPUT", "-j", "DROP"], capture_output=True, check=False
+    )
+    return f"no network namespace: {tried.stderr.decode().strip()}" if tried.returncode else None
+
+
+@dataclass
+class Host:
+    """A host with one address.
+
+    Args:
+        name: of its namespace.
+        address: its own.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What a command begins with that is to run on this host."""
+        return ("ip", "netns", "exec", self.name)
+
+    def run(self, *command: str) -> None:
+        """Run a command on this host; it must succeed."""
+        _run(*self.inside, *command)
+
+    @contextmanager
+    def cut_from(self, others: Sequence[Host], direction: Direction = "both") -> Iterator[None]:
+        """Drop all packets between this host and others inside the block.
+
+        Args:
+            others: the other hosts.
+            direction: which packets, as this host sees them.
+        """
+        rules = [
+            rule
+            for other in others
+            for rule in (("INPUT", "-s", other.address), ("OUTPUT", "-d", other.address))
+            if direction == "both" or rule[0] == {"in": "INPUT", "out": "OUTPUT"}[direction]
+        ]
+        for chain, *match in rules:
+            self.run("iptables", "-w", "-I", chain, *match, "-j", "DROP")
+        try:
+            yield
+        finally:
+            for chain, *match in rules:
+                self.run("iptables", "-w", "-D", chain, *match, "-j", "DROP")
+
+
+@dataclass
+class Network:
+    """A bridge with hosts; `close` it in the end."""
+
+    hosts: list[Host] = field(default_factory=list)
+    _id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        number = os.getpid() * 8 + next(_networks)
+        self._id = f"sc{number:x}"
+        self._prefix = f"10.{64 + number // 256 % 64}.{number % 256}"
+        _run("ip", "netns", "add", self._id)
+        try:
+            self._in_bridge("ip", "link", "add", "lan", "type", "bridge")
+            self._in_bridge("ip", "link", "set", "lan", "up")
+            self._plug(None, f"{self._prefix}.254")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self) -> Host:
+        """Add a host."""
+        number = len(self.hosts) + 1
+        host = Host(f"{self._id}-{number}", f"{self._prefix}.{number}")
+        _run("ip", "netns", "add", host.name)
+        self.hosts.append(host)
+        host.run("ip", "link", "set", "lo", "up")
+        self._plug(host, host.address)
+        return host
+
+    def close(self) -> None:
+        """Remove hosts and bridge; what still runs there has no network any more."""
+        for name in (*(host.name for host in self.hosts), self._id):
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+        subprocess.run(["ip", "link", "delete", self._id], capture_output=True, check=False)
+
+    def _plug(self, host: Host | None, address: str) -> None:
+        """Connect a host, or the test's own process, to the bridge."""
+        end = "eth0" if host is not None else self._id
+        port = f"port{len(self.hosts)}"
+        place = ["netns", host.name] if host is not None else ["netns", str(os.getpid())]
+        self._in_bridge("ip", "link", "add", port, "type", "veth", "peer", "name", end, *place)
+        self._in_bridge("ip", "link", "set", port, "master", "lan", "up")
+        inside = host.inside if host is not None else ()
+        _run(*inside, "ip", "address", "add", f"{address}/24", "dev", end)
+        _run(*inside, "ip", "link", "set", end, "up")
+
+    def _in_bridge(self, *command: str) -> None:
+        _run("ip", "netns", "exec", self._id, *command)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
