@@ -108,7 +108,7 @@ def test_what_is_in_the_way_is_found_before_the_invite_is_used(plane: Any):
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]
         info = ClusterInfo(f"127.0.0.1:{port}", "", "ab", "127.0.0.1", {})
-        plane.app.state.context.cluster = SimpleNamespace(info=info, is_rotating=False)
+        plane.app.state.context.cluster = SimpleNamespace(info=info, is_rotating=False, trouble=None)
         given = ("--memory", "600MiB", "--address", "192.0.2.1")
         status, error = join_fails(plane.url, *given, SHARE_COMPUTE_INVITE=code)
         assert status == 2

@@ -39,7 +39,7 @@ def door(plane: Any) -> str:
     """URL of a server that says it has a cluster; its loops that need Ray are not started."""
     context: Context = plane.app.state.context
     info = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {"RAY_X": "1"})
-    context.cluster = SimpleNamespace(info=info, is_rotating=False)
+    context.cluster = SimpleNamespace(info=info, is_rotating=False, trouble=None)
     return plane.url
 
 
