@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as OutOfTime
 import ray
 
 from share_compute_actors.coordinator.coordinator import Cancelled
-from share_compute_actors.machine.reach import any_reachable
+from share_compute_actors.machine.reach import Place, answers
 
 _LOOK_S = 0.25
 _LONGEST_CUT_S = 600.0
@@ -33,8 +33,8 @@ class OwnLink:
         self._cancelled = cancelled
         self._note = note
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="table-of-nodes")
-        self._asked: Future[frozenset[tuple[str, int]]] | None = None
-        self._others: frozenset[tuple[str, int]] = frozenset()
+        self._asked: Future[frozenset[Place]] | None = None
+        self._others: frozenset[Place] = frozenset()
         self._here: str = ray.util.get_node_ip_address()
         self._mended_s = float("-inf")
 
@@ -58,7 +58,7 @@ class OwnLink:
         hosts = {address for address, _ in self._others}
         if not hosts or (len(hosts) == 1 and self._here in all_):
             return False
-        return not any_reachable(self._others)
+        return not answers(self._others)
 
     def wait(self) -> None:
         """Wait until another host answers, for ten minutes at most.
@@ -71,7 +71,7 @@ class OwnLink:
             "no other machine can be reached: the server's own network may be cut. All machines keep what they hold, "
             "and training waits"
         )
-        while time.monotonic() - begun_s < _LONGEST_CUT_S and not any_reachable(self._others):
+        while time.monotonic() - begun_s < _LONGEST_CUT_S and not answers(self._others):
             if self._cancelled.wait(_LOOK_S):
                 raise Cancelled
         self._mended_s = time.monotonic()
@@ -87,7 +87,7 @@ class OwnLink:
             return
         self._asked = None
 
-    def _table(self) -> frozenset[tuple[str, int]]:
+    def _table(self) -> frozenset[Place]:
         alive = [node for node in ray.nodes() if node["Alive"]]
         return frozenset(
             (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))

@@ -26,6 +26,8 @@ _WORRY_S = 5.0
 """Who is gone is known after less time than this; then patience is as before, since a step may take longer."""
 _PATIENT_SILENCE_S = 30.0
 """The same while members load: that may hold Python's lock for long."""
+_RETURN_S = 8.0
+"""The same when the network is back: TCP sends again what was lost after up to as long as the network was away."""
 _LATE_S = 0.5
 """When this process itself was held up for so long, silence says nothing."""
 
@@ -50,7 +52,7 @@ class Pulse:
         """The last sign of life of each member."""
         self._owed: dict[Any, Worker] = {}
         self._asked_s = self._looked_s = time.monotonic()
-        self._worried_until_s = 0.0
+        self._worried_until_s = self._returning_until_s = 0.0
         self._asks_at_once = False
 
     @property
@@ -82,10 +84,11 @@ class Pulse:
         return self._faults.pop(worker, "")
 
     def begin_anew(self) -> None:
-        """Forget who owes a sign of life, and ask everybody at once."""
+        """The network is back: forget who owes a sign of life, ask everybody at once, and be patient for a while."""
         self._owed.clear()
         self._asks_at_once = True
         self._asked_s = time.monotonic()
+        self._returning_until_s = self._asked_s + _RETURN_S
 
     def calm(self) -> None:
         """All goes well again."""
@@ -143,6 +146,8 @@ class Pulse:
     def _longest_silence_s(self, now_s: float) -> float:
         if self.is_patient:
             return _PATIENT_SILENCE_S
+        if now_s < self._returning_until_s:
+            return _RETURN_S
         return _WORRIED_SILENCE_S if now_s < self._worried_until_s else _SILENCE_S
 
 

@@ -7,38 +7,41 @@ import selectors
 import socket
 import time
 from collections.abc import Collection
+from typing import Literal
 
-_ANSWERS = (0, errno.ECONNREFUSED)
-"""A host that refuses a connection is there."""
+Place = tuple[str, int]
+"""IP address and TCP port."""
+Answer = Literal["open", "refused"]
 
 
-def any_reachable(places: Collection[tuple[str, int]], within_s: float = 1.0) -> bool:
-    """Return whether a connection to one of these TCP ports is answered; connects to all at once.
+def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Answer]:
+    """Connect to all places at once; return what answered.
 
-    The kernel of a host answers, however busy its programs are.
+    The kernel of a host answers, however busy its programs are. A host that refuses is there, and nobody listens.
 
     Args:
-        places: IP address and port of each.
+        places: where to connect.
         within_s: how long that may take.
     """
     deadline_s = time.monotonic() + within_s
+    found: dict[Place, Answer] = {}
     with selectors.DefaultSelector() as selector:
         try:
-            for address, port in places:
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            for place in set(places):
+                family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
                 connection = socket.socket(family, socket.SOCK_STREAM)
-                selector.register(connection, selectors.EVENT_WRITE)
+                selector.register(connection, selectors.EVENT_WRITE, place)
                 connection.settimeout(0.0)
-                if connection.connect_ex((address, port)) in _ANSWERS:
-                    return True
+                connection.connect_ex(place)
             while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
                 for key, _ in selector.select(left_s):
                     connection = _socket(key)
-                    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS:
-                        return True
+                    failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if failure in (0, errno.ECONNREFUSED):
+                        found[key.data] = "refused" if failure else "open"
                     selector.unregister(connection)
                     connection.close()
-            return False
+            return found
         finally:
             for key in list(selector.get_map().values()):
                 _socket(key).close()

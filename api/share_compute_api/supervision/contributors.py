@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import HERE, ContributorState
 from share_compute.store import ContributorRecord, Store
-from share_compute_actors.machine.reach import any_reachable
+from share_compute_actors.machine.reach import answers
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.measuring import Measurements
@@ -20,7 +20,10 @@ _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """For a contributor that waits to be measured though nothing measures it."""
 SILENCE = timedelta(seconds=8)
-"""A contributor whose agent was not heard for so long is lost, if others were heard. Agents call every two seconds."""
+"""A contributor whose agent was not heard for so long is lost, if its node does not answer either; agents call every
+two seconds."""
+_LONGEST_SILENCE = timedelta(seconds=30)
+"""The same if its node answers: the agent may be busy, or wait before it tries again."""
 _log = logging.getLogger(__name__)
 
 
@@ -73,30 +76,42 @@ class ContributorSupervisor:
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         now = self._store.clock()
-        await self._listen(records, nodes, now)
+        silent = await self._silent(records, nodes, now)
         self._unmeasured = {
             (record.id, record.node_id): self._unmeasured.get((record.id, record.node_id), now)
             for record in records
             if record.state is ContributorState.probing and not self._measurements.is_measuring(record.id)
         }
         for record in records:
-            change = self._decide(record, is_alive=record.node_id in nodes, now=now)
+            change = self._decide(
+                record, is_alive=record.node_id in nodes, is_silent=record.id in silent, now=now
+            )
             if change is not None:
                 await self._change(record, *change)
 
-    async def _listen(
+    async def _silent(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
-    ) -> None:
-        """See whether anybody can be heard; if nobody can be reached either, silence says nothing of anybody."""
-        online = [record for record in records if record.node_id in nodes]
-        if any(now - record.last_seen_at <= SILENCE for record in online):
-            return
-        places = [(node.address, node.port) for record in online if (node := nodes[str(record.node_id)])]
-        if not await asyncio.to_thread(any_reachable, places):
+    ) -> frozenset[str]:
+        """Return the contributors that were silent for too long; nobody, if it is this server that is cut off."""
+        places = {
+            record.id: (node.address, node.port)
+            for record in records
+            if (node := nodes.get(record.node_id or "")) is not None
+        }
+        silence = {record.id: now - max(record.last_seen_at, self._hears_since) for record in records}
+        silent = [one for one in places if silence[one] > SILENCE]
+        if not silent:
+            return frozenset()
+        found = await asyncio.to_thread(answers, places.values())
+        if not found and len(silent) == len(places):
             self._hears_since = now
+            return frozenset()
+        return frozenset(
+            one for one in silent if found.get(places[one]) != "open" or silence[one] > _LONGEST_SILENCE
+        )
 
     def _decide(
-        self, record: ContributorRecord, *, is_alive: bool, now: datetime
+        self, record: ContributorRecord, *, is_alive: bool, is_silent: bool, now: datetime
     ) -> tuple[ContributorState, str] | None:
         if record.state is ContributorState.joining:
             if now - record.last_seen_at > _JOINING_LIMIT:
@@ -106,13 +121,13 @@ class ContributorSupervisor:
                 )
             return None
         if record.state is ContributorState.draining:
-            is_done = not record.is_leased or not is_alive
+            is_done = not record.is_leased or not is_alive or is_silent
             return (ContributorState.left, record.reason) if is_done else None
         why_lost = None
         if not is_alive:
             why_lost = "its Ray node is dead or does not answer"
-        elif now - max(record.last_seen_at, self._hears_since) > SILENCE:
-            why_lost = f"nothing was heard from it for {SILENCE.seconds} s"
+        elif is_silent:
+            why_lost = f"nothing was heard from it for {(now - record.last_seen_at).seconds} s"
         elif now - self._unmeasured.get((record.id, record.node_id), now) > _PROBING_LIMIT:
             why_lost = "the server did not measure it"
         return (ContributorState.lost, why_lost) if why_lost else None
