@@ -34,10 +34,13 @@ def test_a_url_with_an_ipv6_address():
 
 
 def test_a_phase_with_brackets():
-    view = View("ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC))
+    view = View(
+        "ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC), warnings=("no resolver",)
+    )
     text = shown(_table(view))
     assert "waits for [/x]" in text
     assert view.url in text
+    assert "no resolver" in text
 
 
 def test_a_reason_with_brackets(capsys: pytest.CaptureFixture[str]):
