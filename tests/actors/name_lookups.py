@@ -81,7 +81,6 @@ def main(scratch: Path) -> None:
     configuration = scratch / "resolv.conf"
     configuration.write_text(f"nameserver {RESOLVER}\n")
     run("mount", "--bind", str(configuration), "/etc/resolv.conf")
-    run("ip", "link", "set", "lo", "up")
     for address in (ADDRESS, RESOLVER):
         run("ip", "address", "add", f"{address}/32", "dev", "lo")
     resolver = CountingResolver()

@@ -2,29 +2,18 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-ALONE = ("unshare", "--net", "--mount")
+from tests.namespaces import alone, needs_namespaces
 
 
-def has_namespaces() -> bool:
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return False
-    return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(
-    not has_namespaces(), reason="network namespaces cannot be made here: that takes Linux and root"
-)
+@needs_namespaces
 def test_forming_a_group_asks_no_resolver(tmp_path: Path) -> None:
     script = Path(__file__).with_name("name_lookups.py")
     done = subprocess.run(
-        [*ALONE, sys.executable, str(script), str(tmp_path)],
+        alone([sys.executable, str(script), str(tmp_path)]),
         capture_output=True,
         text=True,
         check=False,

@@ -31,6 +31,12 @@ def test_a_url_with_an_ipv6_address():
     text = shown(_panel(running, ()))
     assert f"{url}/#code=code" in text
     assert f"join {url}" in text
+    assert "Let a machine join" in text
+
+
+def test_a_server_for_its_own_machine_alone_says_how_others_join():
+    running = Running("http://127.0.0.1:8700", None, (), "code", "", Path(), "", is_local=True)
+    assert "--host 0.0.0.0" in shown(_panel(running, ()))
 
 
 def test_a_phase_with_brackets():

@@ -108,7 +108,7 @@ def check_head(ray_address: str) -> Finding:
             "fail",
             f"the Ray head at {ray_address} cannot be reached: {failure.strerror or failure}",
             mend=f"open TCP port {port} in the firewalls between, or have the operator start the server with"
-            " --host or SHARE_COMPUTE_ADVERTISE_ADDRESS set to an address that this machine reaches",
+            " --advertise-address set to an address that this machine reaches",
             details={"ray_address": ray_address},
         )
     return Finding("head", "ok", f"the Ray head at {ray_address} can be reached")

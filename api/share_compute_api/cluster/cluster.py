@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from share_compute_actors.machine.head import (
     show,
     start_head,
 )
-from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Child, Roster
+from share_compute_api.addresses import advertised
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.supervision import ClusterInfo
@@ -317,18 +316,6 @@ class Cluster:
         )
         self._roster.stop(ended)
         self._head = self._start_head()
-
-
-def advertised(settings: Settings) -> str:
-    """Return the IP address that other machines reach this one at."""
-    if settings.advertise_address:
-        return settings.advertise_address
-    try:
-        if not ip_address(settings.host).is_unspecified:
-            return settings.host
-    except ValueError:
-        return socket.gethostbyname(settings.host)
-    return route_address("203.0.113.1")
 
 
 def for_url(address: str) -> str:
