@@ -7,6 +7,7 @@ resolver answers. This store needs no port, no server and no name.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,7 +27,8 @@ dist: Any = torch.distributed
 class ChannelStore(dist.Store):  # type: ignore[misc]
     """A store of one group. Each key is set once, by one member.
 
-    All methods but `check` belong to the thread of the channel.
+    All methods but `check` belong to the thread that made it, which has the channel. What NCCL's own threads set, when
+    they give up, stays here: members learn of a loss from the coordinator.
 
     Args:
         channel: this member's end of the epoch's channel; it links all members of the group.
@@ -40,11 +42,14 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         self._others = [worker for worker in meeting.members if worker != me]
         self._meeting = meeting
         self._known: dict[str, bytes] = {}
+        self._thread = threading.get_ident()
 
     def set(self, key: str, value: bytes | str) -> None:
         """Send a value to all other members of the group."""
         content = value.encode() if isinstance(value, str) else value
         self._known[key] = content
+        if threading.get_ident() != self._thread:
+            return
         tensor = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
         for worker in self._others:
             self._channel.send(worker, self._label(key), tensor)
