@@ -25,7 +25,6 @@ from share_compute_api.app import create_app, end_streams
 from share_compute_api.certificates import ServerCertificate, server_certificate, start_warnings
 from share_compute_api.children import Interrupts, own_command
 from share_compute_api.cluster.cluster import Cluster, for_url
-from share_compute_api.connections import is_loopback
 from share_compute_api.context import Context
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.fencing import ends_within_grace
@@ -58,8 +57,6 @@ class Running:
     """Ready to paste on a machine that is to join; works once, within the hour."""
     data_folder: Path
     ray_address: str
-    is_local: bool = False
-    """Whether the address in the join line leads to this machine alone."""
 
     @property
     def dashboard_url(self) -> str:
@@ -177,7 +174,6 @@ def _introduce(
         join_command=join,
         data_folder=settings.data_folder,
         ray_address=cluster.info.ray_address,
-        is_local=settings.public_url is None and is_loopback(advertised(settings)),
     )
 
 

@@ -14,6 +14,7 @@ from tests.namespaces import alone, needs_namespaces
 
 from share_compute.settings import Settings
 from share_compute_api.children import own_command
+from share_compute_api.join_line import is_for_this_machine_alone, join_command
 
 SAY = """
 import json, sys
@@ -89,3 +90,17 @@ def test_up_listens_everywhere_without_a_default_route(tmp_path: Path) -> None:
     assert facts["url"] == "http://192.0.2.1:8700"
     assert "http://192.0.2.1:8700" in facts["join_command"]
     assert facts["ray_address"].startswith("192.0.2.1:")
+
+
+@pytest.mark.parametrize(
+    ("url", "is_local"),
+    [
+        ("http://127.0.0.1:8700", True),
+        ("http://[::1]:8700", True),
+        ("https://localhost:8700", True),
+        ("https://192.0.2.1:8700", False),
+        ("https://share.example.org", False),
+    ],
+)
+def test_a_join_line_that_no_other_machine_can_use_is_known(url: str, is_local: bool) -> None:
+    assert is_for_this_machine_alone(join_command(url, "CODE.FINGERPRINT", insecure=True)) == is_local

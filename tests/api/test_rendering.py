@@ -35,7 +35,8 @@ def test_a_url_with_an_ipv6_address():
 
 
 def test_a_server_for_its_own_machine_alone_says_how_others_join():
-    running = Running("http://127.0.0.1:8700", None, (), "code", "", Path(), "", is_local=True)
+    url = "http://127.0.0.1:8700"
+    running = Running(url, None, (), "code", f"CODE=abc share-compute join {url}", Path(), "")
     assert "--host 0.0.0.0" in shown(_panel(running, ()))
 
 

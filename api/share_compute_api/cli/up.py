@@ -16,6 +16,7 @@ from rich.panel import Panel
 from share_compute.settings import Settings
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import Terminal
+from share_compute_api.join_line import is_for_this_machine_alone
 
 if TYPE_CHECKING:
     from share_compute_api.server import Running
@@ -122,7 +123,8 @@ def _facts(running: Running) -> dict[str, str | None]:
 
 def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
-    who = "Let this machine join; --host 0.0.0.0 lets others" if running.is_local else "Let a machine join"
+    is_local = is_for_this_machine_alone(running.join_command)
+    who = "Let this machine join; --host 0.0.0.0 lets others" if is_local else "Let a machine join"
     lines = (
         "[bold]Dashboard[/] (the link signs in once, within minutes; `share-compute sign-in` makes more)",
         f"  {escape(running.dashboard_url)}",
