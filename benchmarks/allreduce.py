@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from _harness import print_figure, start_cluster
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.backend import EpochGroup, Meeting, join_group
+from share_compute_actors.collective.backend import EpochGroup, join_group
 from share_compute_actors.messages import Rendezvous
 
 MIB = 2**20
@@ -36,21 +38,20 @@ def _sum(group: EpochGroup, tensor: torch.Tensor) -> None:
 class Member:
     """One member of all the groups."""
 
-    def __init__(self, rank: int, world: int, port: int) -> None:
+    def __init__(self, rank: int, world: int, store_file: str) -> None:
         from ray.util import collective
 
         torch.set_num_threads(1)
         dist: Any = torch.distributed
-        device = torch.device("cpu")
+        device, store = torch.device("cpu"), dist.FileStore(store_file, world)
         self._sums: dict[str, Callable[[torch.Tensor], None]] = {}
         for algorithm in ALGORITHMS:
-            meeting = Rendezvous(algorithm, "127.0.0.1", port, 60.0, "127.0.0.1", algorithm)
-            group = join_group(meeting, rank, world, device)
+            meeting = Rendezvous(algorithm, (), 60.0, "127.0.0.1", algorithm)
+            group = join_group(meeting, rank, world, device, dist.PrefixStore(algorithm, store))
             self._sums[algorithm] = partial(_sum, group)
         tree = SummationTree((1,) * world)
         held = [(Node(other, other + 1),) for other in range(world)]
         self._sums["in order"] = lambda tensor: group.start_tree_sum([tensor], held, tree)()
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch has no public name for it
         options._timeout = timedelta(seconds=60)  # noqa: SLF001
         options._threads = 2  # noqa: SLF001
@@ -84,11 +85,11 @@ def measure(nodes: list[str], turns: int) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     world = len(nodes)
-    meeting = Meeting("127.0.0.1", 60.0)
+    store_file = str(Path(tempfile.mkdtemp()) / "store")
     members = [
         ray.remote(Member)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        .remote(rank, world, meeting.port)
+        .remote(rank, world, store_file)
         for rank, node in enumerate(nodes)
     ]
     for size in SIZES_MIB:

@@ -24,7 +24,7 @@ WIRE_VERSION = 2
 _SEAL = struct.Struct(">BQ")
 """What an envelope begins with: version of the wire, and checksum of all that follows."""
 
-Phase = Literal["train", "validation", "test", "sample", "serve"]
+Phase = Literal["form", "train", "validation", "test", "sample", "serve"]
 
 
 FolderKind = Literal["checkpoint", "artifact"]
@@ -41,7 +41,7 @@ class Label(NamedTuple):
     phase: Phase
     step: StepNumber
     """Of training; in serving, id of the turn."""
-    cargo: Literal["hello", "activation", "gradient", "tied", "log", "logged", "token"]
+    cargo: Literal["hello", "key", "activation", "gradient", "tied", "log", "logged", "token"]
     microbatch: Annotated[int, Field(ge=-1, lt=2**53)]
     """-1 where none is meant."""
     pool: Natural
@@ -56,6 +56,7 @@ class Label(NamedTuple):
     def of_protocol(self) -> ProtocolLabel:
         """What the protocol calls it."""
         assert self.cargo != "hello"
+        assert self.cargo != "key"
         assert self.cargo != "logged"
         assert self.cargo != "token"
         return ProtocolLabel(self.step, self.cargo, self.microbatch, self.pool)
@@ -252,12 +253,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the members of one pool meet to form their group."""
+    """What the members of one pool need to form their group."""
 
     group: str
     """Unique for each job, epoch and pool."""
-    host: str
-    port: int
+    members: tuple[Worker, ...]
     timeout_s: float
     address: str = ""
     """This member's own address."""

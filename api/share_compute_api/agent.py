@@ -49,6 +49,8 @@ class View:
     since: datetime
     contributor_id: str | None = None
     work: ContributorWork | None = None
+    warnings: tuple[str, ...] = ()
+    """Found before it joined."""
 
 
 def pause_before_retry_s(failures: int) -> float:
@@ -90,7 +92,7 @@ class Agent:
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
             limits = resolve_limits(self._options)
-            check_machine(self._options, limits)
+            self._view = replace(self._view, warnings=check_machine(self._options, limits))
             self._roster = open_run_folder(f"contributor {self._options.url} {self._options.name}")
             stack.callback(close_run_folder, self._roster)
             interrupts.takes_along(self._roster)

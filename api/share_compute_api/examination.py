@@ -19,6 +19,7 @@ from share_compute_actors.machine.preflight import (
     check_disk,
     check_gpus,
     check_head,
+    check_resolver,
 )
 from share_compute_actors.machine.run_folders import abandoned, root_folder
 from share_compute_api.agent_client import greet
@@ -40,6 +41,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
     yield check_disk(settings.data_folder)
     yield _temporary_folder()
     yield check_gpus()
+    yield check_resolver()
     yield _leftovers()
     server = _target(url)
     if server is None:

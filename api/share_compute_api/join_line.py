@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import urlsplit
+
+from share_compute_api.connections import is_loopback
 
 INVITE_VARIABLE: Final = "SHARE_COMPUTE_INVITE"
 
@@ -12,3 +15,10 @@ def join_command(url: str, invite: str, *, insecure: bool = False) -> str:
     return f"{INVITE_VARIABLE}={invite} share-compute join {url}" + (
         " --insecure" if insecure and url.startswith("http:") else ""
     )
+
+
+def is_for_this_machine_alone(command: str) -> bool:
+    """Return whether a join line names an address that no other machine reaches."""
+    url = command.partition(" join ")[2].split()[0]
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or is_loopback(host)

@@ -16,6 +16,7 @@ from share_compute_actors.machine.preflight import (
     check_head,
     check_listening,
     check_memory,
+    check_resolver,
     gpu_names,
     route_address,
     usable_threads,
@@ -83,8 +84,11 @@ def resolve_limits(options: JoinOptions) -> Limits:
     return Limits(memory_bytes=memory, cpu_threads=threads, gpus=gpus, device=options.device)
 
 
-def check_machine(options: JoinOptions, limits: Limits) -> None:
+def check_machine(options: JoinOptions, limits: Limits) -> tuple[str, ...]:
     """Check all that can be checked before the invite is used, and end what killed runs left here.
+
+    Returns:
+        Warnings for the owner.
 
     Raises:
         InsecureTransport: the server is another machine and speaks plain HTTP.
@@ -106,3 +110,5 @@ def check_machine(options: JoinOptions, limits: Limits) -> None:
     target = ray_address.rpartition(":")[0].strip("[]")
     check_listening(options.address or route_address(target)).require()
     sweep()
+    resolver = check_resolver()
+    return (f"{resolver.text}; {resolver.mend}",) if resolver.state == "warn" else ()

@@ -20,10 +20,11 @@ from share_compute.store import Store
 from share_compute.store.backups import FOLDER, prepare
 from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
+from share_compute_api.addresses import address_warnings, advertised
 from share_compute_api.app import create_app, end_streams
 from share_compute_api.certificates import ServerCertificate, server_certificate, start_warnings
 from share_compute_api.children import Interrupts, own_command
-from share_compute_api.cluster.cluster import Cluster, advertised, for_url
+from share_compute_api.cluster.cluster import Cluster, for_url
 from share_compute_api.context import Context
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.fencing import ends_within_grace
@@ -163,7 +164,7 @@ def _introduce(
     return Running(
         url=url,
         fingerprint=fingerprint,
-        warnings=tuple(start_warnings(settings, certificate)),
+        warnings=(*start_warnings(settings, certificate), *address_warnings(settings)),
         code=sign_in,
         join_command=join,
         data_folder=settings.data_folder,

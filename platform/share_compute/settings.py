@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8700, ge=0, le=65535)
     """Port of the control plane; 0 picks a free one."""
     advertise_address: str | None = None
-    """IP address that contributors reach this machine at; default: host, or the address of the default route."""
+    """IP address that contributors reach this machine at; default: host, else an address of this machine, that of the
+    default route if there is one."""
     public_url: str | None = None
     """URL that others reach the control plane at, where a reverse proxy stands before it."""
     tls: Literal["self-signed"] | None = None
@@ -98,6 +99,15 @@ class Settings(BaseSettings):
     def _full_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         # Not resolved: a root may be a link that is set anew.
         return tuple(Path(os.path.abspath(root.expanduser())) for root in value)  # noqa: PTH100
+
+    @field_validator("advertise_address")
+    @classmethod
+    def _is_address(cls, text: str | None) -> str | None:
+        if not text:
+            return None
+        if ip_address(text).is_unspecified:
+            raise ValueError("no machine is reached at this address; give one of this machine's own")
+        return text
 
     @field_validator("proxy_addresses")
     @classmethod

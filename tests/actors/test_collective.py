@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.collective.algorithms import packed
 from share_compute_actors.collective.expression import expression
-from share_compute_actors.messages import Rendezvous
+from share_compute_actors.member.channel import Keys
+from share_compute_actors.messages import Peer, Rendezvous
 
 SOON_S = 5.0
 """Far below every deadline that a wait would else end at; how fast it is on a quiet machine, benchmarks say."""
@@ -54,6 +55,7 @@ class Worker:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.group: Any = None
+        self.channel: Any = None
         self.sums = 0
         self.progress = threading.Condition()
 
@@ -70,12 +72,26 @@ class Worker:
     def process_id(self) -> int:
         return os.getpid()
 
-    def join(self, meeting: Rendezvous, rank: int, world: int) -> float:
+    def listen(self, name: str, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+        """Open this member's end of an epoch's channel."""
+        from share_compute_actors.member.channel import Channel
+
+        if self.channel is not None:
+            self.channel.close()
+        self.name, self.channel = name, Channel(name, "job", epoch, "127.0.0.1", keys, admitted)
+        return Peer(name, name, self.channel.endpoint, keys.public)
+
+    def join(self, meeting: Rendezvous, peers: Sequence[Peer]) -> float:
         from share_compute_actors.collective.backend import join_group
+        from share_compute_actors.member.rendezvous import ChannelStore
 
         start = time.perf_counter()
-        self.rank, self.world = rank, world
-        self.group = join_group(meeting, rank, world, torch.device("cpu"))
+        for peer in peers:
+            if peer.worker != self.name:
+                self.channel.connect(peer)
+        self.rank, self.world = meeting.members.index(self.name), len(meeting.members)
+        store = ChannelStore(self.channel, self.name, meeting)
+        self.group = join_group(meeting, self.rank, self.world, torch.device("cpu"), store)
         return time.perf_counter() - start
 
     def exercise(self, group: str, length: int = 4) -> dict[str, Any]:
@@ -174,6 +190,7 @@ class Worker:
         from share_compute_actors.collective.backend import abort_group
 
         self.since = time.perf_counter()
+        self.channel.interrupt()
         return abort_group(name)
 
     def leave(self, name: str) -> int:
@@ -182,16 +199,16 @@ class Worker:
 
         collective.destroy_collective_group(name)
         self.group = None
+        self.channel.close()
+        self.channel = None
         return psutil.Process().num_fds()
 
 
 class Crew:
-    """Workers on several nodes, and the place where they meet."""
+    """Workers on several nodes, with a new channel for each group."""
 
     def __init__(self, nodes: list[Any], size: int) -> None:
-        from share_compute_actors.collective.backend import Meeting
-
-        self.meeting = Meeting("127.0.0.1", 30.0)
+        self.epoch = 0
         self.workers = [
             Worker.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[place].node_id, soft=False)
@@ -204,12 +221,30 @@ class Crew:
         self, name: str, size: int | None = None, timeout_s: float = 30.0, algorithm: Any = "auto"
     ) -> float:
         """Let the first ``size`` form a group; return the seconds that the slowest took."""
-        crew = self.workers[:size]
-        rendezvous = Rendezvous(
-            name, "127.0.0.1", self.meeting.port, timeout_s, address="127.0.0.1", algorithm=algorithm
-        )
-        joining = [worker.join.remote(rendezvous, rank, len(crew)) for rank, worker in enumerate(crew)]
+        joining = self.start_joining(name, size, self.workers[:size], timeout_s, algorithm)
         return max(ray.get(joining, timeout=60))
+
+    def start_joining(
+        self,
+        name: str,
+        size: int | None,
+        come: Sequence[Any],
+        timeout_s: float = 30.0,
+        algorithm: Any = "auto",
+    ) -> list[Any]:
+        """Let those that come join a group of the first ``size``."""
+        self.epoch += 1
+        members = {f"member-{rank}": worker for rank, worker in enumerate(self.workers[:size])}
+        keys = {member: Keys.issue() for member in members}
+        admitted = [pair.public for pair in keys.values()]
+        peers = ray.get(
+            [
+                worker.listen.remote(member, self.epoch, keys[member], admitted)
+                for member, worker in members.items()
+            ]
+        )
+        meeting = Rendezvous(name, tuple(members), timeout_s, address="127.0.0.1", algorithm=algorithm)
+        return [worker.join.remote(meeting, peers) for worker in come]
 
     def dismiss(self) -> None:
         for worker in self.workers:
@@ -369,12 +404,11 @@ def test_a_silent_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
 
 @pytest.mark.chaos
 def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, wait_for: Any) -> None:
-    rendezvous = Rendezvous("job/1/0/0", "127.0.0.1", mortals.meeting.port, 30.0, address="127.0.0.1")
-    joining = [worker.join.remote(rendezvous, rank, 3) for rank, worker in enumerate(mortals.workers[:2])]
+    joining = mortals.start_joining("job/1/0/0", 3, mortals.workers[:2])
     for worker in mortals.workers[:2]:
         wait_for(lambda worker=worker: ray.get(worker.abort.remote("job/1/0/0")), "a group to end")
     for one in joining:
         with pytest.raises(ray.exceptions.RayTaskError) as caught:
             ray.get(one, timeout=10)
-        assert isinstance(caught.value.cause, ContributorLost)
+        assert isinstance(caught.value.cause, StaleEpoch)
     assert mortals.join("job/1/1/0", 2) < SOON_S

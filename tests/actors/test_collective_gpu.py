@@ -6,6 +6,8 @@ import torch
 from ray.cluster_utils import Cluster
 
 from share_compute.protocol.tree import Node, SummationTree
+from share_compute_actors.member.channel import Channel, Keys
+from share_compute_actors.member.rendezvous import ChannelStore
 from share_compute_actors.messages import Rendezvous
 
 pytestmark = [
@@ -16,11 +18,12 @@ pytestmark = [
 
 @ray.remote(num_cpus=0)
 class Member:
-    def add(self, port: int) -> tuple[list[float], list[float]]:
+    def add(self) -> tuple[list[float], list[float]]:
         from share_compute_actors.collective.backend import abort_group, join_group
 
-        meeting = Rendezvous("gpu", "127.0.0.1", port, 30.0, address="127.0.0.1")
-        group = join_group(meeting, 0, 1, torch.device("cuda"))
+        meeting, keys = Rendezvous("gpu", ("ann",), 30.0, address="127.0.0.1"), Keys.issue()
+        channel = Channel("ann", "job", 1, "127.0.0.1", keys, [keys.public])
+        group = join_group(meeting, 0, 1, torch.device("cuda"), ChannelStore(channel, "ann", meeting))
         own = torch.ones(5, device="cuda")
         group.start_allreduce(own)()
         tree, held = SummationTree((1, 1, 1)), [Node(place, place + 1) for place in range(3)]
@@ -32,12 +35,9 @@ class Member:
 
 
 def test_sums_on_a_gpu(cluster: Cluster) -> None:
-    from share_compute_actors.collective.backend import Meeting
-
-    meeting = Meeting("127.0.0.1", 30.0)
     cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20)
     member = Member.options(num_gpus=1).remote()
-    own, added = ray.get(member.add.remote(meeting.port), timeout=120)
+    own, added = ray.get(member.add.remote(), timeout=120)
     assert own == [1.0] * 5
     tree, values = SummationTree((1, 1, 1)), torch.tensor([1e8, 1.0, -1e8])
     left, right = tree.children(tree.root) or (tree.root, tree.root)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
 from share_compute.errors import UserError
-from share_compute_actors.machine.preflight import check_head, check_listening, route_address, visible_gpus
+from share_compute_actors.machine.preflight import (
+    check_head,
+    check_listening,
+    check_resolver,
+    route_address,
+    visible_gpus,
+)
 from share_compute_actors.machine.sizes import parse_bytes
 
 GPUS = [("GPU-aa1", "first"), ("GPU-bb2", "second")]
@@ -43,6 +50,24 @@ def test_a_head_that_is_blocked_is_found_before_the_invite_is_used():
 def test_an_address_of_another_machine_is_refused():
     assert check_listening(route_address("127.0.0.1")).state == "ok"
     assert check_listening("192.0.2.1").state == "fail"
+
+
+def test_a_resolver_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch):
+    ended = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_: ended.wait())
+        found = check_resolver()
+    ended.set()
+    assert found.state == "warn"
+    assert found.mend
+
+
+def test_a_resolver_that_knows_no_such_name_is_fine(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert check_resolver().state == "ok"
 
 
 @pytest.mark.parametrize(("text", "count"), [("4GiB", 2**32), ("500 MB", 500_000_000), ("2k", 2048)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -249,7 +250,7 @@ def test_a_dead_head_is_replaced(settings: Settings) -> None:
     run(settings, story)
 
 
-def test_who_is_gone_is_missed(settings: Settings) -> None:
+def test_who_is_gone_is_missed(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def story(pool: Pool) -> None:
         dead, leaving, waiting = pool.join("dead"), pool.join("leaving"), pool.join("waiting")
         pool.store.contributors.online(dead, node_id="cd", address="192.0.2.7")
@@ -259,6 +260,8 @@ def test_who_is_gone_is_missed(settings: Settings) -> None:
         await pool.supervisor.look()
         states = [pool.store.contributors.get(one).state for one in (dead, leaving, waiting)]
         assert states == ["lost", "left", "joining"]
+        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert told == ["contributor dead is lost: its Ray node is dead or does not answer"]
         pool.now += timedelta(seconds=181)
         await pool.supervisor.look()
         assert "did not come up" in pool.store.contributors.get(waiting).reason
@@ -300,9 +303,7 @@ def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(setting
         await pool.supervisor.look()
         assert states(pool, ada, grace) == ["ready", "ready"]
         pool.now += SILENCE
-        pool.store.contributors.seen(
-            grace
-        )  # the network is back: who was not heard yet has as long as always
+        pool.store.contributors.seen(grace)  # it is back; who was not heard yet has as long as always
         await pool.supervisor.look()
         assert states(pool, ada, grace) == ["ready", "ready"]
         pool.now += timedelta(seconds=1)
@@ -322,12 +323,15 @@ def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> No
     run(settings, story)
 
 
-def test_what_an_earlier_server_knew_is_away_until_it_comes_back(settings: Settings) -> None:
+def test_what_an_earlier_server_knew_is_away_until_it_comes_back(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story(pool: Pool) -> None:
         ada = pool.join("ada")
         pool.store.contributors.online(ada, node_id="ab", address="192.0.2.7")
         supervising = asyncio.create_task(pool.supervisor.run())
         assert (await pool.until(ada, "lost")).reason == AWAY
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         pool.store.contributors.rejoin(ada)
         pool.online(ada)
         (await pool.machine(ada)).devices.set_result((CPU,))

@@ -74,12 +74,19 @@ def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_
 def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any], wait_for: Any):
     machine = contributors()
     family = psutil.Process(machine.command.process.pid).children(recursive=True)
+    before = len(server.command.text())
     machine.command.process.kill()
     machine.command.process.wait()
     with server.client() as client:
         wait_for(lambda: client.contributor(machine.record.id).state is ContributorState.lost, "lost", 90)
         assert client.contributor(machine.record.id).reason
     wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 60)
+    # The terminal gets one line of ours; all that Ray says of it is in Ray's own log.
+    lines = server.command.text()[before:].splitlines()
+    assert [line for line in lines if machine.record.name in line] == [
+        f"contributor {machine.record.name} is lost: its Ray node is dead or does not answer"
+    ]
+    assert not [line for line in lines if "raylet" in line or "ray::" in line]
 
 
 def test_a_wrong_invite(server: Any):

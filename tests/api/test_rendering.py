@@ -31,13 +31,23 @@ def test_a_url_with_an_ipv6_address():
     text = shown(_panel(running, ()))
     assert f"{url}/#code=code" in text
     assert f"join {url}" in text
+    assert "Let a machine join" in text
+
+
+def test_a_server_for_its_own_machine_alone_says_how_others_join():
+    url = "http://127.0.0.1:8700"
+    running = Running(url, None, (), "code", f"CODE=abc share-compute join {url}", Path(), "")
+    assert "--host 0.0.0.0" in shown(_panel(running, ()))
 
 
 def test_a_phase_with_brackets():
-    view = View("ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC))
+    view = View(
+        "ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC), warnings=("no resolver",)
+    )
     text = shown(_table(view))
     assert "waits for [/x]" in text
     assert view.url in text
+    assert "no resolver" in text
 
 
 def test_a_reason_with_brackets(capsys: pytest.CaptureFixture[str]):

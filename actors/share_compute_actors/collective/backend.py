@@ -23,7 +23,7 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp as RayReduceOp
 from torch import Tensor
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ContributorLost, ShareComputeError
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.collective.algorithms import (
     Links,
@@ -57,8 +57,8 @@ _OPERATORS: dict[Any, Operator] = {
     RayReduceOp.MIN: torch.minimum,
     RayReduceOp.MAX: torch.maximum,
 }
-_meetings: dict[str, tuple[Rendezvous, torch.device, GroupSockets]] = {}
-"""Ray makes a group from its name, rank and size alone; where to meet is left here for it."""
+_meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
+"""Ray makes a group from its name, rank and size alone; all else is left here for it."""
 _endings: dict[str, Callable[[], None]] = {}
 """What ends the waiting in each group that this process forms or has."""
 _forming = threading.Lock()
@@ -67,21 +67,6 @@ _LOOK_S = 0.1
 """How long something waits without a look whether its connections still stand."""
 _LEAVE_S = 0.25
 """How long what was ended may take to end."""
-
-
-class Meeting:
-    """Held by the coordinator: the store at which the members of one epoch find each other."""
-
-    def __init__(self, host: str, timeout_s: float) -> None:
-        self.host = host
-        self._store = dist.TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
-
-    @property
-    def port(self) -> int:
-        """TCP port of the store."""
-        return int(self._store.port)
 
 
 class EpochGroup(BaseGroup):  # type: ignore[misc]
@@ -93,15 +78,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        meeting, self._device, self._sockets = _meetings.pop(group_name)
+        meeting, store, self._device, self._sockets = _meetings.pop(group_name)
         self._name = group_name
         self._algorithm = meeting.algorithm
         timeout = timedelta(seconds=meeting.timeout_s)
-        tcp_store = dist.TCPStore(
-            meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=timeout
-        )
-        self._sockets.adopt((), {meeting.port})
-        store = dist.PrefixStore(group_name, tcp_store)
         if self._device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
@@ -350,27 +330,38 @@ def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sock
         if other != rank
         for port in store.get(f"ports/{other}").split()
     }
-    sockets.forget()  # the store's: nothing waits for it any more
     sockets.adopt(own, others)
     return group
 
 
-def join_group(meeting: Rendezvous, rank: int, world_size: int, device: torch.device) -> EpochGroup:
+def join_group(
+    meeting: Rendezvous, rank: int, world_size: int, device: torch.device, store: Any
+) -> EpochGroup:
     """Form the group of one pool for one epoch; all its members must call this.
+
+    Args:
+        meeting: what all members know of the group.
+        rank: of this member.
+        world_size: number of members.
+        device: where the tensors are that the group sums.
+        store: a ``torch.distributed.Store`` of this group alone, by which its members find each other.
 
     Raises:
         ContributorLost: not everybody came in time, or `abort_group` was called.
+        StaleEpoch: the store says that a later epoch has begun.
     """
     with suppress(ValueError):  # this process registered it before
         register_collective_backend(BACKEND, EpochGroup)
     sockets = GroupSockets()
     _endings[meeting.group] = sockets.shut
-    _meetings[meeting.group] = (meeting, device, sockets)
+    _meetings[meeting.group] = (meeting, store, device, sockets)
     try:
         collective.init_collective_group(world_size, rank, BACKEND, meeting.group)
-    except (RuntimeError, dist.DistError) as failure:
+    except (RuntimeError, dist.DistError, ShareComputeError) as failure:
         _endings.pop(meeting.group, None)
         sockets.shut()
+        if isinstance(failure, ShareComputeError):
+            raise
         raise ContributorLost(
             f"group {meeting.group} could not form: {str(failure).splitlines()[0]}",
             mend="check that these machines reach each other, then resume the job",
@@ -386,9 +377,9 @@ def leave_group(group: EpochGroup) -> None:
 
 
 def abort_group(name: str) -> bool:
-    """End what this process waits for in a group, also while it forms; may be called from any thread.
+    """End what this process waits for in a group; may be called from any thread.
 
-    The waiting calls raise `ContributorLost`.
+    The waiting calls raise `ContributorLost`. A group that still forms fails as soon as its store answers.
 
     Returns:
         Whether there was such a group.

@@ -82,13 +82,6 @@ class GroupSockets:
         if is_late:
             self.shut()
 
-    def forget(self) -> None:
-        """Let go of all connections so far, unharmed."""
-        with self._lock:
-            held, self._held = self._held, []
-        for each in held:
-            each.socket.close()
-
     def shut(self) -> None:
         """End all connections; may be called from any thread, and again."""
         with self._lock:

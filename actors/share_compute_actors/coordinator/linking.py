@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import ray
-
 from share_compute.protocol.roster import Roster, Worker
-from share_compute_actors.collective.backend import Meeting
 from share_compute_actors.coordinator.channels import open_channels
 from share_compute_actors.coordinator.crew import DEADLINE_S, Crew, MembersLost
 from share_compute_actors.messages import Followed, Rendezvous
 from share_compute_actors.wire import NOTHING
-
-_FORMING_S = 60.0
 
 
 class Links:
@@ -27,7 +22,6 @@ class Links:
     def __init__(self, crew: Crew, note: Callable[[str], None]) -> None:
         self._crew = crew
         self._note = note
-        self._meeting: Meeting | None = None
 
     def make(self, roster: Roster) -> None:
         """Link all members of an epoch, before it begins.
@@ -47,17 +41,14 @@ class Links:
     def _form(self, roster: Roster) -> None:
         """Let the members of each pool form a group."""
         crew = self._crew
-        if self._meeting is None and any(len(pool) > 1 for pool in roster.pools):
-            self._meeting = Meeting(ray.util.get_node_ip_address(), _FORMING_S)
         calls = {}
         for place, pool in enumerate(roster.pools):
             for rank, worker in enumerate(pool):
                 meeting = None
-                if self._meeting is not None and len(pool) > 1:
+                if len(pool) > 1:
                     meeting = Rendezvous(
                         group=f"{crew.attempt}/{roster.epoch}/{place}",
-                        host=self._meeting.host,
-                        port=self._meeting.port,
+                        members=tuple(pool),
                         timeout_s=DEADLINE_S,
                         address=crew.topology[worker].address,
                     )

@@ -6,7 +6,10 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +24,9 @@ LEAST_MEMORY_BYTES = 512 * 2**20
 MOST_CLOCK_SKEW_S = 30.0
 _GPU_TIMEOUT_S = 10.0
 _CONNECT_S = 3.0
+_SLOW_LOOKUP_S = 1.0
+_NO_NAME = "share-compute.invalid."
+"""Resolvers answer at once that there is no such name (RFC 6761), and the dot keeps search domains out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +108,31 @@ def check_head(ray_address: str) -> Finding:
             "fail",
             f"the Ray head at {ray_address} cannot be reached: {failure.strerror or failure}",
             mend=f"open TCP port {port} in the firewalls between, or have the operator start the server with"
-            " --host or SHARE_COMPUTE_ADVERTISE_ADDRESS set to an address that this machine reaches",
+            " --advertise-address set to an address that this machine reaches",
             details={"ray_address": ray_address},
         )
     return Finding("head", "ok", f"the Ray head at {ray_address} can be reached")
+
+
+def check_resolver() -> Finding:
+    """Whether names are looked up quickly: where no resolver answers, programs wait for seconds."""
+    is_done = threading.Event()
+
+    def look_up() -> None:
+        with suppress(OSError):
+            socket.getaddrinfo(_NO_NAME, None)
+        is_done.set()
+
+    start_s = time.monotonic()
+    threading.Thread(target=look_up, name="resolver", daemon=True).start()  # a look-up cannot be cancelled
+    if is_done.wait(_SLOW_LOOKUP_S):
+        return Finding("resolver", "ok", f"it answers in {(time.monotonic() - start_s) * 1000:.0f} ms")
+    return Finding(
+        "resolver",
+        "warn",
+        f"looking up a name takes more than {_SLOW_LOOKUP_S:.0f} s: the resolver does not answer, or slowly",
+        mend="name a resolver that answers in /etc/resolv.conf, or none",
+    )
 
 
 def check_listening(address: str) -> Finding:

@@ -34,6 +34,7 @@ from share_compute_actors.member.loading import Givers, build_runner, fill_runne
 from share_compute_actors.member.passing import Passing
 from share_compute_actors.member.pieces import PIECE, Piece, Pieces
 from share_compute_actors.member.reading import GivesState
+from share_compute_actors.member.rendezvous import ChannelStore
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.saving import copied, folder_tensors
@@ -205,7 +206,8 @@ class Member(GivesState, KeepsCopies):
         """Join the group of the pool, if it has other members.
 
         Raises:
-            ContributorLost: not all came; a halt for a later epoch ends the wait.
+            ContributorLost: not all came in time.
+            StaleEpoch: a halt for a later epoch ended the wait.
         """
         self._engine.order(partial(self._form, epoch, meeting, rank, size))
 
@@ -217,7 +219,8 @@ class Member(GivesState, KeepsCopies):
         if meeting is not None and size > 1:
             self._engine.forming = Forming(epoch, meeting.group)
             device = next(self._here().stage.module.parameters(), torch.empty(0)).device
-            group = join_group(meeting, rank, size, device)
+            store = ChannelStore(self._open_channel(), self._setup.worker, meeting)
+            group = join_group(meeting, rank, size, device, store)
         self._engine.join(group, rank, epoch)
 
     # -- between steps -----------------------------------------------------------------------------------------------

@@ -135,7 +135,13 @@ class _JsonLines:
     def __call__(self, view: View) -> None:
         work = view.work.model_dump(mode="json") if view.work else None
         line = json.dumps(
-            {"name": view.name, "contributor_id": view.contributor_id, "phase": view.phase, "work": work}
+            {
+                "name": view.name,
+                "contributor_id": view.contributor_id,
+                "phase": view.phase,
+                "work": work,
+                "warnings": view.warnings,
+            }
         )
         if line != self._last:
             print(line, flush=True)
@@ -154,6 +160,7 @@ def _table(view: View) -> Table:
         ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
         ("speed of it all", speed),
         ("here for", f"{minutes} min {seconds:02d} s"),
+        *(("warning", f"[yellow]{escape(warning)}[/]") for warning in view.warnings),
         ("", "[dim]Ctrl-C leaves[/]"),
     ):
         table.add_row(f"[dim]{label}[/]", value)

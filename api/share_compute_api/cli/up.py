@@ -16,6 +16,7 @@ from rich.panel import Panel
 from share_compute.settings import Settings
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import Terminal
+from share_compute_api.join_line import is_for_this_machine_alone
 
 if TYPE_CHECKING:
     from share_compute_api.server import Running
@@ -53,6 +54,10 @@ def up(  # noqa: PLR0917  # typer passes each by its name
             "--insecure", help="Let machines join over plain HTTP, which others on the way can read."
         ),
     ] = False,
+    advertise_address: Annotated[
+        str | None,
+        typer.Option(help="IP address that other machines reach this one at, if it has several."),
+    ] = None,
     contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
     allow_failures: Annotated[
         bool,
@@ -75,6 +80,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "insecure": insecure or None,
+        "advertise_address": advertise_address,
         "allow_failures": allow_failures or None,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
@@ -117,10 +123,12 @@ def _facts(running: Running) -> dict[str, str | None]:
 
 def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
+    is_local = is_for_this_machine_alone(running.join_command)
+    who = "Let this machine join; --host 0.0.0.0 lets others" if is_local else "Let a machine join"
     lines = (
         "[bold]Dashboard[/] (the link signs in once, within minutes; `share-compute sign-in` makes more)",
         f"  {escape(running.dashboard_url)}",
-        "[bold]Let a machine join[/] (works once, for an hour; `share-compute invite` makes more)",
+        f"[bold]{who}[/] (works once, for an hour; `share-compute invite` makes more)",
         f"  {escape(running.join_command)}",
         *([f"[bold]Fingerprint of its key[/]  {running.fingerprint}"] if running.fingerprint else []),
         f"[dim]Jobs may name files below: {escape(roots)}[/]",

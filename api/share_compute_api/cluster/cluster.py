@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from share_compute_actors.machine.head import (
     show,
     start_head,
 )
-from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Child, Roster
+from share_compute_api.addresses import advertised
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
@@ -344,18 +343,6 @@ class Cluster:
         self._roster.stop(self._head.node.child, 2.0)
         self._head = self._start_head(renews=renews)
         self._hang = None
-
-
-def advertised(settings: Settings) -> str:
-    """Return the IP address that other machines reach this one at."""
-    if settings.advertise_address:
-        return settings.advertise_address
-    try:
-        if not ip_address(settings.host).is_unspecified:
-            return settings.host
-    except ValueError:
-        return socket.gethostbyname(settings.host)
-    return route_address("203.0.113.1")
 
 
 def for_url(address: str) -> str:

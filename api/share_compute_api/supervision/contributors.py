@@ -141,4 +141,7 @@ class ContributorSupervisor:
             return
         if changed is not None:
             forget()
-            _log.info("contributor %s is %s: %s", seen.name, state.value, reason)
+            # After a restart of the server every machine is away for a moment.
+            is_news = state is ContributorState.lost and reason != AWAY
+            level = logging.WARNING if is_news else logging.INFO
+            _log.log(level, "contributor %s is %s: %s", seen.name, state.value, reason)

@@ -7,20 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations, pairwise, product
 
-import numpy as np
-
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.layout import Layout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.partitioning import PartitioningStrategy
 from share_compute.planning.problem import Problem
-from share_compute.planning.remedies import largest, more_memory, to_lend
+from share_compute.planning.remedies import more_machines, more_memory, to_lend
 from share_compute.planning.strategies import AutoPartitioning, RecursivePartitioning
 from share_compute.planning.words import bytes_text, exact_bytes_text, listed
 
 _SMALL = 8
 """With more machines, a quick strategy tries remedies; `auto` takes its placements into account, too."""
-_NEWCOMERS = (1, 2, 4, 8, 16)
 
 
 def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout | None) -> PlanInfeasible:
@@ -144,18 +141,11 @@ def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]
         problem.cost.member_bytes(solo(0, problem.cost.num_layers, workload.microbatches), 0, 0),
         lambda topology: _feasible(strategy, _changed(problem, topology=topology)),
     )
-    yield from _more_machines(strategy, problem)
-
-
-def _more_machines(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
-    contributors = problem.cost.topology.contributors
-    model = largest(problem.cost.topology)
-    for count in _NEWCOMERS:
-        if _feasible(strategy, _with_copies(problem, model, count)):
-            machines = "one more machine" if count == 1 else f"{count} more machines"
-            like = f"{contributors[model].name} ({bytes_text(contributors[model].memory_bytes)})"
-            yield f"let {machines} like {like} join"
-            return
+    yield from more_machines(
+        problem.cost.topology,
+        problem.cost.network,
+        lambda topology, network: _feasible(strategy, _changed(problem, topology=topology, network=network)),
+    )
 
 
 def _feasible(strategy: PartitioningStrategy, problem: Problem) -> bool:
@@ -178,17 +168,3 @@ def _changed(problem: Problem, **changes: object) -> Problem:
 def _with_links(problem: Problem) -> Problem:
     """Return the problem with all machines on one fast network."""
     return _changed(problem, network=Network.alike(problem.cost.num_machines))
-
-
-def _with_copies(problem: Problem, index: int, count: int) -> Problem:
-    """Return the problem with more machines like one of its own, beside it."""
-    topology, network = problem.cost.topology, problem.cost.network
-    model = topology.contributors[index]
-    copies = tuple(
-        replace(model, id=f"{model.id}+{number}", name=f"{model.name}+{number}") for number in range(count)
-    )
-    return _changed(
-        problem,
-        topology=replace(topology, contributors=(*topology.contributors, *copies)),
-        network=replace(network, region=np.append(network.region, [network.region[index]] * count)),
-    )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
+from share_compute.planning.network import Network
 from share_compute.planning.tables import MEMORY_SHARE
-from share_compute.planning.words import exact_bytes_text
+from share_compute.planning.words import bytes_text, exact_bytes_text
 from share_compute.topology import Contributor, Topology
 
 _MOST_FACTOR = 64
+_NEWCOMERS = (1, 2, 4, 8, 16)
 _PARTS = 100
 """Factors are told in hundredths."""
 
@@ -55,6 +59,31 @@ def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology
         told = f"lend {factor:g} times the memory on every machine: {exact_bytes_text(more)} more in all"
         ways.append((more, told))
     return [told for _, told in sorted(ways)]
+
+
+def more_machines(
+    topology: Topology, network: Network, fits: Callable[[Topology, Network], bool]
+) -> Iterator[str]:
+    """Give the fewest machines that help if they join, each like the one that lends most, and beside it.
+
+    Args:
+        topology: the machines as they are; at least one.
+        network: their links.
+        fits: whether the work fits other machines.
+    """
+    index = largest(topology)
+    model = topology.contributors[index]
+    for count in _NEWCOMERS:
+        copies = tuple(
+            replace(model, id=f"{model.id}+{number}", name=f"{model.name}+{number}")
+            for number in range(count)
+        )
+        region = np.append(network.region, [network.region[index]] * count)
+        grown = replace(topology, contributors=(*topology.contributors, *copies))
+        if fits(grown, replace(network, region=region)):
+            machines = "one more machine" if count == 1 else f"{count} more machines"
+            yield f"let {machines} like {model.name} ({bytes_text(model.memory_bytes)}) join"
+            return
 
 
 def most(limit: int, holds: Callable[[int], bool]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.network import Network
-from share_compute.planning.remedies import lent_bytes, more_memory, most, to_lend
+from share_compute.planning.remedies import lent_bytes, more_machines, more_memory, most, to_lend
 from share_compute.planning.serving import search_serving
 from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.words import bytes_text, exact_bytes_text
@@ -17,15 +17,18 @@ _MOST_MACHINES_TRIED = 64
 """Of more machines, remedies are tried on so many that lend most: what fits them fits all."""
 
 
-def serving_infeasible(cost: ServingCost) -> PlanInfeasible:
+def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
     """Return the error that explains why nothing serves these requests.
 
     Args:
         cost: the deployment for which `search_serving` found nothing.
+        pools: machines that were to stand in a row; None leaves it to the search.
     """
+    if pools is not None and (wrong := _wrong_count(cost, pools)):
+        return wrong
     needed = to_lend(float(cost.needed_bytes[0, cost.num_layers]))
     lent = lent_bytes(cost.topology)
-    remedies = list(_remedies(cost))
+    remedies = list(_remedies(cost, pools))
     details = {
         "needed_bytes": needed,
         "lent_bytes": lent,
@@ -41,7 +44,7 @@ def serving_infeasible(cost: ServingCost) -> PlanInfeasible:
             f"{asked} needs {exact_bytes_text(needed)} of lent memory and these machines lend "
             f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
         )
-    elif _fits(replace(cost, network=Network.alike(cost.num_machines))):
+    elif _fits(replace(cost, network=Network.alike(cost.num_machines)), pools):
         message = f"no usable links join machines that could hold the model together; {asked} needs them"
     else:
         message = (
@@ -52,23 +55,50 @@ def serving_infeasible(cost: ServingCost) -> PlanInfeasible:
     return PlanInfeasible(message, mend=mend, details=details)
 
 
-def _remedies(cost: ServingCost) -> Iterator[str]:
+def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
+    """Return the error for a number of machines that cannot be, whatever they lend; None where it can."""
+    layers, machines = cost.num_layers, cost.num_machines
+    if pools > layers:
+        return PlanInfeasible(
+            f"{pools} pools cannot share {layers} layers: each needs at least one",
+            mend=f"ask for at most {layers} pools",
+            details={"pools": pools, "layers": layers},
+        )
+    missing = pools - machines
+    if missing <= 0:
+        return None
+    lacking = "1 more machine" if missing == 1 else f"{missing} more machines"
+    return PlanInfeasible(
+        f"{pools} pools need {pools} machines, and {machines} {'is' if machines == 1 else 'are'} there",
+        mend=f"let {lacking} join, or leave out pools",
+        details={"machines_needed": pools, "machines_ready": machines},
+    )
+
+
+def _remedies(cost: ServingCost, pools: int | None) -> Iterator[str]:
     """Give what could be asked or lent instead, the smallest change first."""
 
     def fits_with(concurrent: int) -> bool:
-        return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)))
+        return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), pools)
 
+    if pools is not None and _fits(cost, None):
+        yield "leave out pools"
     concurrent = most(cost.workload.concurrent - 1, fits_with)
     if concurrent:
         yield f"serve at most {concurrent} at a time"
     yield from more_memory(
         cost.topology,
         float(cost.needed_bytes[0, cost.num_layers]),
-        lambda topology: _fits(replace(cost, topology=topology)),
+        lambda topology: _fits(replace(cost, topology=topology), pools),
+    )
+    yield from more_machines(
+        cost.topology,
+        cost.network,
+        lambda topology, network: _fits(replace(cost, topology=topology, network=network), pools),
     )
 
 
-def _fits(cost: ServingCost) -> bool:
+def _fits(cost: ServingCost, pools: int | None) -> bool:
     """Return whether some layout fits and all its links work. Limits and objective do not matter for that."""
     if cost.num_machines > _MOST_MACHINES_TRIED:
         lending = [machine.memory_bytes for machine in cost.topology.contributors]
@@ -79,7 +109,7 @@ def _fits(cost: ServingCost) -> bool:
     if whole > float(cost.memory_bytes.sum()) or smallest > float(cost.memory_bytes.max()):
         return False
     request = replace(cost.workload, objective="latency", first_token_limit_s=None, next_token_limit_s=None)
-    return bool(search_serving(_asking(cost, request), finalists=1))
+    return bool(search_serving(_asking(cost, request), finalists=1, pools=pools))
 
 
 def _asking(cost: ServingCost, workload: ServingWorkload) -> ServingCost:

@@ -47,7 +47,7 @@ def plan_serving(
     cost = ServingCost(profile, usable, complete(usable), workload)
     found = search_serving(cost, finalists=1, pools=pools)
     if not found:
-        raise serving_infeasible(cost)
+        raise serving_infeasible(cost, pools)
     best = found[0]
     bound_s = serving_bound_s(cost)
     exact = best.exact or objective_s(cost, best.layout) * (1 - 1e-9) <= bound_s

@@ -47,10 +47,7 @@ def followed(advice: str, machines: list[Contributor], asked: dict[str, Any]) ->
     if advice.startswith("lend "):
         machines = lent_as_advised(advice, machines)
     elif advice.startswith("let "):
-        name = advice.partition(" like ")[2].partition(" (")[0]
-        model = next(one for one in machines if one.name == name)
-        count = 1 if advice.startswith("let one ") else int(number(r"let (\d+) more", advice))
-        machines = machines + [replace(model, id=f"new {each}", name=f"new {each}") for each in range(count)]
+        machines = [*machines, *newcomers(advice, machines)]
     elif advice.startswith("cut the batch finer"):
         asked["microbatches"] = int(number(r"training.microbatches to (\d+)", advice))
     elif advice.startswith("use training.optimizer.name: sgd"):
@@ -61,6 +58,13 @@ def followed(advice: str, machines: list[Contributor], asked: dict[str, Any]) ->
         assert advice.startswith("leave parallelism.pools")
         asked = {key: value for key, value in asked.items() if key not in ("pools", "members_per_pool")}
     return make_plan(job(**asked), lan(*machines), PROFILE)
+
+
+def newcomers(advice: str, machines: list[Contributor]) -> list[Contributor]:
+    name = advice.partition(" like ")[2].partition(" (")[0]
+    model = next(one for one in machines if one.name == name)
+    count = 1 if advice.startswith("let one ") else int(number(r"let (\d+) more", advice))
+    return [replace(model, id=f"new {each}", name=f"new {each}") for each in range(count)]
 
 
 def lent_as_advised(advice: str, machines: list[Contributor]) -> list[Contributor]:
@@ -166,6 +170,8 @@ def test_advice_for_serving_helps(count: int) -> None:
         if one.startswith("serve"):
             served = replace(SERVED, concurrent=int(number(r"at most (\d+)", one)))
             more = topology
+        elif one.startswith("let"):
+            more = lan_of_many([*machines, *newcomers(one, machines)])
         else:
             more = lan_of_many(lent_as_advised(one, machines))
         assert dry_run(job(), more, CACHING, serving=served).serving is not None

@@ -13,6 +13,7 @@ from share_compute.planning.partitioning import strategy_names
 from share_compute.planning.plan import Prediction, make_plan
 from share_compute.planning.profile import Growth
 from share_compute.planning.report import PlanReport, dry_run
+from share_compute.planning.serving_plan import plan_serving
 from share_compute.planning.workload import ServingWorkload
 from share_compute.topology import Link, Topology
 
@@ -125,6 +126,29 @@ def test_serving_over_dead_links_says_so() -> None:
         machines = machine("a", memory_bytes=lent), machine("b", memory_bytes=GIB // 2)
         with contextlib.nullcontext() if fits else pytest.raises(PlanInfeasible):
             dry_run(job(), lan(*machines, bytes_per_s=0.0), PROFILE, serving=asked)
+
+
+def test_serving_that_needs_more_machines_than_there_are_says_so() -> None:
+    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
+    pair = lan(machine("a"), machine("b"))
+    with pytest.raises(PlanInfeasible, match="3 pools need 3 machines, and 2 are there") as error:
+        plan_serving("model", pair, PROFILE, asked, pools=3)
+    assert error.value.mend == "let 1 more machine join, or leave out pools"
+    with pytest.raises(PlanInfeasible, match="13 pools cannot share 12 layers"):
+        plan_serving("model", pair, PROFILE, asked, pools=13)
+    apart = lan(machine("a"), machine("b"), bytes_per_s=0.0)
+    with pytest.raises(PlanInfeasible, match="no usable links") as error:
+        plan_serving("model", apart, PROFILE, asked, pools=2)
+    assert error.value.details["would_fit"] == ["leave out pools"]
+
+
+def test_serving_that_lacks_memory_says_how_many_machines_would_help() -> None:
+    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=1)
+    alone = machine("a", memory_bytes=GIB // 2)
+    with pytest.raises(PlanInfeasible, match="are missing") as error:
+        plan_serving("model", lan(alone), PROFILE, asked)
+    assert error.value.details["would_fit"][-1] == "let one more machine like a (512 MiB) join"
+    plan_serving("model", lan(alone, machine("b", memory_bytes=GIB // 2)), PROFILE, asked)
 
 
 def test_the_gap_is_told_in_every_form_and_never_below_nothing() -> None:

@@ -1,0 +1,88 @@
+"""The store by which the members of a process group find each other: what one sets travels to the others by channel.
+
+torch's own ``TCPStore`` asks the resolver for the name of each address that it connects to (``formatSockAddr`` in
+``c10d/socket.cpp``), also when all addresses are numeric. With glibc's defaults each of these takes 10 s where no
+resolver answers. This store needs no port, no server and no name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from share_compute.errors import ContributorLost
+from share_compute.protocol.roster import Worker
+from share_compute_actors.member.channel import Channel
+from share_compute_actors.messages import Label, Rendezvous
+
+dist: Any = torch.distributed
+
+
+class ChannelStore(dist.Store):  # type: ignore[misc]
+    """A store of one group. Each key is set once, by one member.
+
+    All methods but `check` belong to the thread that made it, which has the channel. What NCCL's own threads set, when
+    they give up, stays here: members learn of a loss from the coordinator.
+
+    Args:
+        channel: this member's end of the epoch's channel; it links all members of the group.
+        me: this member.
+        meeting: of the group.
+    """
+
+    def __init__(self, channel: Channel, me: Worker, meeting: Rendezvous) -> None:
+        super().__init__()
+        self._channel = channel
+        self._others = [worker for worker in meeting.members if worker != me]
+        self._meeting = meeting
+        self._known: dict[str, bytes] = {}
+        self._thread = threading.get_ident()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Send a value to all other members of the group."""
+        content = value.encode() if isinstance(value, str) else value
+        self._known[key] = content
+        if threading.get_ident() != self._thread:
+            return
+        tensor = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+        for worker in self._others:
+            self._channel.send(worker, self._label(key), tensor)
+
+    def get(self, key: str) -> bytes:
+        """Return a value; wait until it is set.
+
+        Raises:
+            ContributorLost: nobody set it in time.
+            StaleEpoch: the channel was interrupted, or lost a message.
+        """
+        self.wait([key], timedelta(seconds=self._meeting.timeout_s))
+        return self._known[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """Return when all ``keys`` are set."""
+        for key in keys:
+            if key in self._known:
+                continue
+            try:
+                value = self._channel.receive(self._label(key), "a member", timeout.total_seconds())
+            except ContributorLost as failure:
+                raise ContributorLost(
+                    f"group {self._meeting.group} could not form: a member did not come in time",
+                    mend="check that these machines reach each other, then resume the job",
+                ) from failure
+            self._known[key] = value.numpy().tobytes()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether this member knows all ``keys``."""
+        return all(key in self._known for key in keys)
+
+    def _label(self, key: str) -> Label:
+        """Return the label of a key's value: both ends compute it from the key."""
+        number = xxhash.xxh3_64_intdigest(f"{self._meeting.group}/{key}".encode()) % 2**53
+        return Label("form", 0, "key", number, 0)

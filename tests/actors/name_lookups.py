@@ -1,0 +1,99 @@
+"""Forms a group of three processes, and of two after a loss, and counts what the resolver is asked meanwhile.
+
+To be run as root of a network and mount namespace of its own, with a scratch folder: `test_rendezvous.py` does.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from share_compute_actors.collective.backend import _form_gloo
+from share_compute_actors.collective.sockets import GroupSockets
+from share_compute_actors.member.channel import Channel, Keys
+from share_compute_actors.member.rendezvous import ChannelStore
+from share_compute_actors.messages import Peer, Rendezvous
+
+ADDRESS, RESOLVER = "192.0.2.1", "192.0.2.53"
+here: dict[str, Any] = {}
+"""What a member keeps between calls."""
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+class CountingResolver:
+    """Says of every name that it does not exist."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((RESOLVER, 53))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            query, sender = self._socket.recvfrom(4096)
+            self.asked += 1
+            self._socket.sendto(query[:2] + b"\x81\x83" + query[4:6] + bytes(6) + query[12:], sender)
+
+
+def listen(me: str, epoch: int, keys: Keys, admitted: list[bytes]) -> Peer:
+    here["me"], here["channel"] = me, Channel(me, "job", epoch, ADDRESS, keys, admitted)
+    return Peer(me, me, here["channel"].endpoint, keys.public)
+
+
+def join(peers: list[Peer], meeting: Rendezvous) -> float:
+    """Form a group and sum the ranks in it."""
+    me, channel = here["me"], here["channel"]
+    for peer in peers:
+        if peer.worker != me:
+            channel.connect(peer)
+    rank, size = meeting.members.index(me), len(meeting.members)
+    store = ChannelStore(channel, me, meeting)
+    here["group"] = _form_gloo(meeting, store, rank, size, GroupSockets())
+    total = torch.tensor([float(rank)])
+    here["group"].allreduce([total]).wait()
+    return total.item()
+
+
+def form(members: dict[str, ProcessPoolExecutor], epoch: int) -> list[float]:
+    keys = {me: Keys.issue() for me in members}
+    admitted = [pair.public for pair in keys.values()]
+    listening = [members[me].submit(listen, me, epoch, keys[me], admitted) for me in members]
+    peers = [each.result(60) for each in listening]
+    meeting = Rendezvous(f"job/{epoch}", tuple(members), 60.0, address=ADDRESS)
+    joining = [member.submit(join, peers, meeting) for member in members.values()]
+    return [each.result(60) for each in joining]
+
+
+def main(scratch: Path) -> None:
+    configuration = scratch / "resolv.conf"
+    configuration.write_text(f"nameserver {RESOLVER}\n")
+    run("mount", "--bind", str(configuration), "/etc/resolv.conf")
+    for address in (ADDRESS, RESOLVER):
+        run("ip", "address", "add", f"{address}/32", "dev", "lo")
+    resolver = CountingResolver()
+    spawn = get_context("spawn")
+    members = {me: ProcessPoolExecutor(1, mp_context=spawn) for me in ("ann", "bob", "cleo")}
+    found = {"sums": form(members, 1), "asked": resolver.asked}
+    os.kill(members["cleo"].submit(os.getpid).result(60), signal.SIGKILL)
+    del members["cleo"]
+    found |= {"sums_after_a_loss": form(members, 2), "asked_after_a_loss": resolver.asked}
+    socket.getnameinfo((ADDRESS, 80), socket.NI_NUMERICSERV)
+    found["asked_on_purpose"] = resolver.asked
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
