@@ -475,6 +475,10 @@ class Client:
         """Return all API keys, oldest first, without the keys themselves."""
         return self._transport.read(KeyList, "GET", "/keys").keys
 
+    def own_key_id(self) -> str:
+        """Return the id of the API key that this client sends."""
+        return self._transport.read(KeyList, "GET", "/keys").caller_id
+
     def revoke_key(self, key_id: str) -> ApiKeyRecord:
         """End an API key."""
         return self._transport.read(ApiKeyRecord, "DELETE", f"/keys/{key_id}")

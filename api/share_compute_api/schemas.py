@@ -241,6 +241,8 @@ class KeyList(View):
     """API keys, oldest first."""
 
     keys: list[ApiKeyRecord]
+    caller_id: str
+    """Id of the key that this request was made with."""
 
 
 class InviteRequest(StrictModel):

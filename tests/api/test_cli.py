@@ -13,6 +13,7 @@ import pytest
 
 from share_compute.jobs.events import ArtifactSaved, AttemptEnded, AttemptEvent, Planned, StepCommitted
 from share_compute.planning.plan import Plan
+from share_compute.scopes import Scope
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -158,6 +159,16 @@ def test_keys_are_made_listed_and_revoked(run: Run) -> None:
     assert json.loads(run("keys", "revoke", made["id"], "--json").stdout)["revoked_at"] is not None
     refused = run("contributors", SHARE_COMPUTE_API_KEY=made["key"])
     assert (refused.returncode, "not valid" in refused.stderr) == (5, True)
+
+
+def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -> None:
+    _, key = plane.store.keys.create("second", [Scope.admin])
+    own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)[-1]["id"]
+    asked = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
+    assert (asked.returncode, "--yes" in error(asked)["mend"]) == (2, True)
+    assert plane.store.keys.verify(key) is not None
+    assert run("keys", "revoke", own, "--yes", SHARE_COMPUTE_API_KEY=key).returncode == 0
+    assert plane.store.keys.verify(key) is None
 
 
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:

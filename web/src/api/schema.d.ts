@@ -3818,6 +3818,11 @@ export interface components {
          * @description API keys, oldest first.
          */
         KeyList: {
+            /**
+             * Caller Id
+             * @description Id of the key that this request was made with.
+             */
+            caller_id: string;
             /** Keys */
             keys: components["schemas"]["ApiKeyRecord"][];
         };
