@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, Field
 from share_compute.jobs.states import ContributorState
 from share_compute.plain_text import PlainText
 from share_compute.strict import StrictModel
+from share_compute_api.choices import LentDevice
 from share_compute_api.schemas import MOMENT, Versions, View, example
 
 
@@ -37,7 +38,7 @@ class Limits(StrictModel):
     memory_bytes: int = Field(ge=1, le=2**63 - 1)
     cpu_threads: int = Field(ge=1, le=4096)
     gpus: int = Field(default=0, ge=0, le=1024)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: LentDevice = "auto"
 
 
 class JoinRequest(StrictModel):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 from dataclasses import dataclass, field
-from typing import Literal
 
 import psutil
 
@@ -23,6 +22,7 @@ from share_compute_actors.machine.preflight import (
 from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent_client import greet, preflight
 from share_compute_api.agent_schemas import Limits, PreflightRequest
+from share_compute_api.choices import LentDevice
 from share_compute_api.private import require_private_url
 from share_compute_api.versions import local_versions
 
@@ -37,7 +37,7 @@ class JoinOptions:
     url: str
     invite: str = field(repr=False)
     name: str
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: LentDevice = "auto"
     memory_bytes: int | None = None
     cpu_threads: int | None = None
     gpus: int | None = None

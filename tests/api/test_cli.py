@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from share_compute.jobs.events import ArtifactSaved, AttemptEnded, AttemptEvent, Planned, StepCommitted
 from share_compute.planning.plan import Plan
-from share_compute.scopes import Scope
+from share_compute.scopes import GRANTABLE, Scope
+from share_compute.specification import job_schema
+from share_compute_api.agent_schemas import Limits
+from share_compute_api.cli import make_app
+from share_compute_api.schemas import UploadRequest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -169,6 +174,22 @@ def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -
     assert plane.store.keys.verify(key) is not None
     assert run("keys", "revoke", own, "--yes", SHARE_COMPUTE_API_KEY=key).returncode == 0
     assert plane.store.keys.verify(key) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "known"),
+    [
+        (["serve"], "dtype", job_schema("serve")["properties"]["dtype"]["enum"]),
+        (["serve"], "objective", job_schema("serve")["properties"]["objective"]["enum"]),
+        (["join"], "device", Limits.model_json_schema()["properties"]["device"]["enum"]),
+        (["upload"], "kind", UploadRequest.model_json_schema()["properties"]["kind"]["enum"]),
+        (["keys", "create"], "scope", list(GRANTABLE)),
+    ],
+)
+def test_options_offer_what_the_schema_allows(words: list[str], option: str, known: list[str]) -> None:
+    told = CliRunner().invoke(make_app(), [*words, "--help"], env={"COLUMNS": "300"}).output
+    (line,) = (line for line in told.splitlines() if f"--{option} " in line)
+    assert "|".join(known) in line
 
 
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:

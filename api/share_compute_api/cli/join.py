@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,20 +14,13 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from share_compute_api.choices import LentDevice
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import console
 from share_compute_api.join_line import INVITE_VARIABLE
 
 if TYPE_CHECKING:
     from share_compute_api.agent import View
-
-
-class DeviceChoice(StrEnum):
-    """What may be lent."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 def join(  # noqa: PLR0917  # typer passes each by its name
@@ -47,7 +39,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     name: Annotated[
         str | None, typer.Option(help="What people call this machine; default: its host name.")
     ] = None,
-    device: Annotated[DeviceChoice, typer.Option(help="What does the work.")] = DeviceChoice.auto,
+    device: Annotated[LentDevice, typer.Option(help="What does the work.")] = "auto",
     memory: Annotated[
         str | None, typer.Option(help="Memory to lend, e.g. 4GiB; default: half of what is available.")
     ] = None,
@@ -90,7 +82,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         fingerprint=parse_fingerprint(fingerprint) if fingerprint else pin,
         is_insecure=insecure,
         name=name or default_name(),
-        device=device.value,
+        device=device,
         memory_bytes=parse_bytes(memory) if memory else None,
         cpu_threads=cpu_threads,
         gpus=gpus,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,6 +47,17 @@ class TokenizerSource:
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder holds a tokenizer."""
     return any((folder / name).is_file() for name in _FILES)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Return whether the tokenizer in a folder says how a conversation is written."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and settings.get("chat_template") is not None
 
 
 def find_source(spec: TrainJob) -> TokenizerSource:

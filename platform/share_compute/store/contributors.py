@@ -7,8 +7,8 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from share_compute.errors import Conflict, NotAuthorized, NotFound
 from share_compute.jobs.events import Offended
@@ -315,8 +315,14 @@ def note_offence(
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:
-    """Return whether a machine is here, or went at this moment or later."""
-    return or_(Contributor.left_at.is_(None), Contributor.left_at >= moment)
+    """Return whether a machine is here, or is the last of its name and went at this moment or later.
+
+    A machine that was lost and joined with a new invite has another row: its older ones say nothing about it.
+    """
+    other = aliased(Contributor)
+    is_later = or_(other.left_at.is_(None), other.left_at > Contributor.left_at)
+    is_outdated = exists().where(other.name == Contributor.name, other.id != Contributor.id, is_later)
+    return or_(Contributor.left_at.is_(None), and_(Contributor.left_at >= moment, ~is_outdated))
 
 
 def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> None:

@@ -4204,6 +4204,11 @@ export interface components {
         Model: {
             /** Created */
             created: number;
+            /**
+             * Has Chat Template
+             * @description Whether it answers `/v1/chat/completions`; without a template it only goes on with texts.
+             */
+            has_chat_template: boolean;
             /** Id */
             id: string;
             /**
