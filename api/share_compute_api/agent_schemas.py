@@ -64,6 +64,21 @@ class JoinRequest(StrictModel):
     """Its host name."""
 
 
+class RejoinRequest(StrictModel):
+    """What an agent that was started again says."""
+
+    model_config = example(
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        clock=MOMENT,
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "gpus": 0, "device": "auto"},
+    )
+
+    versions: Versions
+    clock: AwareDatetime
+    """What its clock says; may differ by 30 s."""
+    limits: Limits
+
+
 class ClusterAccess(View):
     """All that a machine needs to start its Ray node."""
 

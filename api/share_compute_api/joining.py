@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
@@ -20,11 +21,10 @@ from share_compute_actors.machine.preflight import (
     usable_threads,
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
-from share_compute_api.agent_client import greet, preflight
-from share_compute_api.agent_schemas import Limits, PreflightRequest
+from share_compute_api.agent_client import greet
+from share_compute_api.agent_schemas import Limits
 from share_compute_api.choices import LentDevice
 from share_compute_api.private import require_private_url
-from share_compute_api.versions import local_versions
 
 _DEFAULT_SHARE = 0.5
 """Of the memory that is available now."""
@@ -35,7 +35,8 @@ class JoinOptions:
     """What the owner of a machine says; None stands for what is found there."""
 
     url: str
-    invite: str = field(repr=False)
+    invite: str | None = field(repr=False)
+    """None: it joined before, and its key was kept."""
     name: str
     device: LentDevice = "auto"
     memory_bytes: int | None = None
@@ -83,15 +84,18 @@ def resolve_limits(options: JoinOptions) -> Limits:
     return Limits(memory_bytes=memory, cpu_threads=threads, gpus=gpus, device=options.device)
 
 
-def check_machine(options: JoinOptions, limits: Limits) -> None:
-    """Check all that can be checked before the invite is used, and end what killed runs left here.
+def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> None:
+    """Check all that can be checked before a machine joins, and end what killed runs left here.
+
+    Args:
+        options: what the owner says.
+        limits: what is lent.
+        find_head: returns host:port of the Ray head; called when the machine itself is fit.
 
     Raises:
         InsecureTransport: the server is another machine and speaks plain HTTP.
         UserError: too little disk or memory, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
-        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
-        VersionMismatch: its versions and ours do not work together.
         ClockSkew: its clock and ours differ too much.
     """
     if not options.is_insecure:
@@ -100,8 +104,7 @@ def check_machine(options: JoinOptions, limits: Limits) -> None:
     check_disk(root_folder()).require()
     greeting = greet(options.url, options.fingerprint)
     check_clock(greeting.skew_s).require(ClockSkew)
-    wanted = PreflightRequest(invite=options.invite, versions=local_versions())
-    ray_address = preflight(options.url, wanted, options.fingerprint).ray_address
+    ray_address = find_head()
     check_head(ray_address).require(Unavailable)
     target = ray_address.rpartition(":")[0].strip("[]")
     check_listening(options.address or route_address(target)).require()

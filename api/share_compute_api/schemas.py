@@ -35,6 +35,7 @@ from share_compute.store.records import (
 from share_compute.strict import StrictModel
 from share_compute.topology_file import TopologyDocument, check_kind
 from share_compute_api.choices import UploadKind
+from share_compute_api.join_line import INSTALL_COMMAND
 
 MOMENT = "2026-01-31T12:00:00Z"
 """Time in examples."""
@@ -281,6 +282,8 @@ class InviteCreated(View):
     expires_at: datetime
     join_command: str
     """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
+    install_command: str = INSTALL_COMMAND
+    """To run there before, if share-compute is not installed."""
 
 
 class TokenRotated(View):

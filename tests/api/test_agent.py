@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.specification import parse_job
 from share_compute_api.agent import Agent, View, pause_before_retry_s
 from share_compute_api.agent_client import AgentClient
+from share_compute_api.identity import Identities
 from share_compute_api.joining import JoinOptions
 
 
@@ -24,7 +26,7 @@ def test_pauses_grow_up_to_a_limit_and_differ_between_machines() -> None:
 
 @pytest.mark.parametrize("is_released", [True, False])
 def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
-    plane: Any, digits: dict[str, Any], *, is_released: bool
+    plane: Any, digits: dict[str, Any], tmp_path: Path, *, is_released: bool
 ) -> None:
     store = plane.store
     record, key = store.contributors.join(
@@ -45,6 +47,6 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
     within_s = 60.0 if is_released else 0.1
     options = JoinOptions(plane.url, "used", "ada", leave_within_s=within_s)
     with AgentClient(plane.url, record.id, key) as client:
-        Agent(options, show)._leave(client)
+        Agent(options, show, Identities(tmp_path))._leave(client)
     held = [] if is_released else ["leaving; a job still holds it, and loses it"]
     assert phases == ["leaving", "leaving; handing over what it holds", *held, "left"]

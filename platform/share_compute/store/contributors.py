@@ -267,8 +267,19 @@ class Contributors:
                 _move(session, row, ContributorState.ready, "the operator cleared it", self._clock())
             return ContributorRecord.model_validate(row)
 
-    def rejoin(self, contributor_id: str) -> ContributorRecord:
-        """Its agent lost the cluster and comes back: to joining, whatever it was.
+    def rejoin(
+        self,
+        contributor_id: str,
+        *,
+        versions: dict[str, str] | None = None,
+        limits: dict[str, Any] | None = None,
+    ) -> ContributorRecord:
+        """Its agent lost the cluster, or was started again, and comes back: to joining, whatever it was.
+
+        Args:
+            contributor_id: the machine.
+            versions: of the agent that was started again.
+            limits: what it lends now.
 
         Raises:
             NotAuthorized: the operator sent it away.
@@ -285,6 +296,8 @@ class Contributors:
                 )
             _refuse_taken_name(session, row.name, but=row.id)
             row.node_id, row.address, row.last_seen_at = None, None, now
+            row.versions = versions or row.versions
+            row.limits = limits or row.limits
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
 
