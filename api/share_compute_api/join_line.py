@@ -7,7 +7,10 @@ from typing import Final
 INVITE_VARIABLE: Final = "SHARE_COMPUTE_INVITE"
 
 
-INSTALL_COMMAND: Final = "git clone https://github.com/share-compute/share-compute && cd share-compute && make setup && . .venv/bin/activate"
+INSTALL_COMMAND: Final = (
+    "git clone https://github.com/share-compute/share-compute && cd share-compute && make setup"
+    " && . .venv/bin/activate"
+)
 """Installs share-compute on a machine that lacks it."""
 
 

@@ -145,6 +145,8 @@ def test_errors_are_one_line_a_mend_and_an_exit_code(run: Run, tmp_path: Path) -
 def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     plain = run("invite", "--label", "Ada")
     assert "share-compute join http://127.0.0.1:" in plain.stdout, plain.stderr
+    assert "make setup" in plain.stdout
+    assert "service install" in plain.stdout
     made = json.loads(run("invite", "create", "--json").stdout)
     assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)} == {"open"}
     assert json.loads(run("invite", "revoke", made["id"], "--json").stdout)["state"] == "revoked"
