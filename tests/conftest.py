@@ -187,7 +187,10 @@ def run_contributor(
         code = client.create_invite(label=name).code
         given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", *arguments)
         joining = ("join", server.url, "--invite", code, "--name", name, *given)
-        with run_command(server.data_folder, *joining, inside=inside) as command:
+        folder = str(server.data_folder / "contributors")
+        with run_command(
+            server.data_folder, *joining, inside=inside, SHARE_COMPUTE_DATA_FOLDER=folder
+        ) as command:
             yield RunningContributor(wait_for(lambda: ready(client, name), f"{name} ready"), command)
 
 

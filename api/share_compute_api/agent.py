@@ -13,7 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from share_compute.errors import ContributorLost, NotAuthorized, NotFound, ShareComputeError, Unavailable
+from share_compute.errors import (
+    ContributorLost,
+    NotAuthorized,
+    NotFound,
+    ShareComputeError,
+    Unavailable,
+    UserError,
+)
 from share_compute.jobs.states import ContributorState
 from share_compute_actors.machine.launch import RayNode
 from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
@@ -21,8 +28,17 @@ from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api import agent_client
 from share_compute_api.agent_client import AgentClient
-from share_compute_api.agent_schemas import ClusterAccess, ContributorWork, JoinRequest
+from share_compute_api.agent_schemas import (
+    ClusterAccess,
+    ContributorWork,
+    JoinRequest,
+    Limits,
+    PreflightRequest,
+    RejoinRequest,
+)
 from share_compute_api.children import Interrupts
+from share_compute_api.identity import Identities, Identity
+from share_compute_api.join_line import INVITE_VARIABLE
 from share_compute_api.joining import JoinOptions, check_machine, resolve_limits
 from share_compute_api.versions import local_versions
 
@@ -66,10 +82,12 @@ class Agent:
     Args:
         options: what is lent to whom.
         report: called with what the owner should see, whenever that changes.
+        identities: where the machine's key is kept.
     """
 
-    def __init__(self, options: JoinOptions, report: Callable[[View], None]) -> None:
+    def __init__(self, options: JoinOptions, report: Callable[[View], None], identities: Identities) -> None:
         self._options = options
+        self._identities = identities
         self._report = report
         self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
         self._roster: Roster | None = None
@@ -91,39 +109,85 @@ class Agent:
         """
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
-            limits = resolve_limits(self._options)
-            self._view = replace(self._view, warnings=check_machine(self._options, limits))
-            self._roster = open_run_folder(f"contributor {self._options.url} {self._options.name}")
+            options = self._options
+            stack.enter_context(self._identities.in_use(options.url, options.name))
+            limits = resolve_limits(options)
+            identity, access = self.enroll(limits)
+            self._roster = open_run_folder(f"contributor {options.url} {options.name}")
             stack.callback(close_run_folder, self._roster)
             interrupts.takes_along(self._roster)
-            self._show("joining")
-            joined = agent_client.join(
-                self._options.url,
-                JoinRequest(
-                    invite=self._options.invite,
-                    name=self._options.name,
-                    versions=local_versions(),
-                    clock=datetime.now(UTC),
-                    limits=limits,
-                    host=socket.gethostname(),
-                ),
-                self._options.fingerprint,
-            )
-            client = stack.enter_context(
-                AgentClient(
-                    self._options.url,
-                    joined.contributor_id,
-                    joined.contributor_key,
-                    self._options.fingerprint,
-                )
-            )
-            self._view = replace(self._view, contributor_id=joined.contributor_id)
+            client = stack.enter_context(self._client(identity))
+            self._view = replace(self._view, contributor_id=identity.contributor_id)
             try:
                 node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpus)
-                self._work(client, joined.cluster, node_limits)
+                self._work(client, access, node_limits)
             finally:
                 interrupts.begin_stopping()
                 self._leave(client)
+
+    def enroll(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        """Join with the invite and keep the key; without an invite, join again by the key that was kept.
+
+        Raises:
+            ShareComputeError: as `check_machine`, and what the server says.
+        """
+        if self._options.invite is None:
+            return self._return(limits)
+        return self._join(self._options.invite, limits)
+
+    def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
+        self._view = replace(self._view, warnings=check_machine(self._options, limits, find_head))
+
+    def _join(self, invite: str, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        options, versions = self._options, local_versions()
+        wanted = PreflightRequest(invite=invite, versions=versions)
+        self._check(
+            limits, lambda: agent_client.preflight(options.url, wanted, options.fingerprint).ray_address
+        )
+        self._show("joining")
+        joined = agent_client.join(
+            options.url,
+            JoinRequest(
+                invite=invite,
+                name=options.name,
+                versions=versions,
+                clock=datetime.now(UTC),
+                limits=limits,
+                host=socket.gethostname(),
+            ),
+            options.fingerprint,
+        )
+        identity = Identity(
+            contributor_id=joined.contributor_id, key=joined.contributor_key, fingerprint=options.fingerprint
+        )
+        self._identities.keep(options.url, options.name, identity)
+        return identity, joined.cluster
+
+    def _return(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        url, name = self._options.url, self._options.name
+        identity = self._identities.find(url, name)
+        if identity is None:
+            raise UserError(
+                f"this machine did not join {url} as {name} before",
+                mend=f"ask the operator for an invite, and set {INVITE_VARIABLE} or name a file: --invite-file",
+            )
+        fingerprint = self._options.fingerprint or identity.fingerprint
+        self._options = replace(self._options, fingerprint=fingerprint)
+        found: list[ClusterAccess] = []
+
+        def find_head() -> str:
+            wanted = RejoinRequest(versions=local_versions(), clock=datetime.now(UTC), limits=limits)
+            with self._client(identity) as client:
+                found.append(client.rejoin(wanted))
+            return found[0].ray_address
+
+        self._check(limits, find_head)
+        return identity, found[0]
+
+    def _client(self, identity: Identity) -> AgentClient:
+        return AgentClient(
+            self._options.url, identity.contributor_id, identity.key, self._options.fingerprint
+        )
 
     def _show(self, phase: str) -> None:
         self._view = replace(self._view, phase=phase)

@@ -14,6 +14,7 @@ from share_compute_api.agent_schemas import (
     JoinRequest,
     Preflight,
     PreflightRequest,
+    RejoinRequest,
 )
 from share_compute_api.discovery import Target
 from share_compute_api.schemas import Health
@@ -109,9 +110,10 @@ class AgentClient:
         """Give a sign of life; returns what the contributor does and whether it should go."""
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
 
-    def rejoin(self) -> ClusterAccess:
-        """Get the cluster's access again after the head was restarted."""
-        return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin")
+    def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
+        """Get the cluster's access again after the head was restarted, or this agent was (``wanted``)."""
+        body = None if wanted is None else wanted.model_dump(mode="json")
+        return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 
     def leave(self) -> ContributorRecord:
         """Tell that the owner takes the machine back."""

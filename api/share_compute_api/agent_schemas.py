@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, Field
 from share_compute.jobs.states import ContributorState
 from share_compute.plain_text import PlainText
 from share_compute.strict import StrictModel
+from share_compute_api.choices import LentDevice
 from share_compute_api.schemas import MOMENT, Versions, View, example
 
 
@@ -37,7 +38,7 @@ class Limits(StrictModel):
     memory_bytes: int = Field(ge=1, le=2**63 - 1)
     cpu_threads: int = Field(ge=1, le=4096)
     gpus: int = Field(default=0, ge=0, le=1024)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: LentDevice = "auto"
 
 
 class JoinRequest(StrictModel):
@@ -61,6 +62,21 @@ class JoinRequest(StrictModel):
     limits: Limits
     host: PlainText = Field(max_length=255)
     """Its host name."""
+
+
+class RejoinRequest(StrictModel):
+    """What an agent that was started again says."""
+
+    model_config = example(
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        clock=MOMENT,
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "gpus": 0, "device": "auto"},
+    )
+
+    versions: Versions
+    clock: AwareDatetime
+    """What its clock says; may differ by 30 s."""
+    limits: Limits
 
 
 class ClusterAccess(View):

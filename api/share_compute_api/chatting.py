@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx
@@ -32,24 +32,29 @@ _KINDS: dict[int, type[ShareComputeError]] = {
 }
 
 
-def require_model(transport: Transport, name: str) -> None:
-    """Raise the error that tells why a model does not answer, unless it does."""
+def require_model(transport: Transport, name: str) -> dict[str, Any]:
+    """Return what ``/v1/models`` says of a model, or raise the error that tells why it does not answer."""
     with transport.translated():
         answer = transport.http.get(f"{transport.target.url}/v1/models/{quote(name, safe='')}")
     _raise_for_error(answer)
+    facts: dict[str, Any] = answer.json()
+    return facts
 
 
-def chat(transport: Transport, request: dict[str, Any]) -> Iterator[str]:
+def stream(
+    transport: Transport, route: Literal["chat/completions", "completions"], request: dict[str, Any]
+) -> Iterator[str]:
     """Yield the text of an answer as it comes.
 
     Args:
         transport: to the server.
-        request: body for /v1/chat/completions, without ``stream``.
+        route: below ``/v1``.
+        request: the body, without ``stream``.
 
     Raises:
         ShareComputeError: what the server answered with, before the text or amid it.
     """
-    url = f"{transport.target.url}/v1/chat/completions"
+    url = f"{transport.target.url}/v1/{route}"
     timeout = httpx.Timeout(30.0, read=_SILENCE_S)
     source: EventSource
     with (
@@ -66,7 +71,7 @@ def chat(transport: Transport, request: dict[str, Any]) -> Iterator[str]:
             if "error" in chunk:
                 raise Unavailable(chunk["error"]["message"])
             for choice in chunk["choices"]:
-                if text := choice["delta"].get("content"):
+                if text := choice.get("text") or choice.get("delta", {}).get("content"):
                     yield text
 
 

@@ -27,6 +27,7 @@ from share_compute.store.records import (
 )
 from share_compute.topology_file import TopologyDocument
 from share_compute_api import chatting, downloads, sending
+from share_compute_api.choices import UploadKind
 from share_compute_api.discovery import find_target
 from share_compute_api.retention_schemas import Deleted, PruneReport
 from share_compute_api.schemas import (
@@ -56,7 +57,6 @@ from share_compute_api.schemas import (
     SignInCode,
     Status,
     TokenRotated,
-    UploadKind,
     UploadList,
     UploadView,
 )
@@ -321,9 +321,9 @@ class Client:
         """Take a deployment down, by its id or its name."""
         return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
 
-    def require_model(self, name: str) -> None:
-        """Raise the error that tells why a model does not answer, unless it does."""
-        chatting.require_model(self._transport, name)
+    def require_model(self, name: str) -> dict[str, Any]:
+        """Return what ``/v1/models`` says of a model, or raise the error that tells why it does not answer."""
+        return chatting.require_model(self._transport, name)
 
     def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
         """Yield a model's answer to a conversation, piece by piece; closing the iterator ends it.
@@ -333,7 +333,18 @@ class Client:
             messages: each with ``role`` and ``content``.
             options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
         """
-        return chatting.chat(self._transport, {"model": model, "messages": list(messages), **options})
+        request = {"model": model, "messages": list(messages), **options}
+        return chatting.stream(self._transport, "chat/completions", request)
+
+    def complete(self, model: str, prompt: str, **options: Any) -> Iterator[str]:
+        """Yield what a model goes on with after a text, piece by piece; closing the iterator ends it.
+
+        Args:
+            model: name of a deployment.
+            prompt: the text.
+            options: further fields of the request to /v1/completions: ``temperature``, ``max_tokens``, ...
+        """
+        return chatting.stream(self._transport, "completions", {"model": model, "prompt": prompt, **options})
 
     # Planning
 
@@ -474,6 +485,10 @@ class Client:
     def api_keys(self) -> list[ApiKeyRecord]:
         """Return all API keys, oldest first, without the keys themselves."""
         return self._transport.read(KeyList, "GET", "/keys").keys
+
+    def own_key_id(self) -> str:
+        """Return the id of the API key that this client sends."""
+        return self._transport.read(KeyList, "GET", "/keys").caller_id
 
     def revoke_key(self, key_id: str) -> ApiKeyRecord:
         """End an API key."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import psutil
 
@@ -22,10 +22,10 @@ from share_compute_actors.machine.preflight import (
     usable_threads,
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
-from share_compute_api.agent_client import greet, preflight
-from share_compute_api.agent_schemas import Limits, PreflightRequest
+from share_compute_api.agent_client import greet
+from share_compute_api.agent_schemas import Limits
+from share_compute_api.choices import LentDevice
 from share_compute_api.private import require_private_url
-from share_compute_api.versions import local_versions
 
 _DEFAULT_SHARE = 0.5
 """Of the memory that is available now."""
@@ -36,9 +36,10 @@ class JoinOptions:
     """What the owner of a machine says; None stands for what is found there."""
 
     url: str
-    invite: str = field(repr=False)
+    invite: str | None = field(repr=False)
+    """None: it joined before, and its key was kept."""
     name: str
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: LentDevice = "auto"
     memory_bytes: int | None = None
     cpu_threads: int | None = None
     gpus: int | None = None
@@ -84,8 +85,13 @@ def resolve_limits(options: JoinOptions) -> Limits:
     return Limits(memory_bytes=memory, cpu_threads=threads, gpus=gpus, device=options.device)
 
 
-def check_machine(options: JoinOptions, limits: Limits) -> tuple[str, ...]:
-    """Check all that can be checked before the invite is used, and end what killed runs left here.
+def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:
+    """Check all that can be checked before a machine joins, and end what killed runs left here.
+
+    Args:
+        options: what the owner says.
+        limits: what is lent.
+        find_head: returns host:port of the Ray head; called when the machine itself is fit.
 
     Returns:
         Warnings for the owner.
@@ -94,8 +100,6 @@ def check_machine(options: JoinOptions, limits: Limits) -> tuple[str, ...]:
         InsecureTransport: the server is another machine and speaks plain HTTP.
         UserError: too little disk or memory, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
-        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
-        VersionMismatch: its versions and ours do not work together.
         ClockSkew: its clock and ours differ too much.
     """
     if not options.is_insecure:
@@ -104,8 +108,7 @@ def check_machine(options: JoinOptions, limits: Limits) -> tuple[str, ...]:
     check_disk(root_folder()).require()
     greeting = greet(options.url, options.fingerprint)
     check_clock(greeting.skew_s).require(ClockSkew)
-    wanted = PreflightRequest(invite=options.invite, versions=local_versions())
-    ray_address = preflight(options.url, wanted, options.fingerprint).ray_address
+    ray_address = find_head()
     check_head(ray_address).require(Unavailable)
     target = ray_address.rpartition(":")[0].strip("[]")
     check_listening(options.address or route_address(target)).require()

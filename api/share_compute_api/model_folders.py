@@ -41,6 +41,46 @@ def refused(field: str, problem: str, mend: str) -> UserError:
     )
 
 
+class Problems:
+    """Collects what is wrong with a submission, so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self._found: list[UserError] = []
+
+    @contextmanager
+    def noted(self, field: str = "") -> Iterator[None]:
+        """Note a `UserError` of the block and go on behind it.
+
+        Args:
+            field: of the job, for errors that name none.
+        """
+        try:
+            yield
+        except UserError as failure:
+            named = failure.details.get("fields")
+            self._found.append(
+                failure if named or not field else refused(field, failure.message, failure.mend or "")
+            )
+
+    def require_none(self) -> None:
+        """Raise all that was noted as one `UserError`."""
+        if len(self._found) < 2:
+            for failure in self._found:
+                raise failure
+            return
+        fields = [
+            one
+            for failure in self._found
+            for one in failure.details.get("fields") or [{"field": "", "problem": failure.message}]
+        ]
+        mends = dict.fromkeys(failure.mend for failure in self._found if failure.mend)
+        raise UserError(
+            "; ".join(failure.message for failure in self._found),
+            mend="; ".join(mends),
+            details={"fields": fields},
+        )
+
+
 def require_path(path: Path, field: str) -> None:
     """Raise UserError unless a path is absolute and leads somewhere."""
     if not path.is_absolute():

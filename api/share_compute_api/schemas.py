@@ -16,7 +16,7 @@ from pydantic import (
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.plain_text import PlainText
-from share_compute.planning.workload import ServingWorkload
+from share_compute.planning.workload import Objective, ServingWorkload
 from share_compute.scopes import GRANTABLE, Scope
 from share_compute.serving.status import ServingStatus
 from share_compute.specification import Kind, Replicas, TrainJob, parse_job
@@ -34,6 +34,8 @@ from share_compute.store.records import (
 )
 from share_compute.strict import StrictModel
 from share_compute.topology_file import TopologyDocument, check_kind
+from share_compute_api.choices import UploadKind
+from share_compute_api.join_line import INSTALL_COMMAND
 
 MOMENT = "2026-01-31T12:00:00Z"
 """Time in examples."""
@@ -241,6 +243,8 @@ class KeyList(View):
     """API keys, oldest first."""
 
     keys: list[ApiKeyRecord]
+    caller_id: str
+    """Id of the key that this request was made with."""
 
 
 class InviteRequest(StrictModel):
@@ -278,6 +282,8 @@ class InviteCreated(View):
     expires_at: datetime
     join_command: str
     """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
+    install_command: str = INSTALL_COMMAND
+    """To run there before, if share-compute is not installed."""
 
 
 class TokenRotated(View):
@@ -412,9 +418,6 @@ class InviteList(View):
     invites: list[InviteView]
 
 
-UploadKind: TypeAlias = Literal["data", "model", "tokenizer"]
-
-
 class UploadRequest(StrictModel):
     """A new upload."""
 
@@ -491,7 +494,7 @@ class ServingRequest(StrictModel):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    objective: Literal["latency", "throughput"] = "latency"
+    objective: Objective = "latency"
     """Shortest time of one request alone, or most tokens a second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     new_tokens: int = Field(default=128, ge=1, le=2**24)

@@ -196,8 +196,11 @@ def _contribute(store: Store, running: Running, roster: Roster, settings: Settin
     _, code = store.invites.create(label="this machine", expires_in_s=_INVITE_LIFE_S)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
     # Arguments can be read by everybody on the machine, the environment cannot.
-    invite = join_invite(code, running.fingerprint)
-    roster.start("contribute", command, environment={INVITE_VARIABLE: invite}, cwd=settings.data_folder)
+    environment = {
+        INVITE_VARIABLE: join_invite(code, running.fingerprint),
+        "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),
+    }
+    roster.start("contribute", command, environment=environment, cwd=settings.data_folder)
 
 
 def _listen(host: str, port: int) -> socket.socket:

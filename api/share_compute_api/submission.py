@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from share_compute.planning.partitioning import load_strategy
-from share_compute.specification import TrainJob
+from share_compute.specification import DataSpec, TrainJob
+from share_compute_api.isolated.messages import CheckInputs, CheckModel
 from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.model_folders import (
     LAYER_KEYS,
+    Problems,
     check_model_folder,
     check_pools,
     check_token_ids,
@@ -22,50 +24,73 @@ from share_compute_api.model_folders import (
 
 
 def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, when the job cannot run here whatever machines there are.
+    """Raise UserError, naming each field, when the job cannot run here whatever machines there are.
 
     Args:
         spec: the job.
-        processes: read its tokenizer.
+        processes: read its files, configuration and tokenizer.
     """
-    load_strategy(spec.parallelism.strategy)
-    with looking("data.files"):
-        for file in spec.data.files or ():
+    problems = Problems()
+    with problems.noted("parallelism.strategy"):
+        load_strategy(spec.parallelism.strategy)
+    with problems.noted():
+        _check_files(spec.data, processes)
+    with problems.noted():
+        check_model(spec, processes)
+    problems.require_none()
+
+
+def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
+    problems = Problems()
+    for file in data.files or ():
+        with problems.noted(), looking("data.files"):
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file of the data")
-    check_model(spec, processes)
+            if not file.stat().st_size:
+                raise refused("data.files", f"{file} is empty", "leave it out, or fill it")
+    problems.require_none()
+    if data.files is None or data.files[0].suffix == ".txt":
+        return
+    question = CheckInputs(files=data.files, column=data.text_column, holds="text", taken=(), is_united=False)
+    with problems.noted("data.text_column"):
+        processes.ask(question)
+    problems.require_none()
 
 
 def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, when the model or its tokenizer cannot be what the job says.
+    """Raise UserError, naming each field, when the model or its tokenizer cannot be what the job says.
 
     Args:
         spec: the job.
-        processes: read its tokenizer.
+        processes: read its configuration and its tokenizer.
     """
-    with looking("model.path"):
-        if spec.model.path is not None:
-            check_model_folder(spec.model.path, "model.path")
-    with looking("tokenizer.path"):
+    problems = Problems()
+    with problems.noted(), looking("tokenizer.path"):
         if spec.tokenizer.path is not None:
             require_path(spec.tokenizer.path, "tokenizer.path")
             if not spec.tokenizer.path.is_dir():
                 problem = f"{spec.tokenizer.path} is not a folder"
                 raise refused("tokenizer.path", problem, "name the folder that holds tokenizer.json")
-    _check_vocabulary(spec, processes)
-    check_pools(spec.parallelism.pools, _num_layers(spec))
+    with problems.noted(), looking("model.path"):
+        if spec.model.path is not None:
+            check_model_folder(spec.model.path, "model.path")
+        config = _config(spec)
+        if spec.model.layers is None:
+            with problems.noted("model.path" if spec.model.path else "model.config"):
+                processes.ask(CheckModel(config=config))
+        with problems.noted():
+            _check_vocabulary(spec, config, processes)
+        with problems.noted():
+            layers = whole_number(config, *LAYER_KEYS)
+            check_pools(
+                spec.parallelism.pools, layers if spec.model.layers is None else len(spec.model.layers)
+            )
+    problems.require_none()
 
 
-def _num_layers(spec: TrainJob) -> int | None:
-    """Return the layers of the model; None where its configuration leaves that to a default."""
-    if spec.model.layers is not None:
-        return len(spec.model.layers)
-    return whole_number(_config(spec), *LAYER_KEYS)
-
-
-def _check_vocabulary(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    vocab_size = whole_number(_config(spec), "vocab_size")
+def _check_vocabulary(spec: TrainJob, config: dict[str, Any], processes: IsolatedProcesses) -> None:
+    vocab_size = whole_number(config, "vocab_size")
     if vocab_size is None:
         return
     wanted = spec.tokenizer.vocab_size

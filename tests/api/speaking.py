@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError
 from share_compute.serving.events import Emitted, Finished
 from share_compute.serving.options import Generation
@@ -69,7 +70,8 @@ class Speaker:
     """Says one text to whoever asks, or what a function of the request says."""
 
     def __init__(self, name: str, folder: Path, ids: Callable[[Generation], Sequence[int]]) -> None:
-        self.facts = ModelFacts(name, "generate", 1_700_000_000, WINDOW, folder)
+        can_chat = has_chat_template(folder)
+        self.facts = ModelFacts(name, "generate", 1_700_000_000, WINDOW, folder, can_chat)
         self.ids = ids
         self.heard: list[Generation] = []
         self.closed: set[int] = set()

@@ -16,6 +16,7 @@ from share_compute_actors.machine.processes import Roster
 from share_compute_api.agent import Agent, View, pause_before_retry_s
 from share_compute_api.agent_client import AgentClient
 from share_compute_api.agent_schemas import ClusterAccess
+from share_compute_api.identity import Identities
 from share_compute_api.joining import JoinOptions
 
 
@@ -30,7 +31,7 @@ def test_pauses_grow_up_to_a_limit_and_differ_between_machines() -> None:
 
 @pytest.mark.parametrize("is_released", [True, False])
 def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
-    plane: Any, digits: dict[str, Any], *, is_released: bool
+    plane: Any, digits: dict[str, Any], tmp_path: Path, *, is_released: bool
 ) -> None:
     store = plane.store
     record, key = store.contributors.join(
@@ -51,7 +52,7 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
     within_s = 60.0 if is_released else 0.1
     options = JoinOptions(plane.url, "used", "ada", leave_within_s=within_s)
     with AgentClient(plane.url, record.id, key) as client:
-        Agent(options, show)._leave(client)
+        Agent(options, show, Identities(tmp_path))._leave(client)
     held = [] if is_released else ["leaving; a job still holds it, and loses it"]
     assert phases == ["leaving", "leaving; handing over what it holds", *held, "left"]
 
@@ -61,7 +62,7 @@ def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tm
     record, key = store.contributors.join(
         store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
     )
-    agent = Agent(JoinOptions(plane.url, "used", "ada"), lambda _: None)
+    agent = Agent(JoinOptions(plane.url, "used", "ada"), lambda _: None, Identities(tmp_path))
     agent._roster = Roster(tmp_path)
     agent._node = SimpleNamespace(end=None, node_id="ab", address="192.0.2.7")
     access = ClusterAccess(ray_address="192.0.2.1:6379", token="token", labels={}, environment={})

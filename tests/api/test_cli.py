@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from share_compute.jobs.events import ArtifactSaved, AttemptEnded, AttemptEvent, Planned, StepCommitted
 from share_compute.planning.plan import Plan
+from share_compute.scopes import GRANTABLE, Scope
+from share_compute.specification import job_schema
+from share_compute_api.agent_schemas import Limits
+from share_compute_api.cli import make_app
+from share_compute_api.schemas import UploadRequest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -139,6 +145,8 @@ def test_errors_are_one_line_a_mend_and_an_exit_code(run: Run, tmp_path: Path) -
 def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     plain = run("invite", "--label", "Ada")
     assert "share-compute join http://127.0.0.1:" in plain.stdout, plain.stderr
+    assert "make setup" in plain.stdout
+    assert "service install" in plain.stdout
     made = json.loads(run("invite", "create", "--json").stdout)
     assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)} == {"open"}
     assert json.loads(run("invite", "revoke", made["id"], "--json").stdout)["state"] == "revoked"
@@ -158,6 +166,32 @@ def test_keys_are_made_listed_and_revoked(run: Run) -> None:
     assert json.loads(run("keys", "revoke", made["id"], "--json").stdout)["revoked_at"] is not None
     refused = run("contributors", SHARE_COMPUTE_API_KEY=made["key"])
     assert (refused.returncode, "not valid" in refused.stderr) == (5, True)
+
+
+def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -> None:
+    _, key = plane.store.keys.create("second", [Scope.admin])
+    own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)[-1]["id"]
+    asked = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
+    assert (asked.returncode, "--yes" in error(asked)["mend"]) == (2, True)
+    assert plane.store.keys.verify(key) is not None
+    assert run("keys", "revoke", own, "--yes", SHARE_COMPUTE_API_KEY=key).returncode == 0
+    assert plane.store.keys.verify(key) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "known"),
+    [
+        (["serve"], "dtype", job_schema("serve")["properties"]["dtype"]["enum"]),
+        (["serve"], "objective", job_schema("serve")["properties"]["objective"]["enum"]),
+        (["join"], "device", Limits.model_json_schema()["properties"]["device"]["enum"]),
+        (["upload"], "kind", UploadRequest.model_json_schema()["properties"]["kind"]["enum"]),
+        (["keys", "create"], "scope", list(GRANTABLE)),
+    ],
+)
+def test_options_offer_what_the_schema_allows(words: list[str], option: str, known: list[str]) -> None:
+    told = CliRunner().invoke(make_app(), [*words, "--help"], env={"COLUMNS": "300"}).output
+    (line,) = (line for line in told.splitlines() if f"--{option} " in line)
+    assert "|".join(known) in line
 
 
 def test_every_setting_is_shown_with_its_origin(run: Run) -> None:

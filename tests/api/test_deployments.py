@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save_file
 from tests.api.conftest import Plane, wait_until
-from tests.api.speaking import Speaker, make_tokenizer
+from tests.api.speaking import WINDOW, Speaker, make_tokenizer
 from typer.testing import CliRunner, Result
 
 from share_compute.errors import Busy, Conflict, NotFound, Unavailable, UserError
@@ -402,6 +402,23 @@ def test_a_conversation_is_remembered_until_it_is_reset(run: Run, speaker: Speak
     refused = run("chat", "llama", text="Hello\n").exception
     assert isinstance(refused, Busy)
     assert "500 wait" in refused.message
+
+
+def test_a_model_without_a_chat_template_continues_the_text(plane: Plane, run: Run, tmp_path: Path) -> None:
+    tokenizer = ServedTokenizer(make_tokenizer(tmp_path / "base", with_template=False))
+
+    def echo(generation: Any) -> tuple[int, ...]:
+        said = tokenizer._fast.decode(list(generation.prompt), skip_special_tokens=False)
+        return tokenizer.encode(f"<{said.replace(chr(10), '/')}>", 99)
+
+    speaker = Speaker("base", tmp_path / "base", echo)
+    plane.app.state.context.engines.add(speaker)
+    talked = run("chat", "base", "--system", "S", text="one\ntwo\n/reset\nthree\n")
+    assert talked.exit_code == 0, talked.output
+    assert talked.stdout.splitlines()[1:] == ["<S/one>", "<S/one/<S/one>/two>", "forgotten", "<S/three>"]
+    assert {one.options.max_tokens for one in speaker.heard} == {WINDOW // 2}
+    run("chat", "base", "--max-tokens", "3", text="one\n")
+    assert speaker.heard[-1].options.max_tokens == 3
 
 
 def test_the_client_reads_an_answer_piece_by_piece(client: Client, speaker: Speaker) -> None:

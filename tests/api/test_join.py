@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,26 @@ def test_a_machine_joins_is_measured_and_leaves(server: Any, contributors: Calla
     assert not any(is_alive(process) for process in family)
     with server.client() as client:
         assert client.contributor(first.record.id).state is ContributorState.left
+
+
+def test_a_machine_comes_back_without_an_invite(
+    server: Any, wait_for: Any, run_command: Any, tmp_path: Path
+) -> None:
+    """It keeps its row, as it does when a service starts it after a reboot."""
+    lent = ("--name", "kept", "--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
+    own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path)}
+
+    def ids(state: ContributorState) -> list[str]:
+        return [one.id for one in client.contributors(state=[state]) if one.name == "kept"]
+
+    with server.client() as client:
+        code = client.create_invite().code
+        with run_command(tmp_path, "join", server.url, *lent, **own, SHARE_COMPUTE_INVITE=code) as first:
+            (machine,) = wait_for(lambda: ids(ContributorState.ready), "the machine", 180)
+            assert first.stop() == 0
+        assert ids(ContributorState.left) == [machine]
+        with run_command(tmp_path, "join", server.url, *lent, **own):
+            assert wait_for(lambda: ids(ContributorState.ready), "the machine again", 180) == [machine]
 
 
 def test_the_agent_holds_neither_ray_nor_torch(contributor: Any):

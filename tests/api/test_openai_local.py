@@ -14,9 +14,10 @@ import openai
 import pytest
 from openai import OpenAI
 from tests.api.conftest import Plane, wait_until
-from tests.api.speaking import make_llama
+from tests.api.speaking import make_llama, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from share_compute.data.tokenization import has_chat_template
 from share_compute_api.serving.local import LocalEngine
 
 PROMPT = "the quick brown fox"
@@ -127,3 +128,14 @@ def test_a_sequence_that_cannot_be_computed_stops_no_others(
             complete(client, model="copy", extra_body={"response_format": {"type": "json_object"}})
         assert complete(client, model="copy", seed=1) == before
     engine.close()
+
+
+def test_models_say_whether_they_write_conversations(client: OpenAI, tmp_path: Path) -> None:
+    (model,) = client.models.list().data
+    assert model.model_extra is not None
+    assert model.model_extra["has_chat_template"] is True
+    assert not has_chat_template(make_tokenizer(tmp_path / "base", with_template=False))
+    (tmp_path / "base" / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert has_chat_template(tmp_path / "base")
+    (tmp_path / "base" / "tokenizer_config.json").write_text("[" * 100_000)
+    assert not has_chat_template(tmp_path / "base")

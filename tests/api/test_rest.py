@@ -24,6 +24,7 @@ from share_compute.scopes import Scope
 from share_compute.specification import parse_job
 from share_compute_api.client import Client
 from share_compute_api.guesses import Guesses
+from share_compute_api.isolated.messages import CheckModel
 from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.submission import check_job
 
@@ -327,7 +328,9 @@ def test_what_can_be_seen_on_disk_is_checked_at_once(
     assert "3 pools cannot share 2 layers" in refused(
         {"config": {"model_type": "llama", "num_hidden_layers": 2}}, parallelism={"pools": 3}
     )
-    (small / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "vocab_size": 99}))
+    (small / "config.json").write_text(
+        json.dumps({"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99})
+    )
     assert "3 pools cannot share 2 layers" in refused({"path": str(small)}, parallelism={"pools": 3})
     layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
     declared = {"model": {"layers": layers}, "data": {"dataset": "digits"}, "parallelism": {"pools": 2}}
@@ -341,26 +344,81 @@ def test_what_can_be_seen_on_disk_is_checked_at_once(
     assert "uniform" in problem(answer, 422, "invalid-request")["detail"]
 
 
+@pytest.mark.parametrize(
+    ("config", "field", "problem_text"),
+    [
+        (
+            {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 6},
+            "model.config",
+            "not a multiple",
+        ),
+        (
+            {"model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 4},
+            "model.config",
+            "not a multiple",
+        ),
+        ({"model_type": "llama", "hidden_size": "large"}, "model.config", "expected int"),
+        ({"model_type": "t5"}, "model.config", "no causal language model"),
+        ({"model_type": "gpt2"}, "model.config", "no pipeline plan"),
+        ({"model_type": "llamma"}, "model.config", "unknown model_type"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_refused_at_submission(
+    http: httpx.Client, corpus: Path, config: dict[str, Any], field: str, problem_text: str
+) -> None:
+    document = problem(submit(http, {"config": config}, corpus), 422, "invalid-request")
+    (found,) = document["details"]["fields"]
+    assert (found["field"], problem_text in found["problem"]) == (field, True), found
+
+
+def test_all_that_is_wrong_with_a_job_is_told_at_once(http: httpx.Client, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"body": "some text"}\n')
+    config = {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 6, "vocab_size": 300}
+    job = {
+        "model": {"config": {**config, "num_hidden_layers": 2}},
+        "data": {"files": [str(rows)]},
+        "tokenizer": {"vocab_size": 400},
+        "parallelism": {"strategy": "unifrom", "pools": 3},
+    }
+    expected = [
+        "parallelism.strategy",
+        "data.text_column",
+        "model.config",
+        "tokenizer.vocab_size",
+        "parallelism.pools",
+    ]
+    document = problem(http.post("/jobs", json=job), 422, "invalid-request")
+    assert [one["field"] for one in document["details"]["fields"]] == expected
+    assert "name one of its columns: body" in document["mend"]
+    checked = http.post("/jobs/check", json=job).json()["problems"]
+    assert [one["field"] for one in checked] == expected
+
+
 @pytest.fixture
-def an_ordinary_user() -> Iterator[None]:
-    """Run as somebody whom rights stop, if this is root."""
+def an_ordinary_user() -> Iterator[IsolatedProcesses]:
+    """Run as somebody whom rights stop, if this is root; the processes are started before."""
+    processes = IsolatedProcesses()
+    processes.ask(CheckModel(config={"model_type": "llama"}))
     if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(pwd.getpwnam("nobody").pw_uid)
-    yield
-    os.seteuid(0)
+        yield processes
+    else:
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+        yield processes
+        os.seteuid(0)
+    processes.close()
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
-def test_what_may_not_be_read_is_refused(an_ordinary_user: None, part: str) -> None:
-    del an_ordinary_user
+def test_what_may_not_be_read_is_refused(an_ordinary_user: IsolatedProcesses, part: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder, corpus = Path(place, "model"), Path(place, "corpus.txt")
         folder.mkdir(mode=0o000)
-        corpus.touch()
-        model = {"path": str(folder)} if part == "model" else {"config": {"model_type": "x", "vocab_size": 9}}
+        corpus.write_text("some text")
+        model = (
+            {"path": str(folder)} if part == "model" else {"config": {"model_type": "llama", "vocab_size": 9}}
+        )
         tokenizer = {"path": str(folder)} if part == "tokenizer" else {}
         job = parse_job({"model": model, "tokenizer": tokenizer, "data": {"files": [str(corpus)]}})
         with pytest.raises(UserError, match=f"{part}.path: it cannot be looked at"):
-            check_job(job, IsolatedProcesses())
+            check_job(job, an_ordinary_user)

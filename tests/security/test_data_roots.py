@@ -81,7 +81,13 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def job(path: Path | str) -> dict[str, Any]:
-    config = {"model_type": "llama", "vocab_size": 300, "hidden_size": 16}
+    config = {
+        "model_type": "llama",
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     return {
         "model": {"config": config},
         "tokenizer": {"vocab_size": 300},

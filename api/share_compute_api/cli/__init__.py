@@ -11,7 +11,17 @@ from collections.abc import Callable
 
 import typer
 
-from share_compute_api.cli import artifacts, backups, deleting, information, invites, jobs, keys, uploads
+from share_compute_api.cli import (
+    artifacts,
+    backups,
+    deleting,
+    information,
+    invites,
+    jobs,
+    keys,
+    service,
+    uploads,
+)
 from share_compute_api.cli.chaos import chaos
 from share_compute_api.cli.clearing import clear
 from share_compute_api.cli.demo import demo
@@ -72,6 +82,7 @@ def make_app() -> typer.Typer:
     app.add_typer(keys.app, name="keys", rich_help_panel="Run the pool")
     add("Run the pool", deleting.prune, backups.backup, backups.restore)
     add("Lend a machine", join)
+    app.add_typer(service.app, name="service", rich_help_panel="Lend a machine")
     add(
         "Run jobs",
         plan,

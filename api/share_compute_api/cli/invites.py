@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, print_table, since, state_text
-from share_compute_api.join_line import is_for_this_machine_alone
+from share_compute_api.join_line import INSTALL_COMMAND, is_for_this_machine_alone
 
 app = typer.Typer(
     help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
@@ -39,6 +39,9 @@ def create_invite(label: Label = None, expires_in_s: ExpiresIn = 3600, as_json: 
         return
     console.print(f"[dim]One machine can join with this, {since(made.expires_at)} at the latest:[/dim]")
     console.print(made.join_command, markup=False, soft_wrap=True)
+    console.print("[dim]If share-compute is not installed there, first:[/dim]")
+    console.print(INSTALL_COMMAND, markup=False, soft_wrap=True)
+    console.print("[dim]With `service install` in place of `join` it joins at each boot.[/dim]")
     if is_for_this_machine_alone(made.join_command):
         console.print("[dim]Only the server's own machine can; `up --host 0.0.0.0` lets others join.[/dim]")
 

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,96 +14,137 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from share_compute_api.choices import LentDevice
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import console
 from share_compute_api.join_line import INVITE_VARIABLE
 
 if TYPE_CHECKING:
     from share_compute_api.agent import View
+    from share_compute_api.identity import Identities
+    from share_compute_api.joining import JoinOptions
 
 
-class DeviceChoice(StrEnum):
-    """What may be lent."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+Url = Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")]
+Invite = Annotated[
+    str | None,
+    typer.Option(
+        envvar=INVITE_VARIABLE,
+        help="Code that the operator gave you; not needed by a machine that joined before. Other users of this machine "
+        "can read arguments: better set the variable, or name a file.",
+    ),
+]
+InviteFile = Annotated[Path | None, typer.Option(help="File with the code; - reads it from standard input.")]
+Name = Annotated[str | None, typer.Option(help="What people call this machine; default: its host name.")]
+Device = Annotated[LentDevice, typer.Option(help="What does the work.")]
+Memory = Annotated[
+    str | None, typer.Option(help="Memory to lend, e.g. 4GiB; default: half of what is available.")
+]
+CpuThreads = Annotated[int | None, typer.Option(min=1, help="Threads to lend; default: all.")]
+Gpus = Annotated[
+    int | None, typer.Option(min=0, help="Graphics processors to lend; default: all that CUDA shows.")
+]
+Address = Annotated[str | None, typer.Option(help="IP address that other machines reach this one at.")]
+Fingerprint = Annotated[
+    str | None,
+    typer.Option(help="Of the server's key, if the invite does not carry it; `share-compute up` shows it."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the way can read.")
+]
+LeaveWithin = Annotated[
+    float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
+]
 
 
 def join(  # noqa: PLR0917  # typer passes each by its name
-    url: Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")],
-    invite: Annotated[
-        str | None,
-        typer.Option(
-            envvar=INVITE_VARIABLE,
-            help="Code that the operator gave you. Other users of this machine can read arguments: better set "
-            "the variable, or name a file.",
-        ),
-    ] = None,
-    invite_file: Annotated[
-        Path | None, typer.Option(help="File with the code; - reads it from standard input.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What people call this machine; default: its host name.")
-    ] = None,
-    device: Annotated[DeviceChoice, typer.Option(help="What does the work.")] = DeviceChoice.auto,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory to lend, e.g. 4GiB; default: half of what is available.")
-    ] = None,
-    cpu_threads: Annotated[int | None, typer.Option(min=1, help="Threads to lend; default: all.")] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="Graphics processors to lend; default: all that CUDA shows.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="IP address that other machines reach this one at.")
-    ] = None,
-    fingerprint: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the server's key, if the invite does not carry it; `share-compute up` shows it."
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the way can read.")
-    ] = False,
-    leave_within: Annotated[
-        float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
-    ] = 60.0,
+    url: Url,
+    invite: Invite = None,
+    invite_file: InviteFile = None,
+    name: Name = None,
+    device: Device = "auto",
+    memory: Memory = None,
+    cpu_threads: CpuThreads = None,
+    gpus: Gpus = None,
+    address: Address = None,
+    fingerprint: Fingerprint = None,
+    insecure: Insecure = False,
+    leave_within: LeaveWithin = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
 ) -> None:
     """Lend this machine to a pool.
 
+    Its key is kept, so that it joins again without an invite. `share-compute service install` does so at each boot.
     Ctrl-C leaves: a job that runs here is handed over to its other machines first. Twice: at once.
     """
-    from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.agent import Agent
-    from share_compute_api.fingerprints import parse_fingerprint, split_invite
-    from share_compute_api.joining import JoinOptions, default_name
+    from share_compute_api.joining import default_name
 
     os.umask(PRIVATE_UMASK)
-    os.environ.pop(INVITE_VARIABLE, None)  # Ray and all that it starts need not know it
-    code, pin = split_invite(invite or _read_invite(invite_file))
-    options = JoinOptions(
+    identities = own_identities()
+    name = name or default_name()
+    code = read_invite(invite, invite_file, is_known=identities.find(url, name) is not None)
+    options = join_options(
+        url, code, name, device, memory, cpu_threads, gpus, address, fingerprint, insecure, leave_within
+    )
+    try:
+        if as_json:
+            Agent(options, _JsonLines(), identities).run()
+            return
+        with Live(console=console, refresh_per_second=4) as live:
+            Agent(options, lambda view: live.update(_table(view)), identities).run()
+    except KeyboardInterrupt:
+        return
+
+
+def own_identities() -> Identities:
+    """Return the identities in this user's data folder."""
+    from share_compute.settings import ClientSettings
+    from share_compute_api.identity import Identities
+
+    return Identities(ClientSettings().data_folder)
+
+
+def join_options(  # noqa: PLR0917
+    url: str,
+    invite: str | None,
+    name: str,
+    device: LentDevice,
+    memory: str | None,
+    cpu_threads: int | None,
+    gpus: int | None,
+    address: str | None,
+    fingerprint: str | None,
+    insecure: bool,
+    leave_within: float,
+) -> JoinOptions:
+    """Return what the options of the command line say."""
+    from share_compute_actors.machine.sizes import parse_bytes
+    from share_compute_api.fingerprints import parse_fingerprint, split_invite
+    from share_compute_api.joining import JoinOptions
+
+    code, pin = split_invite(invite) if invite else (None, None)
+    return JoinOptions(
         url=url.rstrip("/"),
         invite=code,
         fingerprint=parse_fingerprint(fingerprint) if fingerprint else pin,
         is_insecure=insecure,
-        name=name or default_name(),
-        device=device.value,
+        name=name,
+        device=device,
         memory_bytes=parse_bytes(memory) if memory else None,
         cpu_threads=cpu_threads,
         gpus=gpus,
         address=address,
         leave_within_s=leave_within,
     )
-    try:
-        if as_json:
-            Agent(options, _JsonLines()).run()
-            return
-        with Live(console=console, refresh_per_second=4) as live:
-            Agent(options, lambda view: live.update(_table(view))).run()
-    except KeyboardInterrupt:
-        return
+
+
+def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
+    """Return the invite, asked for where that is possible; None for a machine that joined before and names none."""
+    os.environ.pop(INVITE_VARIABLE, None)  # Ray and all that it starts need not know it
+    if given or (file is None and is_known):
+        return given
+    return _read_invite(file)
 
 
 def _read_invite(file: Path | None) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.scopes import Scope
+from share_compute_api.cli.deleting import Yes, confirm
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, print_table, since, state_text
 
@@ -76,12 +77,16 @@ def list_keys(as_json: Json = False) -> None:
 
 @app.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.")], as_json: Json = False
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.")],
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
-    """End an API key, with the sessions that were begun with it."""
+    """End an API key, with the sessions that were begun with it. Asks first if this command itself uses the key."""
     from share_compute_api.client import Client
 
     with Client() as client:
+        if key_id == client.own_key_id():
+            confirm(f"Revoke {key_id}? This command uses it; you need another key to go on.", yes=yes)
         gone = client.revoke_key(key_id)
     if as_json:
         print_json(gone)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
+from share_compute.planning.workload import Objective
 from share_compute_api.cli.completion import complete_strategy
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import Terminal
@@ -25,23 +25,17 @@ if TYPE_CHECKING:
 _MOST_MACHINES = 10
 
 
-class Objective(StrEnum):
-    """What the machines are planned for."""
-
-    training = "training"
-    latency = "latency"
-    throughput = "throughput"
-
-
-_SERVING = (Objective.latency, Objective.throughput)
+_Purpose: TypeAlias = Literal["training", Objective]
+"""What the machines are planned for."""
+_SERVING = get_args(Objective)
 _ABOUT = {
-    "strategy": (Objective.training,),
-    "compare": (Objective.training,),
+    "strategy": ("training",),
+    "compare": ("training",),
     "prompt_tokens": _SERVING,
     "new_tokens": _SERVING,
     "concurrent": _SERVING,
-    "first_token_limit": (Objective.throughput,),
-    "next_token_limit": (Objective.throughput,),
+    "first_token_limit": ("throughput",),
+    "next_token_limit": ("throughput",),
 }
 """Objectives that look at an option; all look at the others."""
 
@@ -62,9 +56,9 @@ def plan(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Put all strategies side by side.")] = False,
     objective: Annotated[
-        Objective,
+        _Purpose,
         typer.Option(help="Train the model, or serve it: shortest answer, or most tokens a second."),
-    ] = Objective.training,
+    ] = "training",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Serving: length of a prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Serving: length of an answer.")] = 128,
     concurrent: Annotated[int, typer.Option(min=1, help="Serving: most answers at one time.")] = 16,
@@ -84,14 +78,14 @@ def plan(
     _require_meaning(context, objective)
     serving = (
         _serving(
-            objective=objective.value,
+            objective=objective,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             concurrent=concurrent,
             first_token_limit_s=first_token_limit,
             next_token_limit_s=next_token_limit,
         )
-        if objective is not Objective.training
+        if objective != "training"
         else None
     )
     try:
@@ -107,7 +101,7 @@ def plan(
         print_report(report)
 
 
-def _require_meaning(context: typer.Context, objective: Objective) -> None:
+def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
     """Refuse options that this objective would not look at."""
     from share_compute.errors import UserError
 

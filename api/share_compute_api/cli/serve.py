@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
+from share_compute.planning.workload import Objective, ServedPrecision
 from share_compute_api.cli.completion import complete_deployment
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_failure, print_json, print_table, since, state_text
@@ -23,23 +23,8 @@ if TYPE_CHECKING:
 
 _JOB = re.compile(r"^(job-[a-z2-7]{8})(?:/(.+))?$")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_PLAIN_TOKENS = 256
 _HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said.[/dim]"
-
-
-class Dtype(StrEnum):
-    """What weights are loaded as."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-
-
-class Aim(StrEnum):
-    """What machines are chosen for."""
-
-    latency = "latency"
-    throughput = "throughput"
 
 
 Name = Annotated[
@@ -66,8 +51,10 @@ def serve(
     max_concurrent: Annotated[
         int, typer.Option(min=1, help="Most sequences at one time, for each replica.")
     ] = 16,
-    dtype: Annotated[Dtype, typer.Option(help="What weights are loaded as.")] = Dtype.float32,
-    objective: Annotated[Aim, typer.Option(help="Shortest answer, or most tokens a second.")] = Aim.latency,
+    dtype: Annotated[ServedPrecision, typer.Option(help="What weights are loaded as.")] = "float32",
+    objective: Annotated[
+        Objective, typer.Option(help="Shortest answer, or most tokens a second.")
+    ] = "latency",
     pools: Annotated[int | None, typer.Option(min=1, help="Machines in a row that share the layers.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -82,8 +69,8 @@ def serve(
             "replicas": replicas,
             "max_seq": max_seq,
             "max_concurrent": max_concurrent,
-            "dtype": dtype.value,
-            "objective": objective.value,
+            "dtype": dtype,
+            "objective": objective,
             "parallelism": {"pools": pools},
         }
         report_deployment(client.deploy(wanted), client.url, as_json=as_json)
@@ -206,20 +193,33 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
 ) -> None:
-    """Talk to a served model. Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said."""
+    """Talk to a served model. Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said.
+
+    A model without a chat template continues the text of the conversation.
+    """
     from share_compute_api.client import Client
 
     given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     options = {key: value for key, value in given.items() if value is not None}
     first = [] if system is None else [{"role": "system", "content": system}]
     with Client() as client:
-        client.require_model(name)
+        model = client.require_model(name)
         if sys.stdin.isatty():
             console.print(_HELP)
-        _converse(client, name, first, options)
+        if model["has_chat_template"]:
+            _converse(lambda said: client.chat(name, said, **options), first)
+            return
+        console.print("[dim]This model has no chat template: it continues the text as it is.[/dim]")
+        # The API's own default, 16 tokens, is hardly a sentence; the other half of the window is for the prompt.
+        limited = {"max_tokens": min(_PLAIN_TOKENS, model["max_model_len"] // 2), **options}
+        _converse(lambda said: client.complete(name, _plain(said), **limited), first)
 
 
-def _converse(client: Client, name: str, first: list[dict[str, str]], options: dict[str, Any]) -> None:
+def _plain(said: list[dict[str, str]]) -> str:
+    return "\n".join(one["content"] for one in said)
+
+
+def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[dict[str, str]]) -> None:
     from share_compute.errors import ShareComputeError
 
     said = list(first)
@@ -230,7 +230,7 @@ def _converse(client: Client, name: str, first: list[dict[str, str]], options: d
             continue
         question = {"role": "user", "content": line}
         try:
-            answer = _answer(client.chat(name, [*said, question], **options))
+            answer = _answer(ask([*said, question]))
         except ShareComputeError as failure:
             if not sys.stdin.isatty():
                 raise

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from share_compute.settings import Settings
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import Terminal
-from share_compute_api.join_line import is_for_this_machine_alone
+from share_compute_api.join_line import INSTALL_COMMAND, is_for_this_machine_alone
 
 if TYPE_CHECKING:
     from share_compute_api.server import Running
@@ -130,6 +130,7 @@ def _panel(running: Running, data_roots: Sequence[Path]) -> Panel:
         f"  {escape(running.dashboard_url)}",
         f"[bold]{who}[/] (works once, for an hour; `share-compute invite` makes more)",
         f"  {escape(running.join_command)}",
+        f"  [dim]if share-compute is not installed there, first: {escape(INSTALL_COMMAND)}[/]",
         *([f"[bold]Fingerprint of its key[/]  {running.fingerprint}"] if running.fingerprint else []),
         f"[dim]Jobs may name files below: {escape(roots)}[/]",
         "[dim]Ctrl-C stops the server; it finds its state again.[/]",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,18 +10,11 @@ import typer
 from rich.markup import escape
 
 from share_compute.planning.words import bytes_text
+from share_compute_api.choices import UploadKind
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, print_table, since, state_text
 
 app = typer.Typer(no_args_is_help=True, help="List and remove data and models that were sent to the server.")
-
-
-class Kind(StrEnum):
-    """What an upload is."""
-
-    data = "data"
-    model = "model"
-    tokenizer = "tokenizer"
 
 
 def upload(
@@ -30,7 +22,7 @@ def upload(
     name: Annotated[
         str | None, typer.Option(help="What people call it; default: the path's own name.")
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="What it is; default: what it looks like.")] = None,
+    kind: Annotated[UploadKind | None, typer.Option(help="What it is; default: what it looks like.")] = None,
     as_json: Json = False,
 ) -> None:
     """Send data, or the folder of a model, to the server; a job then names it as upload:ID."""
@@ -49,7 +41,7 @@ def upload(
         sent = client.upload(
             path,
             name=name,
-            kind=None if kind is None else kind.value,
+            kind=kind,
             progress=partial(progress.advance, task),
         )
     if as_json:

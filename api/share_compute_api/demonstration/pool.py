@@ -84,7 +84,11 @@ class LocalPool:
             *("--leave-within", "0"),
         )
         # Arguments can be read by everybody on the machine, the environment cannot.
-        self._machines[name] = self._roster.start(name, command, environment={"SHARE_COMPUTE_INVITE": code})
+        environment = {
+            "SHARE_COMPUTE_INVITE": code,
+            "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),  # keys of its machines end with it
+        }
+        self._machines[name] = self._roster.start(name, command, environment=environment)
 
     def wait_until_ready(
         self, client: Client, progress: Callable[[list[ContributorRecord]], None]

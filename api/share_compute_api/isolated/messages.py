@@ -161,8 +161,26 @@ class CheckSchema(Question[Done]):
         return Done
 
 
+class CheckModel(Question[Done]):
+    """See whether a model of this configuration can be trained; see `check_trainable`."""
+
+    subject = "the model's configuration"
+    kind: Literal["model"] = "model"
+    config: dict[str, Any]
+
+    @property
+    def source(self) -> str:
+        """The architecture."""
+        return str(self.config.get("model_type"))
+
+    @property
+    def answer(self) -> type[Done]:
+        """Model of its answer."""
+        return Done
+
+
 class CheckInputs(Question[Done]):
-    """Look at the first rows of a batch's files; see `Inputs.check`."""
+    """Look at the first rows of files; see `Inputs.check`."""
 
     subject = "reading the files"
     kind: Literal["inputs"] = "inputs"
@@ -186,7 +204,8 @@ class CheckInputs(Question[Done]):
 
 
 AnyQuestion: TypeAlias = Annotated[
-    Load | Describe | Encode | Chat | FindLargestId | CheckSchema | CheckInputs, Field(discriminator="kind")
+    Load | Describe | Encode | Chat | FindLargestId | CheckSchema | CheckModel | CheckInputs,
+    Field(discriminator="kind"),
 ]
 questions: TypeAdapter[AnyQuestion] = TypeAdapter(AnyQuestion)
 

@@ -52,7 +52,7 @@ class Work:
                 from share_compute_api.serving.tokenizer import largest_id
 
                 return messages.LargestId(largest=largest_id(question.file))
-            case messages.CheckInputs() | messages.CheckSchema():
+            case messages.CheckInputs() | messages.CheckModel() | messages.CheckSchema():
                 _check(question)
                 return messages.Done()
 
@@ -66,11 +66,16 @@ class Work:
         return found
 
 
-def _check(question: messages.CheckInputs | messages.CheckSchema) -> None:
+def _check(question: messages.CheckInputs | messages.CheckModel | messages.CheckSchema) -> None:
     if isinstance(question, messages.CheckSchema):
         from share_compute.serving.constraints import check_schema
 
         check_schema(question.text)
+        return
+    if isinstance(question, messages.CheckModel):
+        from share_compute.models.hub_configuration import check_trainable
+
+        check_trainable(question.config)
         return
     from share_compute.batches.inputs import Inputs
     from share_compute.batches.output import check_columns
@@ -117,10 +122,13 @@ def main() -> None:
 
 def _import_all() -> None:
     """Import what questions need, so that it counts for the limit and not for the first question."""
+    # Configurations import torch where it can be imported, and need nothing of it: seconds, and 300 MB.
+    sys.modules["torch"] = None  # type: ignore[assignment]
     import llguidance
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 
+    import share_compute.models.hub_configuration
     import share_compute.serving.constraints
 
     del llguidance, tokenizers, PreTrainedTokenizerFast, share_compute

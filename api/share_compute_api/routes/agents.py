@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from time import monotonic
 
 from anyio import to_thread
@@ -22,6 +23,7 @@ from share_compute_api.agent_schemas import (
     OnlineRequest,
     Preflight,
     PreflightRequest,
+    RejoinRequest,
 )
 from share_compute_api.auth import LivingContributor, SelfContributor
 from share_compute_api.context import Context, InContext
@@ -55,13 +57,7 @@ def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
     cluster = _cluster(context)
     context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
     check_versions(local_versions(), wanted.versions)
-    skew_s = (wanted.clock - context.store.clock()).total_seconds()
-    if abs(skew_s) > MOST_CLOCK_SKEW_S:
-        raise ClockSkew(
-            f"the joining machine's clock is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}",
-            mend="set both clocks by NTP, e.g. timedatectl set-ntp true",
-            details={"skew_s": skew_s, "most_s": MOST_CLOCK_SKEW_S},
-        )
+    _check_clock(wanted.clock, context)
     record, key = context.store.contributors.join(
         wanted.invite,
         name=wanted.name,
@@ -110,11 +106,20 @@ def _heard(contributor: ContributorRecord, context: Context) -> ContributorWork:
 
 
 @router.post("/{contributor_id}/rejoin", operation_id="rejoin", responses=documented(401, 403, 409, 503))
-def rejoin(contributor: SelfContributor, context: InContext, request: Request) -> ClusterAccess:
-    """Give the machine the cluster's access again, after the head was restarted."""
+def rejoin(
+    contributor: SelfContributor, context: InContext, request: Request, wanted: RejoinRequest | None = None
+) -> ClusterAccess:
+    """Give the machine the cluster's access again: after the head was restarted, or its agent (with a body)."""
     require_private(request, context.settings)
     cluster = _cluster(context)
-    return _access(cluster, context.store.contributors.rejoin(contributor.id).id)
+    if wanted is None:
+        return _access(cluster, context.store.contributors.rejoin(contributor.id).id)
+    check_versions(local_versions(), wanted.versions)
+    _check_clock(wanted.clock, context)
+    record = context.store.contributors.rejoin(
+        contributor.id, versions=wanted.versions.model_dump(), limits=wanted.limits.model_dump()
+    )
+    return _access(cluster, record.id)
 
 
 @router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401, 403))
@@ -142,6 +147,16 @@ async def _check_node(told: OnlineRequest, contributor: ContributorRecord, conte
         if monotonic() > deadline_s:
             raise unknown_node(contributor, told.node_id)
         await asyncio.sleep(_NODE_LOOK_S)
+
+
+def _check_clock(clock: datetime, context: Context) -> None:
+    skew_s = (clock - context.store.clock()).total_seconds()
+    if abs(skew_s) > MOST_CLOCK_SKEW_S:
+        raise ClockSkew(
+            f"the joining machine's clock is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}",
+            mend="set both clocks by NTP, e.g. timedatectl set-ntp true",
+            details={"skew_s": skew_s, "most_s": MOST_CLOCK_SKEW_S},
+        )
 
 
 def _cluster(context: Context) -> ClusterInfo:

@@ -28,10 +28,10 @@ def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCrea
     return KeyCreated(id=record.id, name=record.name, scopes=record.scopes, key=key)
 
 
-@router.get("", operation_id="listKeys", dependencies=ADMIN)
-def list_keys(context: InContext) -> KeyList:
+@router.get("", operation_id="listKeys")
+def list_keys(context: InContext, caller: Admin) -> KeyList:
     """List all API keys, oldest first, without the keys themselves."""
-    return KeyList(keys=context.store.keys.list())
+    return KeyList(keys=context.store.keys.list(), caller_id=caller.id)
 
 
 @router.delete("/{key_id}", operation_id="revokeKey", dependencies=ADMIN, responses=documented(404, 409))

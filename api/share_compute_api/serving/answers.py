@@ -161,11 +161,19 @@ class Model(_Answer):
     max_model_len: int
     """Most tokens of a prompt and its answer together."""
     kind: Literal["generate", "embed"]
+    has_chat_template: bool
+    """Whether it answers `/v1/chat/completions`; without a template it only goes on with texts."""
 
     @classmethod
     def of(cls, facts: ModelFacts) -> Model:
         """Return what clients see of a model."""
-        return cls(id=facts.name, created=facts.created, max_model_len=facts.window_tokens, kind=facts.kind)
+        return cls(
+            id=facts.name,
+            created=facts.created,
+            max_model_len=facts.window_tokens,
+            kind=facts.kind,
+            has_chat_template=facts.kind == "generate" and facts.has_chat_template,
+        )
 
 
 class ModelList(_Answer):

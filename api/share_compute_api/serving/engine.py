@@ -44,6 +44,8 @@ class ModelFacts:
     """Most tokens of a prompt and its answer together."""
     folder: Path
     """Holds the tokenizer, and what the model's configuration says of its ends of text."""
+    has_chat_template: bool = True
+    """Whether its tokenizer can write conversations."""
 
 
 class Engine(Protocol):

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError, Unavailable, UserError, as_ours
 from share_compute.models.configuration import declared_config
 from share_compute.models.encoders import Pooling, pooling_of
@@ -66,7 +67,8 @@ class LocalEngine:
             raise UserError(f"{folder} does not say how many layers it has", mend="mend its config.json")
         window = window_tokens or model_window(folder, config) or _DEFAULT_WINDOW_TOKENS
         pooling = pooling_of(folder, config)
-        self.facts = ModelFacts(name, "embed" if pooling else "generate", int(time()), window, folder)
+        kind: Literal["generate", "embed"] = "embed" if pooling else "generate"
+        self.facts = ModelFacts(name, kind, int(time()), window, folder, has_chat_template(folder))
         self._stage = _stage(config, Shard(name, 0, layers, layers), window, folder, pooling)
         self._stage.load(folder)
         self._limits = Limits(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import (
     Conflict,
     ContributorLost,
@@ -163,7 +164,8 @@ class Serving:
         )
         created = int(self._record.created_at.timestamp())
         kind: Literal["generate", "embed"] = "generate" if self._pooling is None else "embed"
-        facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder)
+        can_chat = await asyncio.to_thread(has_chat_template, self._folder)
+        facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
         if not self._autoscaler.wanted:  # there is nothing to begin anew
             self._told, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:

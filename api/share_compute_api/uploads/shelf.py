@@ -20,7 +20,8 @@ from share_compute.errors import Conflict, NotFound, TooLarge, UserError
 from share_compute.planning.words import bytes_text, listed
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import new_id
-from share_compute_api.schemas import UploadFile, UploadKind, UploadView
+from share_compute_api.choices import UploadKind
+from share_compute_api.schemas import UploadFile, UploadView
 from share_compute_api.uploads.arrival import Arrival
 from share_compute_api.uploads.examination import examine
 from share_compute_api.uploads.names import check_suffix, checked_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ MIN_VOCAB_SIZE = 257
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
 """A tokenizer is trained on at most so much text, from the front: enough for any, in bounded memory."""
+_MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 """A folder with none of these has no tokenizer."""
 
@@ -46,6 +48,20 @@ class TokenizerSource:
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder holds a tokenizer."""
     return any((folder / name).is_file() for name in _FILES)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Return whether the tokenizer in a folder says how a conversation is written."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    file = folder / "tokenizer_config.json"
+    try:
+        if file.stat().st_size > _MOST_SETTINGS_BYTES:
+            return False
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and settings.get("chat_template") is not None
 
 
 def find_source(spec: TrainJob) -> TokenizerSource:

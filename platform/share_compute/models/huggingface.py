@@ -17,13 +17,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from share_compute.errors import UserError
 from share_compute.models.adapter_names import is_adapter, stored_name
 from share_compute.models.blueprint import Blueprint, Stage, derive_seed
 from share_compute.models.cells import run_by_cell
 from share_compute.models.freezing import BEFORE, Named, Places, freeze, require_sense, trains_before
+from share_compute.models.hub_configuration import hub_configuration, no_pipeline_plan, on_one_line
 from share_compute.planning.partitioning import Shard
 
 _SMALL = 2**14
@@ -70,10 +71,7 @@ class Outline:
         plan = getattr(self.base.config, "base_model_pp_plan", None)
         layers = [name for name in plan or () if isinstance(getattr(self.base, name, None), nn.ModuleList)]
         if not plan or not layers or self.base is model:
-            raise UserError(
-                f"architecture {model.config.model_type!r} declares no pipeline plan",
-                mend="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
-            )
+            raise no_pipeline_plan(model.config.model_type)
         self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
         self.layers = layers[0]
         order = list(plan)
@@ -90,33 +88,9 @@ class Outline:
         )
 
 
-def _configuration(config: Mapping[str, Any]) -> PretrainedConfig:
-    options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
-    try:
-        made: PretrainedConfig = AutoConfig.for_model(**options)
-    except (StrictDataclassError, TypeError) as failure:
-        raise UserError(
-            f"model.config is wrong: {_told(failure)}",
-            mend="check model.config against the architecture's documentation in transformers",
-        ) from failure
-    except ValueError as failure:
-        raise UserError(
-            f"unknown model_type {config.get('model_type')!r}",
-            mend="use a model_type that transformers knows, e.g. llama",
-        ) from failure
-    text = made.get_text_config()
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value < 1:
-            raise UserError(
-                f"model.config is wrong: {name} is {value}", mend=f"set {name} to 1 or more in model.config"
-            )
-    return made
-
-
 def hidden_size_of(config: Mapping[str, Any]) -> int | None:
     """Return how many numbers a token's hidden state has; None where the configuration does not say."""
-    size = getattr(_configuration(config).get_text_config(), "hidden_size", None)
+    size = getattr(hub_configuration(config).get_text_config(), "hidden_size", None)
     return size if isinstance(size, int) else None
 
 
@@ -194,7 +168,7 @@ def sketch(
     try:
         with _sketching():
             model: PreTrainedModel = kind.from_config(
-                _configuration(config), dtype=dtype, trust_remote_code=False
+                hub_configuration(config), dtype=dtype, trust_remote_code=False
             )
     except (
         ValueError,
@@ -206,7 +180,7 @@ def sketch(
     ) as failure:
         wanted = "a causal language model" if kind is AutoModelForCausalLM else "an encoder"
         raise UserError(
-            f"this configuration does not make {wanted}: {_told(failure)}",
+            f"this configuration does not make {wanted}: {on_one_line(failure)}",
             mend="check model.config against the architecture's documentation in transformers",
         ) from failure
     kept = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained asks for it
@@ -216,11 +190,6 @@ def sketch(
             if exact.search(name):
                 parameter.data = parameter.data.float()
     return model
-
-
-def _told(failure: BaseException) -> str:
-    """Return what a failure says on one line; validators say what is wrong on their last."""
-    return " ".join(str(failure).split())[:300]
 
 
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
@@ -449,6 +418,6 @@ def _is_whole(module: nn.Module) -> bool:
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what config.json of a trained model says: its class, and that its weights are float32."""
-    kind = AutoModelForCausalLM._model_mapping[type(_configuration(config))]  # noqa: SLF001 - the one place that knows
+    kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - the one place that knows
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

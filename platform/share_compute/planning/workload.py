@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+Objective: TypeAlias = Literal["latency", "throughput"]
+"""What a model is served for: the shortest answer, or most tokens a second within the limits."""
+ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+"""What the weights of a served model are held as."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 """Bytes of one number that is computed, by dtype; beside weights in int8 all is float32."""
 WEIGHT_BYTES = {**BYTES, "int8": 1}
@@ -45,7 +49,7 @@ class TrainingWorkload:
 class ServingWorkload:
     """Requests of a prompt and generated tokens; the objective is latency or throughput."""
 
-    objective: Literal["latency", "throughput"] = "latency"
+    objective: Objective = "latency"
     """Shortest time of one request alone, or most tokens a second within the limits."""
     prompt_tokens: int = 512
     new_tokens: int = 128

@@ -40,7 +40,6 @@ from share_compute.specification.replicas import Replicas, ReplicasSpec, read_re
 from share_compute.specification.serve import (
     NAME_PATTERN,
     ServedModelSpec,
-    ServedPrecision,
     ServeJob,
     ServingParallelismSpec,
 )
@@ -84,7 +83,6 @@ __all__ = [
     "ScheduleSpec",
     "ServeJob",
     "ServedModelSpec",
-    "ServedPrecision",
     "ServingParallelismSpec",
     "SpecModel",
     "TextPath",

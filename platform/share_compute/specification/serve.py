@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from share_compute.planning.workload import ServingWorkload
+from share_compute.planning.workload import Objective, ServedPrecision, ServingWorkload
 from share_compute.specification.base import SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
-ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-"""What the weights of a served model are held as."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Clients put a deployment's name into URLs, and send it as ``model``."""
 
@@ -67,7 +65,7 @@ class ServeJob(SpecModel):
     """Most sequences that are generated at one time on one replica; others wait."""
     dtype: ServedPrecision = Field(default="float32", title="Precision")
     """What weights are loaded as, and layers compute in; int8 is for weights alone, all else is float32 then."""
-    objective: Literal["latency", "throughput"] = "latency"
+    objective: Objective = "latency"
     """What machines are chosen for: the shortest answer, or most tokens a second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     """Tokens of a typical prompt; what machines are chosen for."""

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from share_compute.errors import Conflict, ContributorLost, NotAuthorized, NotFound
 from share_compute.jobs.events import Offended
@@ -271,8 +271,19 @@ class Contributors:
                 _move(session, row, ContributorState.ready, "the operator cleared it", self._clock())
             return ContributorRecord.model_validate(row)
 
-    def rejoin(self, contributor_id: str) -> ContributorRecord:
-        """Its agent lost the cluster and comes back: to joining, whatever it was.
+    def rejoin(
+        self,
+        contributor_id: str,
+        *,
+        versions: dict[str, str] | None = None,
+        limits: dict[str, Any] | None = None,
+    ) -> ContributorRecord:
+        """Its agent lost the cluster, or was started again, and comes back: to joining, whatever it was.
+
+        Args:
+            contributor_id: the machine.
+            versions: of the agent that was started again.
+            limits: what it lends now.
 
         Raises:
             NotAuthorized: the operator sent it away.
@@ -289,6 +300,8 @@ class Contributors:
                 )
             _refuse_taken_name(session, row.name, but=row.id)
             row.node_id, row.address, row.last_seen_at = None, None, now
+            row.versions = versions or row.versions
+            row.limits = limits or row.limits
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
 
@@ -326,8 +339,14 @@ def note_offence(
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:
-    """Return whether a machine is here, or went at this moment or later."""
-    return or_(Contributor.left_at.is_(None), Contributor.left_at >= moment)
+    """Return whether a machine is here, or is the last of its name and went at this moment or later.
+
+    A machine that was lost and joined with a new invite has another row: its older ones say nothing about it.
+    """
+    other = aliased(Contributor)
+    is_later = or_(other.left_at.is_(None), other.left_at > Contributor.left_at)
+    is_outdated = exists().where(other.name == Contributor.name, other.id != Contributor.id, is_later)
+    return or_(Contributor.left_at.is_(None), and_(Contributor.left_at >= moment, ~is_outdated))
 
 
 def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.databases import Clock
 
 from share_compute.errors import (
     Conflict,
@@ -40,6 +42,28 @@ def lose(store: Store, contributor_id: str) -> None:
     store.contributors.set_state(
         store.contributors.get(contributor_id), ContributorState.lost, "its node died"
     )
+
+
+def test_a_machine_that_is_lost_twice_is_shown_once(store: Store, clock: Clock) -> None:
+    first, _ = joined(store)
+    lose(store, first.id)
+    clock.now += timedelta(seconds=1)
+    second, _ = joined(store)
+
+    def shown() -> list[list[str]]:
+        lists = (
+            store.contributors.page()[0],
+            store.contributors.presences(first.joined_at),
+            store.pool.glance(),
+        )
+        return [[one.id for one in each] for each in lists]
+
+    assert shown() == [[second.id]] * 3
+    lose(store, second.id)
+    assert shown() == [[second.id]] * 3
+    assert len(store.contributors.page(states=[ContributorState.lost])[0]) == 2
+    store.contributors.rejoin(first.id)
+    assert shown() == [[first.id]] * 3
 
 
 def test_a_key_opens_until_it_is_revoked(store: Store) -> None:

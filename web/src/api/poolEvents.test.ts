@@ -3,10 +3,10 @@ import { afterEach, expect, test, vi } from "vitest";
 
 vi.hoisted(() => vi.stubGlobal("location", { origin: "http://here" }));
 
-import { PoolKeeper } from "./poolEvents";
+import { merged, PoolKeeper } from "./poolEvents";
 import { pool } from "./queries";
 import { Refresher } from "./refresher";
-import type { PoolEvent } from "./types";
+import type { PoolEvent, PoolView } from "./types";
 
 afterEach(() => vi.unstubAllGlobals());
 
@@ -32,4 +32,12 @@ test("what happens while the first answer is on its way is asked for after it", 
   expect((await first).machines[0]!.state).toBe("joining");
   await vi.waitFor(() => expect(client.getQueryData(pool.queryKey)!.machines[0]!.state).toBe("ready"));
   expect(asked).toEqual(["", "?machine=ctr-1"]);
+});
+
+test("a machine that joins anew takes the place of its lost row", () => {
+  const view = (...machines: object[]) => ({ machines, islands: { is_current: true, groups: [] } }) as unknown as PoolView;
+  const lost = { id: "con-1", name: "ash", state: "lost" };
+  const other = { id: "con-2", name: "birch", state: "lost" };
+  const anew = { id: "con-3", name: "ash", state: "joining" };
+  expect(merged(view(lost, other), view(anew)).machines).toEqual([other, anew]);
 });

@@ -62,10 +62,13 @@ export function heldBy(data: Record<string, unknown>): Held | null {
 /** Put rows as the server has them over those that are known; new ones go behind, in the order they joined. */
 export function merged(before: PoolView, fresh: PoolView): PoolView {
   const rows = new Map(fresh.machines.map((machine) => [machine.id, machine]));
-  const machines = before.machines.map((machine) => {
+  const names = new Set(fresh.machines.map((machine) => machine.name));
+  const machines = before.machines.flatMap((machine) => {
     const row = rows.get(machine.id);
+    // A machine that was lost and joined anew has another row.
+    if (row === undefined && isGone(machine) && names.has(machine.name)) return [];
     rows.delete(machine.id);
-    return row ?? machine;
+    return [row ?? machine];
   });
   return { machines: [...machines, ...rows.values()], islands: fresh.islands };
 }

@@ -247,7 +247,7 @@ export interface paths {
         put?: never;
         /**
          * Rejoin
-         * @description Give the machine the cluster's access again, after the head was restarted.
+         * @description Give the machine the cluster's access again: after the head was restarted, or its agent (with a body).
          */
         post: operations["rejoin"];
         delete?: never;
@@ -3346,6 +3346,12 @@ export interface components {
             /** Id */
             id: string;
             /**
+             * Install Command
+             * @description To run there before, if share-compute is not installed.
+             * @default git clone https://github.com/share-compute/share-compute && cd share-compute && make setup && . .venv/bin/activate
+             */
+            install_command: string;
+            /**
              * Join Command
              * @description To paste on the machine that is to join; arguments could be read by its other users, the environment cannot.
              */
@@ -3818,6 +3824,11 @@ export interface components {
          * @description API keys, oldest first.
          */
         KeyList: {
+            /**
+             * Caller Id
+             * @description Id of the key that this request was made with.
+             */
+            caller_id: string;
             /** Keys */
             keys: components["schemas"]["ApiKeyRecord"][];
         };
@@ -4199,6 +4210,11 @@ export interface components {
         Model: {
             /** Created */
             created: number;
+            /**
+             * Has Chat Template
+             * @description Whether it answers `/v1/chat/completions`; without a template it only goes on with texts.
+             */
+            has_chat_template: boolean;
             /** Id */
             id: string;
             /**
@@ -5017,6 +5033,35 @@ export interface components {
              * @description When it was submitted, resumed, or put back after an attempt.
              */
             waiting_since: string;
+        };
+        /**
+         * RejoinRequest
+         * @description What an agent that was started again says.
+         * @example {
+         *       "clock": "2026-01-31T12:00:00Z",
+         *       "limits": {
+         *         "cpu_threads": 4,
+         *         "device": "auto",
+         *         "gpus": 0,
+         *         "memory_bytes": 4294967296
+         *       },
+         *       "versions": {
+         *         "python": "3.11.7",
+         *         "ray": "2.60.0",
+         *         "share_compute": "0.1.0",
+         *         "torch": "2.13.0"
+         *       }
+         *     }
+         */
+        RejoinRequest: {
+            /**
+             * Clock
+             * Format: date-time
+             * @description What its clock says; may differ by 30 s.
+             */
+            clock: string;
+            limits: components["schemas"]["Limits"];
+            versions: components["schemas"]["Versions"];
         };
         /**
          * ReplanProposed
@@ -7578,7 +7623,11 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["RejoinRequest"] | null;
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {

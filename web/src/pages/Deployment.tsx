@@ -104,7 +104,7 @@ function Known({ deployment }: { deployment: View }) {
       </Section>
       {!hasEnded && (
         <Section title={t("Use it")}>
-          <Snippets name={deployment.name} isEncoder={isEncoder(replicas)} />
+          <Snippets name={deployment.name} />
         </Section>
       )}
       <Section title={t("What happened")}>
@@ -161,10 +161,4 @@ function useStatus(deployment: View): Status | undefined {
     return { replicas, waiting: live.replicas.waiting, at: live.at };
   }
   return asked && { replicas: asked.replicas, waiting: deployment.replicas?.waiting ?? 0, at: asked.at };
-}
-
-/** An encoder predicts nothing of tokens one after the other. */
-function isEncoder(replicas: readonly ReplicaStatus[] | undefined): boolean {
-  const placed = replicas?.find((one) => one.prediction != null);
-  return placed !== undefined && placed.next_token.predicted_s == null;
 }

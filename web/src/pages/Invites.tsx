@@ -107,6 +107,10 @@ function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefine
             })}
           </Text>
           <CopyLine text={made.join_command} label={t("Command to join")} />
+          <Text size="sm">
+            {t("If share-compute is not installed there, first run the next line. With `service install` in place of `join` the machine joins at each boot.")}
+          </Text>
+          <CopyLine text={made.install_command} label={t("Command to install")} />
         </>
       ) : state === "used" ? (
         <Group gap="md">

@@ -1,16 +1,17 @@
 /** A short form for another deployment; the command line and REST know more. */
 import { Button, Group, NativeSelect, SegmentedControl, SimpleGrid, Stack, Text, TextInput } from "@mantine/core";
-import { useInfiniteQuery, useMutation, useQueryClient } from "@tanstack/react-query";
+import { useInfiniteQuery, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import { useState, type FormEvent } from "react";
 import { useTranslation } from "react-i18next";
 
 import { deploy, type WantedDeployment } from "../../api/submit";
 import { ApiProblem } from "../../api/problem";
-import { deployment as deploymentQuery, jobs } from "../../api/queries";
+import { deployment as deploymentQuery, jobs, jobSchema } from "../../api/queries";
 import { Failure, sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 import { Section } from "../../components/Page";
+import { readSchema, type Schema } from "../submit/schema";
 import classes from "./Deployments.module.css";
 import { nameFrom, range } from "./facts";
 
@@ -57,6 +58,13 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
       return navigate({ to: "/deployments/$name", params: { name: made.name } });
     },
   });
+  const { data: schema } = useQuery(jobSchema("serve"));
+  /** What a field may be, as the server says; until it has, what it is. */
+  const choices = (field: string, present: string): string[] => {
+    const found = schema && readSchema(schema as Schema).fields.find((one) => one.path[0] === field);
+    return [...(found?.choices ?? [present])];
+  };
+  const aims: Record<string, string> = { latency: t("the shortest answer"), throughput: t("most tokens a second") };
   const refused = sending.error instanceof ApiProblem ? sending.error.fields : [];
   const wrong = (...fields: string[]) => {
     const found = refused.find((one) => fields.includes(one.field));
@@ -172,7 +180,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
               value={dtype}
               onChange={(event) => setDtype(event.currentTarget.value)}
               error={wrong("dtype")}
-              data={["float32", "bfloat16", "float16", "int8"]}
+              data={choices("dtype", dtype)}
             />
             <NativeSelect
               label={t("Objective")}
@@ -180,10 +188,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
               value={objective}
               onChange={(event) => setObjective(event.currentTarget.value)}
               error={wrong("objective")}
-              data={[
-                { value: "latency", label: t("the shortest answer") },
-                { value: "throughput", label: t("most tokens a second") },
-              ]}
+              data={choices("objective", objective).map((value) => ({ value, label: aims[value] ?? value }))}
             />
           </SimpleGrid>
           {sending.error !== null && isElsewhere && <Failure error={sending.error} />}

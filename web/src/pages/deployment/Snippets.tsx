@@ -1,18 +1,17 @@
 /** How to ask a deployment from elsewhere. */
 import { SegmentedControl, Stack, Text } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
+import { servedModels } from "../../api/queries";
 import { CopyBlock } from "../../components/CopyBlock";
-import { snippet, type Language } from "./snippet";
+import { routeOf, snippet, type Language } from "./snippet";
 
-interface Props {
-  name: string;
-  isEncoder: boolean;
-}
-
-export function Snippets({ name, isEncoder }: Props) {
+export function Snippets({ name }: { name: string }) {
   const { t } = useTranslation();
+  const { data: served } = useQuery(servedModels);
+  const route = routeOf(served?.find((one) => one.id === name));
   const [language, setLanguage] = useState<Language>("python");
   return (
     <Stack gap="sm">
@@ -28,7 +27,7 @@ export function Snippets({ name, isEncoder }: Props) {
           ]}
         />
       </div>
-      <CopyBlock text={snippet(language, name, location.origin, isEncoder)} label={t("Example")} />
+      <CopyBlock text={snippet(language, name, location.origin, route)} label={t("Example")} />
     </Stack>
   );
 }

@@ -1,0 +1,84 @@
+"""A machine's lasting identity: its key to a server is kept, so that it joins again without an invite.
+
+One file for each server and name, for its owner alone, in `machines` of the data folder. The agent that runs holds a
+lock beside it: two agents of one identity would take the Ray node from each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from share_compute.durable import write_private
+from share_compute.errors import Conflict, Unavailable
+
+_FOLDER = "machines"
+
+
+class Identity(BaseModel):
+    """What a machine needs to join a server again."""
+
+    contributor_id: str
+    key: str = Field(repr=False)
+    fingerprint: str | None = None
+    """Of the server's key; None lets certificate authorities decide."""
+
+
+class Identities:
+    """The identities of this machine.
+
+    Args:
+        folder: the data folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / _FOLDER
+
+    def find(self, url: str, name: str) -> Identity | None:
+        """Return the identity for a server, if this machine joined it under this name.
+
+        Raises:
+            Unavailable: its file cannot be read.
+        """
+        file = self._file(url, name)
+        try:
+            return Identity.model_validate_json(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as failure:
+            raise Unavailable(
+                f"{file} cannot be read: {failure}", mend="delete it, and join with a new invite"
+            ) from failure
+
+    def keep(self, url: str, name: str, identity: Identity) -> None:
+        """Write an identity down, readable by its owner alone."""
+        write_private(self._file(url, name), identity.model_dump_json())
+
+    @contextmanager
+    def in_use(self, url: str, name: str) -> Iterator[None]:
+        """Hold an identity inside the block.
+
+        Raises:
+            Conflict: another process holds it.
+        """
+        file = self._file(url, name).with_suffix(".lock")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(
+                    f"this machine lends itself to {url} as {name} already",
+                    mend="end the other `share-compute join`, or see `share-compute service status`",
+                    machine=name,
+                ) from None
+            yield
+
+    def _file(self, url: str, name: str) -> Path:
+        server = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
+        return self._folder / f"{name}-{server}.json"

@@ -1,0 +1,79 @@
+"""What transformers says of a configuration before a model is built of it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig
+
+from share_compute.errors import UserError
+
+_CHECK = "check model.config against the architecture's documentation in transformers"
+
+
+def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
+    """Return a declared configuration with all defaults of its architecture.
+
+    Raises:
+        UserError: the architecture is unknown, or a value is not one that it allows.
+    """
+    options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
+    try:
+        made: PretrainedConfig = AutoConfig.for_model(**options)
+    except (StrictDataclassError, TypeError) as failure:
+        raise UserError(f"model.config is wrong: {on_one_line(failure)}", mend=_CHECK) from failure
+    except ValueError as failure:
+        raise UserError(
+            f"unknown model_type {config.get('model_type')!r}",
+            mend="use a model_type that transformers knows, e.g. llama",
+        ) from failure
+    text = made.get_text_config()
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value < 1:
+            raise UserError(
+                f"model.config is wrong: {name} is {value}", mend=f"set {name} to 1 or more in model.config"
+            )
+    return made
+
+
+def check_trainable(config: Mapping[str, Any]) -> None:
+    """Look at a configuration of a model that is to be trained over several machines.
+
+    Raises:
+        UserError: it is no causal language model with a pipeline plan, or its heads do not fit each other.
+    """
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 - the names alone; imports no torch
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    made = hub_configuration(config)
+    text = made.get_text_config()
+    if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UserError(
+            f"architecture {config.get('model_type')!r} is no causal language model",
+            mend="train a model that writes text, such as llama, qwen3 or mistral",
+        )
+    if not any(getattr(one, "base_model_pp_plan", None) for one in (made, text)):
+        raise no_pipeline_plan(str(config.get("model_type")))
+    heads, groups = (getattr(text, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
+        raise UserError(
+            f"model.config is wrong: num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}",
+            mend=_CHECK,
+        )
+
+
+def no_pipeline_plan(model_type: str) -> UserError:
+    """Return the error of an architecture that cannot be cut into stages."""
+    return UserError(
+        f"architecture {model_type!r} declares no pipeline plan",
+        mend="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
+    )
+
+
+def on_one_line(failure: BaseException) -> str:
+    """Return what a failure says on one line; validators say what is wrong on their last."""
+    return " ".join(str(failure).split())[:300]
