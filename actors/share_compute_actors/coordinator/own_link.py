@@ -1,4 +1,4 @@
-"""When members fall silent: whether they are lost, or this host's own network has failed."""
+"""Tells the loss of members from a failure of this host's own network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_S = 0.25
 _LONGEST_CUT_S = 600.0
 """Members, and the nodes that they run on, wait as long for this host."""
 _TABLE_S = 1.0
-"""Longest wait for Ray's table of nodes: who serves it may have died."""
+"""Longest wait for Ray's table of nodes: the GCS may be dead."""
 _RECENT_S = 10.0
 
 
@@ -44,7 +44,7 @@ class OwnLink:
         return time.monotonic() - self._mended_s < _RECENT_S
 
     def has_failed(self, silent: Collection[str], all_: Collection[str]) -> bool:
-        """Return whether no other host answers; this host may be the one that is cut off then.
+        """Return whether no other host answers, so that this host is probably the one that is cut off.
 
         Where the only other host falls silent while members live here, that host counts as the one that failed.
 

@@ -27,7 +27,7 @@ _WORRY_S = 5.0
 _PATIENT_SILENCE_S = 30.0
 """The same while members load: that may hold Python's lock for long."""
 _RETURN_S = 8.0
-"""The same when the network is back: TCP sends again what was lost after up to as long as the network was away."""
+"""The same after the network was cut: TCP may take as long as the cut to send again what was lost."""
 _LATE_S = 0.5
 """When this process itself was held up for so long, silence says nothing."""
 
@@ -47,7 +47,7 @@ class Pulse:
         self._faults: dict[Worker, str] = {}
         self._is_patient = True
         self.silent: frozenset[Worker] = frozenset()
-        """Of those that the last look found lost: who is so for all that is known here, since nothing came from it."""
+        """Members that the last look found lost only because nothing came from them."""
         self.signs: dict[Worker, Any] = {}
         """The last sign of life of each member."""
         self._owed: dict[Any, Worker] = {}
