@@ -48,7 +48,7 @@ class CountingResolver:
             self._socket.sendto(query[:2] + b"\x81\x83" + query[4:6] + bytes(6) + query[12:], sender)
 
 
-def listen(me: str, epoch: int, keys: Keys, admitted: list[bytes]) -> Peer:
+def listen(me: str, epoch: int, keys: Keys, admitted: dict[bytes, str]) -> Peer:
     here["me"], here["channel"] = me, Channel(me, "job", epoch, ADDRESS, keys, admitted)
     return Peer(me, me, here["channel"].endpoint, keys.public)
 
@@ -69,7 +69,7 @@ def join(peers: list[Peer], meeting: Rendezvous) -> float:
 
 def form(members: dict[str, ProcessPoolExecutor], epoch: int) -> list[float]:
     keys = {me: Keys.issue() for me in members}
-    admitted = [pair.public for pair in keys.values()]
+    admitted = {pair.public: worker for worker, pair in keys.items()}
     listening = [members[me].submit(listen, me, epoch, keys[me], admitted) for me in members]
     peers = [each.result(60) for each in listening]
     meeting = Rendezvous(f"job/{epoch}", tuple(members), 60.0, address=ADDRESS)

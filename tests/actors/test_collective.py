@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -72,7 +72,7 @@ class Worker:
     def process_id(self) -> int:
         return os.getpid()
 
-    def listen(self, name: str, epoch: int, keys: Keys, admitted: Sequence[bytes]) -> Peer:
+    def listen(self, name: str, epoch: int, keys: Keys, admitted: Mapping[bytes, str]) -> Peer:
         """Open this member's end of an epoch's channel."""
         from share_compute_actors.member.channel import Channel
 
@@ -236,7 +236,7 @@ class Crew:
         self.epoch += 1
         members = {f"member-{rank}": worker for rank, worker in enumerate(self.workers[:size])}
         keys = {member: Keys.issue() for member in members}
-        admitted = [pair.public for pair in keys.values()]
+        admitted = {pair.public: worker for worker, pair in keys.items()}
         peers = ray.get(
             [
                 worker.listen.remote(member, self.epoch, keys[member], admitted)

@@ -22,7 +22,7 @@ class Member:
         from share_compute_actors.collective.backend import abort_group, join_group
 
         meeting, keys = Rendezvous("gpu", ("ann",), 30.0, address="127.0.0.1"), Keys.issue()
-        channel = Channel("ann", "job", 1, "127.0.0.1", keys, [keys.public])
+        channel = Channel("ann", "job", 1, "127.0.0.1", keys, {keys.public: "ann"})
         group = join_group(meeting, 0, 1, torch.device("cuda"), ChannelStore(channel, "ann", meeting))
         own = torch.ones(5, device="cuda")
         group.start_allreduce(own)()

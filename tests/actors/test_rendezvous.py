@@ -22,7 +22,7 @@ MEMBERS = ("ann", "bob")
 @pytest.fixture
 def channels() -> Iterator[tuple[Channel, Channel]]:
     keys = [Keys.issue() for _ in MEMBERS]
-    admitted = [pair.public for pair in keys]
+    admitted = {pair.public: worker for worker, pair in zip(MEMBERS, keys, strict=True)}
     ann, bob = (
         Channel(me, "job", 1, "127.0.0.1", pair, admitted) for me, pair in zip(MEMBERS, keys, strict=True)
     )

@@ -37,7 +37,8 @@ def submitted(pool: Pool) -> TrainJob:
 
 def submit(page: Page) -> None:
     page.get_by_role("button", name="Submit", exact=True).click()
-    expect(page).to_have_url(re.compile("/jobs/job-"))
+    # The first job of a server waits for the process that checks what submitters send.
+    expect(page).to_have_url(re.compile("/jobs/job-"), timeout=30_000)
 
 
 def to_yaml(page: Page) -> Locator:
