@@ -12,11 +12,13 @@ import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
 from share_compute.jobs.events import Assignment, AttemptEvent, LayersTimed, Measured, ReplanProposed
+from share_compute.planning.drift import DriftLimits
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
 from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.messages import StepFigures
 
+LEAST_TIME_S = DriftLimits().least_time_s
 TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
 WAIT_S = 30.0
 
@@ -200,8 +202,38 @@ def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
 
 def test_members_that_are_lost_let_the_job_be_planned_again(run: Run) -> None:
     run.steps(3, run.predicted_s)
-    run.reality.reform(run.solution)
+    run.reality.reform(run.solution, are_lost=True)
     run.steps(2, run.predicted_s)
     assert run.reality._planner is not None
     run.reality._planner.join(WAIT_S)
     assert run.proposed.empty()  # the plan in use is the best
+
+
+def test_a_plan_that_was_adopted_is_kept_for_a_while(run: Run) -> None:
+    run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
+    adopted = run.proposed.get(timeout=WAIT_S)
+    assert run.reality._planner is not None
+    run.reality._planner.join(WAIT_S)
+    run.reality.reform(adopted)
+    first, begun_s = run.reality._planner, run.now_s
+    while run.now_s + 3.0 * run.predicted_s - begun_s < LEAST_TIME_S:  # steps drift all the time
+        run.steps(1, 3.0 * run.predicted_s)
+    assert run.reality._planner is first
+    run.steps(2 * DriftLimits().steps, 3.0 * run.predicted_s)
+    assert run.reality._planner is not first
+
+
+def test_a_gain_that_is_within_the_noise_leads_to_nothing(tmp_path: Path) -> None:
+    def propose_at(spread: float) -> bool:
+        run = Run(tmp_path)
+        with run.reality:
+            median_s = 2.5 * run.predicted_s
+            run.steps(1, median_s, run.slow_layers(1.5))
+            while run.reality._planner is None:
+                for factor in (1 - spread, 1.0, 1 + spread):
+                    run.steps(1, factor * median_s)
+            run.reality._planner.join(WAIT_S)
+            return not run.proposed.empty()
+
+    assert propose_at(0.05)
+    assert not propose_at(0.5)

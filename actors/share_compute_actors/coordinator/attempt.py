@@ -225,7 +225,7 @@ class TrainingAttempt:
             conductor.assemble()
             balancer.reform(conductor.roster)
             if takeover is not None:
-                reality.reform(former.solution)
+                reality.reform(former.solution, are_lost=True)
                 self._tell(Planned(plan=former.solution.plan))
             for step in record.steps(after=assignment.told):
                 self._tell(step.event)

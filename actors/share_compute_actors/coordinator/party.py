@@ -65,7 +65,7 @@ class Party(ABC):
 
     @abstractmethod
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Handle members whose connections did not come back after this host was cut off; return those that are lost."""
+        """Handle members whose connections did not come back after a cut of this host; return those that are lost."""
 
     def remove(self, workers: Collection[Worker]) -> None:
         """Have nothing to do with these any more; what is left of them is ended."""

@@ -31,6 +31,10 @@ _STEPS = 10
 """Steps whose median counts: one slow step is no drift."""
 _PAUSE_S = 10.0
 """Shortest time between two reports."""
+_NOISE_STEPS = 50
+"""Steps whose spread says how far step times vary by themselves."""
+_SIGMA = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
 
 
 class Reality:
@@ -68,6 +72,8 @@ class Reality:
         self._limits = DriftLimits(drift=assignment.drift)
         self._watch = DriftWatch(self._limits)
         self._step_s: deque[float] = deque(maxlen=_STEPS)
+        self._recent_s: deque[float] = deque(maxlen=_NOISE_STEPS)
+        self._reformed_s = clock()
         self._busy_s: dict[Worker, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS))
         self._timings: dict[str, dict[int, LayerTiming]] = {
             machine: dict(timed) for machine, timed in solution.cost.timings.items()
@@ -81,7 +87,7 @@ class Reality:
         self._proposed: object = None
         self._is_warm = False
         self._is_disturbed = False
-        """Whether members changed since a plan was last looked for."""
+        """Whether members were lost since a plan was last looked for."""
         self._is_given_up = False
         """Whether the plan that was proposed was given up since then."""
         self._pools = _pools(solution)
@@ -103,7 +109,8 @@ class Reality:
 
         Args:
             solution: what they carry out.
-            are_lost: whether members were lost: then a plan may be proposed that was carried out before.
+            are_lost: whether members may have been lost: then another plan is looked for at once, which may be one that
+                was carried out before.
         """
         if are_lost:
             self._forget_proposal()
@@ -111,9 +118,11 @@ class Reality:
         self._pools = _pools(solution)
         self._watch = DriftWatch(self._limits)
         self._step_s.clear()
+        self._recent_s.clear()
+        self._reformed_s = self._clock()
         self._busy_s.clear()
         self._is_warm = False
-        self._is_disturbed = True
+        self._is_disturbed |= are_lost
 
     def give_up(self) -> None:
         """The plan that was proposed is not carried out: it may be proposed again; from any thread."""
@@ -138,6 +147,7 @@ class Reality:
         if self._is_disturbed or self._is_given_up or self._known != self._usable():
             self._plan_again(step)
         self._step_s.append(seconds)
+        self._recent_s.append(seconds)
         for worker, result in results.items():
             self._busy_s[worker].append(result.seconds - result.waited_s)
         total = self._assignment.spec.training.steps
@@ -148,7 +158,9 @@ class Reality:
             self._told_s = now
             self._tell(self._measured(step))
         timeline = self._solution.timeline
-        if timeline is not None and self._watch.observe(timeline.step_s, statistics.median(self._step_s)):
+        if timeline is None or now - self._reformed_s < self._limits.least_time_s:
+            return
+        if self._watch.observe(timeline.step_s, statistics.median(self._step_s)):
             self._plan_again(step)
 
     def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
@@ -201,7 +213,7 @@ class Reality:
             self._forget_proposal()
         self._known, self._is_disturbed, self._is_given_up = usable, False, False
         self._planner = threading.Thread(
-            target=self._look, args=(step, left, self._known, self.timings()), daemon=True
+            target=self._look, args=(step, left, self._known, self.timings(), self._noise()), daemon=True
         )
         self._planner.start()
 
@@ -209,10 +221,18 @@ class Reality:
         with self._lock:
             self._proposed = None
 
-    def _look(self, step: int, left: int, machines: Topology, timings: Timings) -> None:
+    def _noise(self) -> float:
+        """Return by how much a step time varies, as a share of the median; robust against single slow steps."""
+        if not self._recent_s:
+            return 0.0
+        median_s = statistics.median(self._recent_s)
+        return _SIGMA * statistics.median(abs(one - median_s) for one in self._recent_s) / median_s
+
+    def _look(self, step: int, left: int, machines: Topology, timings: Timings, noise: float) -> None:
         solution = self._solution
         under_way = self._under_way()
-        replan = propose(self._assignment.spec, machines, solution, timings, left, self._limits, under_way)
+        limits = self._limits.model_copy(update={"least_gain": max(self._limits.least_gain, noise)})
+        replan = propose(self._assignment.spec, machines, solution, timings, left, limits, under_way)
         with self._lock:
             if self._over or replan is None or self._solution is not solution:
                 return

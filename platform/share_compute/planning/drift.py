@@ -29,7 +29,9 @@ class DriftLimits(StrictModel):
     steps: int = 20
     """Consecutive steps that must differ by more."""
     least_gain: float = 0.05
-    """Share of the step time that another plan must save: less is within what measurements vary by."""
+    """Share of the step time that another plan must save; more where steps vary by more."""
+    least_time_s: float = 60.0
+    """Time after a change of members before drift alone leads to another plan."""
     restart_s: float = 3.0
     """Time without training while members are linked anew, beside the moving of state."""
 
