@@ -67,8 +67,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     assignment = assignment.model_copy(update={"spec": settled})
     crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name, print)
     try:
-        told: list[str] = []
-        crew.load(solution.plan, told.append)
+        crew.load(solution.plan)
         holders = [pool.members[0].contributor_id for pool in solution.plan.pools]
         crew.gather(
             FLAG,

@@ -27,7 +27,6 @@ JOB = {
     "data": {"dataset": "digits"},
     "training": {"steps": 3},
 }
-KILLS = 5
 GATEWAY = "share_compute_api.cluster.gateway_process"
 
 Join = Callable[[Any, str], AbstractContextManager[Any]]
@@ -59,11 +58,12 @@ def ready(client: Client, name: str) -> bool:
     return any(one.name == name for one in client.contributors() if one.state is ContributorState.ready)
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.thorough)])
 def test_the_server_outlives_every_head(
-    tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
+    kills: int, tmp_path: Path, run_server: Callable[..., Any], join: Join, wait_for: Callable[..., Any]
 ) -> None:
     with run_server(tmp_path / "data") as own, own.client() as client:
-        for _ in range(KILLS):
+        for _ in range(kills):
             gcs = wait_for(lambda: child(own, GATEWAY) and child(own, "gcs_server"), "a head with a gateway")
             gcs.kill()
             wait_for(lambda victim=gcs: not is_alive(victim), "its end")

@@ -104,9 +104,8 @@ def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any],
     wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 60)
     # The terminal gets one line of ours; all that Ray says of it is in Ray's own log.
     lines = server.command.text()[before:].splitlines()
-    assert [line for line in lines if machine.record.name in line] == [
-        f"contributor {machine.record.name} is lost: its Ray node is dead or does not answer"
-    ]
+    (line,) = (line for line in lines if machine.record.name in line)
+    assert line.startswith(f"contributor {machine.record.name} is lost: nothing was heard from it for")
     assert not [line for line in lines if "raylet" in line or "ray::" in line]
 
 

@@ -131,7 +131,7 @@ def test_a_sequence_that_cannot_be_computed_stops_no_others(
 
 
 def test_models_say_whether_they_write_conversations(client: OpenAI, tmp_path: Path) -> None:
-    (model,) = client.models.list().data
+    model = next(iter(client.models.list().data))
     assert model.model_extra is not None
     assert model.model_extra["has_chat_template"] is True
     assert not has_chat_template(make_tokenizer(tmp_path / "base", with_template=False))

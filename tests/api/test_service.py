@@ -39,7 +39,7 @@ def door(plane: Any) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         info = ClusterInfo(address, "cluster-secret", "ab", "127.0.0.1", {})
-        plane.app.state.context.cluster = SimpleNamespace(info=info, is_rotating=False)
+        plane.app.state.context.cluster = SimpleNamespace(info=info, is_rotating=False, trouble=None)
         yield plane.url
 
 

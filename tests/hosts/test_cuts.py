@@ -60,7 +60,7 @@ def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> 
         disturb()
         job = wait_for(ended, "the end of the job")
         assert job.state is JobState.succeeded, job.reason
-        losses = [(each.step, each.loss) for each in client.metrics(job_id)]
+        losses = [(each.step, each.data["loss"]) for each in client.metrics(job_id) if each.split == "train"]
         (model,) = client.artifacts(job_id)
         weights = hashlib.sha256()
         for file in sorted(model.path.glob("**/*.safetensors")):
