@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tests.hosts.conftest import Pool
 from tests.hosts.network import Direction
 
 from share_compute.jobs.states import JobState
+from share_compute.models.weights import WeightFolder
 from share_compute.store import JobRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -62,10 +62,7 @@ def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> 
         assert job.state is JobState.succeeded, job.reason
         losses = [(each.step, each.data["loss"]) for each in client.metrics(job_id) if each.split == "train"]
         (model,) = client.artifacts(job_id)
-        weights = hashlib.sha256()
-        for file in sorted(model.path.glob("**/*.safetensors")):
-            weights.update(file.read_bytes())
-        return Result(losses, weights.hexdigest())
+        return Result(losses, WeightFolder(model.path).digest())
 
 
 @pytest.fixture(scope="module")
