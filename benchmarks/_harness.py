@@ -199,9 +199,9 @@ def lead(
     ask_library(NOTHING, library.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
     crew = (crew_class or Crew)(
-        assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name
+        assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name, lambda _note: None
     )
-    crew.load(plan, lambda _note: None)
+    crew.load(plan)
     record = StepRecord(assignment.folder, assignment.attempt)
     record.claim()
     record.rewind(facts.first_step - 1)
