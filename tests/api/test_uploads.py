@@ -351,8 +351,11 @@ def test_what_a_request_reads_is_not_removed_meanwhile(tmp_path: Path) -> None:
     arrival.write(TEXT)
     arrival.finish()
     uploads.complete(upload.id, OPERATOR)
-    with uploads.reading(upload.id, OPERATOR), pytest.raises(Conflict):
-        uploads.remove(upload.id, lambda _: [], OPERATOR)
+    with uploads.reading(upload.id, OPERATOR):
+        with pytest.raises(Conflict, match="is being read"):
+            uploads.remove(upload.id, lambda _: [], OPERATOR)
+        with pytest.raises(Conflict, match="is used by job-1"):
+            uploads.remove(upload.id, lambda _: ["job-1"], OPERATOR)
     uploads.remove(upload.id, lambda _: [], OPERATOR)
 
 

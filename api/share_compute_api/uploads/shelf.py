@@ -249,9 +249,15 @@ class Uploads:
     def _remove(self, upload_id: str, users: Callable[[Path], Sequence[str]]) -> UploadView:
         with self._lock:
             entry = self._known(upload_id)
-            if entry.readers or entry.is_closing:
-                raise Conflict(f"upload {upload_id} is just being looked at", mend="try again")
-            entry.is_closing = True
+            is_busy = bool(entry.readers) or entry.is_closing
+            entry.is_closing = entry.is_closing or not is_busy
+        if is_busy:
+            # A job that uses the upload is the reason that lasts, so name it rather than the check of a moment.
+            _require_unused(upload_id, users(self.folder / upload_id))
+            raise Conflict(
+                f"upload {upload_id} is being read to check a job or to plan it",
+                mend="try again in a few seconds",
+            )
         gone = self.folder / f"{_GONE}{upload_id}"
         try:
             _require_unused(upload_id, users(self.folder / upload_id))
