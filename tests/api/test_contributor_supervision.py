@@ -65,11 +65,21 @@ class Pool:
         self.measurements = Measurements(self.store, self._start)
         self.alive: set[str] = set()
         self.address = ADDRESS
+        self.addresses: dict[str, str] = {}
+        """Of single nodes, where they differ."""
+        self.heads: set[str] = set()
         self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes)
 
     async def _nodes(self) -> list[NodeFacts]:
         return [
-            NodeFacts(node_id=name, address=self.address, port=9, is_alive=True, labels={}, resources={})
+            NodeFacts(
+                node_id=name,
+                address=self.addresses.get(name, self.address),
+                port=9,
+                is_alive=True,
+                labels={},
+                resources={"node:__internal_head__": 1.0} if name in self.heads else {},
+            )
             for name in self.alive
         ]
 
@@ -309,6 +319,36 @@ def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(setting
         pool.now += timedelta(seconds=1)
         await pool.supervisor.look()
         assert states(pool, ada, grace) == ["lost", "ready"]
+
+    run(settings, story)
+
+
+def test_machines_fall_silent_one_after_another_when_the_server_is_cut_off(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = await two_ready(pool)
+        pool.address = NOWHERE
+        pool.now += timedelta(seconds=2)
+        pool.store.contributors.seen(grace)  # its last call before the cut
+        pool.now += SILENCE - timedelta(seconds=1)
+        await pool.supervisor.look()
+        assert states(pool, ada, grace) == ["ready", "ready"]
+
+    run(settings, story)
+
+
+def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, grace = await two_ready(pool)
+        mary = pool.join("mary")
+        pool.store.contributors.online(mary, node_id="ef", address=ADDRESS)
+        pool.store.contributors.ready(mary, capacity=(CPU,), links=())
+        pool.alive |= {"ef", "head"}
+        pool.heads.add("head")
+        pool.addresses |= {"ab": NOWHERE, "cd": "192.0.2.9"}
+        pool.now += SILENCE + timedelta(seconds=1)
+        pool.store.contributors.seen(mary)
+        await pool.supervisor.look()
+        assert states(pool, ada, grace, mary) == ["ready", "ready", "ready"]
 
     run(settings, story)
 

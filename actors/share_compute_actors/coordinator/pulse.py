@@ -112,6 +112,13 @@ class Pulse:
         if self._owed:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
+            if now_s < self._returning_until_s and (returning := lost & self.silent):
+                # Ray needs a moment to connect again after a cut, and fails calls until then: ask these again.
+                lost -= returning
+                self.silent -= returning
+                self._owed = {ref: self._owed[ref] for ref in owing}
+                self._owed |= {actors[worker].status.remote(): worker for worker in returning if worker in actors}
+                owing = list(self._owed)
             if owing and now_s - self._asked_s > self._longest_silence_s(now_s):
                 silent = {self._owed[ref] for ref in owing}
                 self.silent |= silent

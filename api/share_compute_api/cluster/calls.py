@@ -57,6 +57,11 @@ class NodeFacts(StrictModel):
     resources: dict[str, float]
     """Such as ``CPU``, ``GPU`` and ``memory`` in bytes."""
 
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the node of the Ray head."""
+        return "node:__internal_head__" in self.resources
+
 
 nodes_answer: TypeAdapter[list[NodeFacts]] = TypeAdapter(list[NodeFacts])
 members_answer: TypeAdapter[dict[str, list[str]]] = TypeAdapter(dict[str, list[str]])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import HERE, ContributorState
 from share_compute.store import ContributorRecord, Store
-from share_compute_actors.machine.reach import answers
+from share_compute_actors.machine.reach import Place, answers
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.measuring import Measurements
@@ -22,6 +22,8 @@ _PROBING_LIMIT = timedelta(seconds=30)
 SILENCE = timedelta(seconds=8)
 """A contributor whose agent was not heard for so long is lost, if its node does not answer either; agents call every
 two seconds."""
+_CALLS_APART = timedelta(seconds=4)
+"""A server that heard the agent of another host within this time is not cut off."""
 _LONGEST_SILENCE = timedelta(seconds=30)
 """The same if its node answers: the agent may be busy, or wait before it tries again."""
 _log = logging.getLogger(__name__)
@@ -103,7 +105,11 @@ class ContributorSupervisor:
         if not silent:
             return frozenset()
         found = await asyncio.to_thread(answers, places.values())
-        if not found and len(silent) == len(places):
+        here = {node.address for node in nodes.values() if node.is_head}
+        heard = any(
+            silence[one] < _CALLS_APART for one, (address, _) in places.items() if address not in here
+        )
+        if not heard and _is_cut_off(places.values(), found, here):
             self._hears_since = now
             return frozenset()
         return frozenset(
@@ -145,3 +151,19 @@ class ContributorSupervisor:
             is_news = state is ContributorState.lost and reason != AWAY
             level = logging.WARNING if is_news else logging.INFO
             _log.log(level, "contributor %s is %s: %s", seen.name, state.value, reason)
+
+
+def _is_cut_off(places: Collection[Place], found: Collection[Place], here: Collection[str]) -> bool:
+    """Return whether it is probably this server that is cut off, because no node of another host answers.
+
+    Where this server's own host lends itself and there is one other host, that host counts as the one that failed.
+
+    Args:
+        places: of all nodes.
+        found: those that answered.
+        here: addresses of this server's own host.
+    """
+    hosts = {address for address, _ in places} - set(here)
+    if not hosts or hosts & {address for address, _ in found}:
+        return False
+    return len(hosts) > 1 or all(address in hosts for address, _ in places)
