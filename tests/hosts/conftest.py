@@ -1,27 +1,12 @@
-"""A pool on several hosts: a server and three machines, each with a network of its own."""
+"""A pool on several hosts."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from tests.conftest import RunningServer, run_contributor, run_server
-from tests.hosts.network import Host, Network, why_not
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A server and the machines that joined it, with the hosts that they are on."""
-
-    server: RunningServer
-    host: Host
-    """Of the server."""
-    machines: dict[str, Host]
-    """By the name of each machine."""
+from tests.hosts.network import why_not
+from tests.hosts.pool import Pool, open_pool
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +14,5 @@ def pool() -> Iterator[Pool]:
     """A server on one host and machines on three others."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    with ExitStack() as stack:
-        network = stack.enter_context(Network())
-        host, *others = (network.add() for _ in range(4))
-        # Paths of Ray's sockets are limited to 107 bytes.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-hosts-", dir="/tmp")))
-        listening = ("--host", host.address, "--insecure")
-        server = stack.enter_context(run_server(folder / "data", *listening, inside=host.inside))
-        for number, machine in enumerate(others):
-            joining = ("--address", machine.address, "--insecure")
-            stack.enter_context(run_contributor(server, f"machine-{number}", *joining, inside=machine.inside))
-        yield Pool(server, host, {f"machine-{number}": machine for number, machine in enumerate(others)})
+    with open_pool() as pool:
+        yield pool

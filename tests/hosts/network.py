@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Literal, Self
 
 Direction = Literal["both", "in", "out"]
 _PROGRAMS = ("ip", "iptables")
+_RESOLVERS = Path("/etc/netns")
+_NOBODY = "192.0.2.53"
+"""An address for documentation (RFC 5737)."""
 _networks = count()
 
 
@@ -49,6 +53,11 @@ class Host:
         """What a command begins with that is to run on this host."""
         return ("ip", "netns", "exec", self.name)
 
+    def processes(self) -> list[int]:
+        """Return the ids of the processes on this host."""
+        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        return [int(each) for each in found.stdout.split()]
+
     def run(self, *command: str) -> None:
         """Run a command on this host; it must succeed."""
         _run(*self.inside, *command)
@@ -78,9 +87,15 @@ class Host:
 
 @dataclass
 class Network:
-    """A bridge with hosts; `close` it in the end."""
+    """A bridge with hosts; `close` it in the end.
+
+    Args:
+        hosts: on it.
+        is_resolver_dead: whether the hosts ask a name server that never answers.
+    """
 
     hosts: list[Host] = field(default_factory=list)
+    is_resolver_dead: bool = False
     _id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,12 +125,20 @@ class Network:
         self.hosts.append(host)
         host.run("ip", "link", "set", "lo", "up")
         self._plug(host, host.address)
+        if self.is_resolver_dead:
+            # `ip netns exec` puts this file in the place of /etc/resolv.conf.
+            configuration = _RESOLVERS / host.name / "resolv.conf"
+            configuration.parent.mkdir(parents=True)
+            configuration.write_text(f"nameserver {_NOBODY}\n")
+            host.run("ip", "route", "add", _NOBODY, "dev", "eth0")
+            host.run("iptables", "-w", "-A", "OUTPUT", "-d", _NOBODY, "-j", "DROP")
         return host
 
     def close(self) -> None:
         """Remove hosts and bridge; what still runs there has no network any more."""
         for name in (*(host.name for host in self.hosts), self._id):
             subprocess.run(["ip", "netns", "delete", name], check=False)
+            shutil.rmtree(_RESOLVERS / name, ignore_errors=True)
         subprocess.run(["ip", "link", "delete", self._id], capture_output=True, check=False)
 
     def _plug(self, host: Host | None, address: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import wait_for
-from tests.hosts.conftest import Pool
 from tests.hosts.network import Direction
+from tests.hosts.pool import Pool
 
 from share_compute.jobs.states import JobState
 from share_compute.models.weights import WeightFolder

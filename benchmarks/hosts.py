@@ -1,0 +1,442 @@
+"""Seconds without a step when hosts, links and processes of a real pool fail; steps lost; whether weights are the same.
+
+A server and four machines have network namespaces of their own, with addresses on one bridge (`tests/hosts`), so this
+needs Linux and root. Links are cut by dropping packets. Processes are killed where they run. Faults are drawn, and come
+one after the other while a job trains; the next one comes when all machines are ready again. The peer is the goal.
+
+A stall is the longest time between two committed steps around a fault; of a cut of the server, the time from its end to
+the next step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from _harness import print_figure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.conftest import ready, run_command, run_server, wait_for
+from tests.hosts.network import Direction, Host
+from tests.hosts.pool import Pool, open_pool
+
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.models.weights import WeightFolder
+from share_compute.store import EventRecord
+from share_compute_api.client import Client
+
+STEPS = 3000
+UNDISTURBED_STEPS = 150
+LAST_FAULT_STEP = 2500
+DEADLINE_S = 600.0
+MACHINES = 4
+WIDTH = 256
+
+
+def job(name: str, steps: int) -> dict[str, Any]:
+    """Return a small job over three stages: steps of about 20 ms, so that a stall is seen to that grain."""
+    sizes = (64, WIDTH, WIDTH, 10)
+    layers: list[dict[str, Any]] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [
+            {"type": "linear", "options": {"in_features": before, "out_features": after}},
+            {"type": "relu"},
+        ]
+    return {
+        "name": name,
+        "model": {"layers": layers[:-1]},
+        "data": {"dataset": "digits"},
+        "training": {"steps": steps, "batch_size": 64, "optimizer": {"name": "adamw"}},
+        "parallelism": {"pools": 3},
+    }
+
+
+class Fault(NamedTuple):
+    """One way in which a part of the pool fails."""
+
+    figure: str
+    """What its stall counts for; empty: for none that has a goal."""
+    detail: str
+    inflict: Callable[[Hosts, str], float]
+    """Takes the name of a machine of the job; returns the seconds for which it waited."""
+
+
+@dataclass
+class Disturbed:
+    """What came of the faults of one run."""
+
+    stalls: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    repeated: int = 0
+    equal: list[bool] = field(default_factory=list)
+    faults: int = 0
+
+
+class Hosts:
+    """A pool whose hosts, links and processes can be made to fail."""
+
+    def __init__(self, pool: Pool, stack: ExitStack) -> None:
+        self.pool = pool
+        self._stack = stack
+        self._folder = pool.server.data_folder
+
+    def client(self) -> Client:
+        """Return a client of the server."""
+        return Client(self.pool.server.url, self.pool.server.api_key)
+
+    def all_ready(self) -> bool:
+        """Whether each machine is ready, and the server answers."""
+        with suppress(Exception), self.client() as client:
+            return all(ready(client, name) is not None for name in self.pool.machines)
+        return False
+
+    def kill(self, host: Host, is_victim: Callable[[psutil.Process], bool]) -> None:
+        """Kill the processes of a host that answer a description; there must be one."""
+        killed = 0
+        for pid in host.processes():
+            with suppress(psutil.NoSuchProcess):
+                if is_victim(psutil.Process(pid)):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+        if not killed:
+            raise RuntimeError(f"nothing to kill on {host.name}")
+
+    def join_again(self, name: str) -> None:
+        """Start the agent of a machine again, as its service manager would: with the key that it kept."""
+        host = self.pool.machines[name]
+        given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", "--insecure")
+        joining = ("join", self.pool.server.url, "--name", name, "--address", host.address, *given)
+        folder = str(self._folder / "contributors")
+        self._stack.enter_context(
+            run_command(self._folder, *joining, inside=host.inside, SHARE_COMPUTE_DATA_FOLDER=folder)
+        )
+
+    def start_server_again(self) -> None:
+        """Start the control plane again at the same address."""
+        host, port = self.pool.host, int(self.pool.server.url.rpartition(":")[2])
+        listening = ("--host", host.address, "--insecure")
+        self._stack.enter_context(run_server(self._folder, *listening, port=port, inside=host.inside))
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def cut(
+    seconds: float, direction: Direction, *, of_server: bool, pair: bool = False
+) -> Callable[[Hosts, str], float]:
+    """Return how a link is cut for a while."""
+
+    def inflict(hosts: Hosts, victim: str) -> float:
+        pool = hosts.pool
+        host = pool.host if of_server else pool.machines[victim]
+        others = pool.others(host)
+        if pair:
+            others = [next(each for name, each in pool.machines.items() if name != victim)]
+        with host.cut_from(others, direction):
+            time.sleep(seconds)
+        return seconds
+
+    return inflict
+
+
+def title(word: str) -> Callable[[psutil.Process], bool]:
+    """Return whether a process calls itself so."""
+    return lambda process: word in " ".join(process.cmdline()) or process.name() == word
+
+
+def kill(
+    word: str, *, of_server: bool = False, then: Callable[[Hosts, str], None] | None = None
+) -> Callable[[Hosts, str], float]:
+    """Return how the processes of this title are killed."""
+
+    def inflict(hosts: Hosts, victim: str) -> float:
+        host = hosts.pool.host if of_server else hosts.pool.machines[victim]
+        hosts.kill(host, title(word))
+        if then is not None:
+            then(hosts, victim)
+        return 0.0
+
+    return inflict
+
+
+def is_command(command: str) -> Callable[[psutil.Process], bool]:
+    """Return whether a process runs a command of share-compute itself, not one that it started."""
+    return lambda process: command in process.cmdline()[:6] and process.name() != "ip"
+
+
+def kill_agent(hosts: Hosts, victim: str) -> float:
+    """Kill the agent of a machine, and start it again."""
+    hosts.kill(hosts.pool.machines[victim], is_command("join"))
+    time.sleep(1.0)
+    hosts.join_again(victim)
+    return 0.0
+
+
+def kill_server(hosts: Hosts, _: str) -> float:
+    """Kill the control plane, and start it again."""
+    hosts.kill(hosts.pool.host, is_command("up"))
+    hosts.start_server_again()
+    return 0.0
+
+
+CUTS = [
+    *(
+        Fault("stall_contributor_lost", f"cut {s:g} s", cut(s, "both", of_server=False))
+        for s in (1, 5, 30, 120)
+    ),
+    *(Fault("stall_server_cut", f"cut {s:g} s", cut(s, "both", of_server=True)) for s in (4, 30, 300)),
+    Fault("stall_server_cut", "cut 10 s, incoming", cut(10, "in", of_server=True)),
+    Fault("stall_server_cut", "cut 10 s, outgoing", cut(10, "out", of_server=True)),
+    Fault("stall_contributor_lost", "cut 10 s, incoming", cut(10, "in", of_server=False)),
+    Fault("stall_contributor_lost", "cut 10 s, outgoing", cut(10, "out", of_server=False)),
+    Fault("stall_contributor_lost", "pair cut 10 s", cut(10, "both", of_server=False, pair=True)),
+]
+KILLS = [
+    Fault("stall_gcs_killed", "gcs_server", kill("gcs_server", of_server=True)),
+    Fault("stall_contributor_lost", "member", kill("ray::Member")),
+    Fault("stall_contributor_lost", "raylet", kill("raylet")),
+    Fault("", "agent", kill_agent),
+    Fault("", "coordinator", kill("ray::Coordinator", of_server=True)),
+    Fault("", "control plane", kill_server),
+]
+GOALS_S = {"stall_contributor_lost": 3.0, "stall_server_cut": 5.0, "stall_gcs_killed": 10.0}
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def all_events(client: Client, job_id: str) -> list[EventRecord]:
+    """Return what happened to a job."""
+    found: list[EventRecord] = []
+    while (page := client.events(job_id, after=found[-1].seq if found else 0)).events:
+        found += page.events
+    return found
+
+
+def steps_of(events: Sequence[EventRecord]) -> list[tuple[int, datetime]]:
+    """Return the committed steps, in the order in which they were told."""
+    return [(event.data["step"], event.at) for event in events if event.kind == "step"]
+
+
+def finished(hosts: Hosts, job_id: str) -> tuple[list[EventRecord], str]:
+    """Wait for the end of a job; return its events and the digest of its weights."""
+
+    def ended() -> bool:
+        with suppress(OSError), hosts.client() as client:
+            return client.job(job_id).state.is_final
+        return False
+
+    wait_for(ended, "the end of the job", DEADLINE_S)
+    with hosts.client() as client:
+        found = client.job(job_id)
+        if found.state is not JobState.succeeded:
+            raise RuntimeError(f"{job_id} {found.state.value}: {found.reason}")
+        (model,) = client.artifacts(job_id)
+        return all_events(client, job_id), WeightFolder(model.path).digest()
+
+
+def disturb(
+    hosts: Hosts, faults: Iterator[Fault], chance: random.Random, calm: str, found: Disturbed
+) -> bool:
+    """Train one job while faults come; returns whether there are more of them."""
+    with hosts.client() as client:
+        job_id = client.submit(job("disturbed", STEPS)).id
+    marks: list[tuple[Fault, datetime, datetime]] = []
+    more = True
+    while True:
+        step = settled(hosts, job_id)
+        if step is None or step > LAST_FAULT_STEP:
+            break
+        if (fault := next(faults, None)) is None:
+            more = False
+            break
+        time.sleep(chance.uniform(0.0, 1.0))
+        with hosts.client() as client:
+            victim = chance.choice(working(client, job_id))
+        begun = datetime.now(UTC)
+        fault.inflict(hosts, victim)
+        marks.append((fault, begun, datetime.now(UTC)))
+        found.faults += 1
+        print(f"{found.faults}: {fault.detail} ({victim}) at step {step}", file=sys.stderr, flush=True)
+    events, digest = finished(hosts, job_id)
+    steps = steps_of(events)
+    found.repeated += len(steps) - len({step for step, _ in steps})
+    found.equal.append(digest == calm)
+    ends = [*(begun for _, begun, _ in marks[1:]), datetime.max.replace(tzinfo=UTC)]
+    for (fault, begun, ended), until in zip(marks, ends, strict=True):
+        seconds = stall(steps, ended if fault.figure == "stall_server_cut" else begun, until)
+        found.stalls[fault.figure, fault.detail].append(seconds)
+        print(f"   {fault.detail}: {seconds:.2f} s", file=sys.stderr, flush=True)
+    return more
+
+
+def stall(steps: Sequence[tuple[int, datetime]], since: datetime, until: datetime) -> float:
+    """Return the longest time between two steps of which the later one came in this time, in seconds."""
+    times = [at for _, at in steps]
+    gaps = [
+        (after - max(before, since)).total_seconds()
+        for before, after in itertools.pairwise(times)
+        if since <= after < until
+    ]
+    return max(gaps, default=float("inf"))
+
+
+def settled(hosts: Hosts, job_id: str) -> int | None:
+    """Wait until the job takes steps with all machines ready; return its step, or None when it is over."""
+
+    def look() -> int | None:
+        with suppress(OSError), hosts.client() as client:
+            found = client.job(job_id)
+            if found.state.is_final:
+                return -1
+            if found.state is not JobState.running or not hosts.all_ready():
+                return None
+            last = found.step
+            time.sleep(1.0)
+            now = client.job(job_id)
+            return now.step if now.step >= last + 10 or now.state.is_final else None
+        return None
+
+    step = wait_for(look, "steps with all machines", DEADLINE_S)
+    return None if step == -1 else step
+
+
+def working(client: Client, job_id: str) -> list[str]:
+    """Return the machines that hold a part of the job."""
+    machines = [each for each in client.contributors() if each.state is ContributorState.ready]
+    return sorted(each.name for each in machines if each.job_id == job_id)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def report(found: Disturbed, resolver: str) -> None:
+    """Print what the faults cost."""
+    more: dict[str, Any] = {"peer_name": "goal", "resolver": resolver, "faults": found.faults}
+    print_figure(
+        "steps_lost", ours=found.repeated, peer=0, ratio=float(found.repeated == 0), unit="steps", **more
+    )
+    equal = statistics.mean(found.equal)
+    print_figure(
+        "digest_equal", ours=equal, peer=1.0, ratio=equal, unit="share of jobs", jobs=len(found.equal), **more
+    )
+    for figure, goal in GOALS_S.items():
+        stalls = [one for (name, _), each in found.stalls.items() if name == figure for one in each]
+        if not stalls:
+            continue
+        details = {
+            detail: [round(one, 2) for one in each]
+            for (name, detail), each in found.stalls.items()
+            if name == figure
+        }
+        for statistic, ours in (("median", statistics.median(stalls)), ("worst", max(stalls))):
+            ratio = goal / max(ours, 1e-3)
+            print_figure(
+                figure,
+                ours=ours,
+                peer=goal,
+                ratio=ratio,
+                unit="s",
+                statistic=statistic,
+                all_s=details,
+                **more,
+            )
+    details = {
+        detail: [round(one, 2) for one in each] for (name, detail), each in found.stalls.items() if not name
+    }
+    if details:
+        stalls = [one for each in details.values() for one in each]
+        print_figure(
+            "stall_others",
+            ours=statistics.median(stalls),
+            peer=0,
+            ratio=1.0,
+            unit="s",
+            statistic="median",
+            all_s=details,
+            **more,
+        )
+
+
+def undisturbed(hosts: Hosts, resolver: str) -> None:
+    """Print how often a job is planned again that nothing happens to."""
+    with hosts.client() as client:
+        events, _ = finished(hosts, client.submit(job("undisturbed", UNDISTURBED_STEPS)).id)
+    replans = sum(event.kind == "replan-proposed" for event in events)
+    steps = [step for step, _ in steps_of(events)]
+    repeated = (
+        len(steps)
+        - len(set(steps))
+        + sum(event.data["recomputed"] for event in events if event.kind == "reformed")
+    )
+    more: dict[str, Any] = {"peer_name": "goal", "resolver": resolver, "steps": UNDISTURBED_STEPS}
+    print_figure("replans_undisturbed", ours=replans, peer=1, ratio=1 / max(replans, 1), unit="plans", **more)
+    print_figure(
+        "steps_repeated_undisturbed",
+        ours=repeated,
+        peer=0,
+        ratio=float(repeated == 0),
+        unit="steps or microbatches",
+        **more,
+    )
+
+
+def drawn(options: argparse.Namespace, chance: random.Random) -> Iterator[Fault]:
+    """Return the faults in a drawn order."""
+    if options.only:
+        chosen = [fault for fault in (*CUTS, *KILLS) if options.only in f"{fault.figure} {fault.detail}"]
+        faults = [*itertools.islice(itertools.cycle(chosen), options.faults)]
+    elif options.quick:
+        faults = [CUTS[1], CUTS[4], KILLS[0], KILLS[1]]
+    else:
+        often = [*CUTS[:2], *CUTS[7:], *KILLS]
+        faults = [
+            *CUTS,
+            *KILLS,
+            *itertools.islice(itertools.cycle(often), max(0, options.faults - len(CUTS) - len(KILLS))),
+        ]
+        chance.shuffle(faults)
+    return iter(faults)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke run: four faults")
+    parser.add_argument("--faults", type=int, default=50, help="for each kind of resolver")
+    parser.add_argument("--only", default="", help="only faults whose description has this")
+    parser.add_argument("--resolvers", nargs="*", default=["reachable", "unreachable"])
+    options = parser.parse_args()
+    chance = random.Random(0)
+    for resolver in options.resolvers[:1] if options.quick else options.resolvers:
+        with redirect_stdout(sys.stderr), ExitStack() as stack:
+            pool = stack.enter_context(open_pool(MACHINES, is_resolver_dead=resolver == "unreachable"))
+            hosts = Hosts(pool, stack)
+            with redirect_stdout(sys.__stdout__):
+                undisturbed(hosts, resolver)
+            with hosts.client() as client:
+                calm_id = client.submit(job("calm", STEPS)).id
+            _, calm = finished(hosts, calm_id)
+            found = Disturbed()
+            faults = drawn(options, chance)
+            while disturb(hosts, faults, chance, calm, found):
+                pass
+            with redirect_stdout(sys.__stdout__):
+                report(found, resolver)
+
+
+if __name__ == "__main__":
+    main()

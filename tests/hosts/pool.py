@@ -1,0 +1,48 @@
+"""A pool on several hosts: a server and some machines, each with a network of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import RunningServer, run_contributor, run_server
+from tests.hosts.network import Host, Network
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A server and the machines that joined it, with the hosts that they are on."""
+
+    server: RunningServer
+    host: Host
+    """Of the server."""
+    machines: dict[str, Host]
+    """By the name of each machine."""
+
+    def others(self, host: Host) -> list[Host]:
+        """Return all hosts but one."""
+        return [each for each in (self.host, *self.machines.values()) if each is not host]
+
+
+@contextmanager
+def open_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[Pool]:
+    """Run a server on one host and machines on others inside the block.
+
+    Args:
+        machines: how many.
+        is_resolver_dead: whether the hosts ask a name server that never answers.
+    """
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(is_resolver_dead=is_resolver_dead))
+        host, *others = (network.add() for _ in range(1 + machines))
+        # Paths of Ray's sockets are limited to 107 bytes.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-hosts-", dir="/tmp")))
+        listening = ("--host", host.address, "--insecure")
+        server = stack.enter_context(run_server(folder / "data", *listening, inside=host.inside))
+        for number, machine in enumerate(others):
+            joining = ("--address", machine.address, "--insecure")
+            stack.enter_context(run_contributor(server, f"machine-{number}", *joining, inside=machine.inside))
+        yield Pool(server, host, {f"machine-{number}": machine for number, machine in enumerate(others)})
