@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
         assert not recopying.is_due
         clock.now_s += 0.2
         assert recopying.is_due
+        recopying.begun()
         assert recopying.buddies(pools, fleet) == first
     clock.now_s += 3600.0
     recopying.lost("b", lacks_room=False)
@@ -107,24 +109,27 @@ def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
     assert recopying.buddies((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
 
 
+def roster(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
+    shards, members = zip(*pools, strict=True)
+    owners = tuple((pool[0],) * 4 for pool in members)
+    return Roster(1, shards, members, owners, 3, fresh(owners))
+
+
+def plan(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
+    found = [
+        SimpleNamespace(
+            start=start, stop=stop, members=[SimpleNamespace(contributor_id=name) for name in names]
+        )
+        for (start, stop), names in pools
+    ]
+    return SimpleNamespace(plan=SimpleNamespace(pools=found))
+
+
+def alike(_: str) -> str:
+    return "cpu"
+
+
 def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
-    def roster(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
-        shards, members = zip(*pools, strict=True)
-        owners = tuple((pool[0],) * 4 for pool in members)
-        return Roster(1, shards, members, owners, 3, fresh(owners))
-
-    def plan(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
-        found = [
-            SimpleNamespace(
-                start=start, stop=stop, members=[SimpleNamespace(contributor_id=name) for name in names]
-            )
-            for (start, stop), names in pools
-        ]
-        return SimpleNamespace(plan=SimpleNamespace(pools=found))
-
-    def alike(_: str) -> str:
-        return "cpu"
-
     two = roster(((0, 6), ("a",)), ((6, 12), ("b", "c")))
     assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c"))), alike) == {}
     assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
@@ -137,6 +142,16 @@ def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
     one = plan(((0, 12), ("a", "b", "c")))
     assert follows(two, one, alike) == {"a": ("b", "c"), "b": ("a",)}
     assert follows(two, more, lambda worker: "cuda" if worker in "cd" else "cpu") == {"b": ("e", "f", "g")}
+
+
+def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_them() -> None:
+    one = plan(((0, 3), ("a",)), ((3, 12), ("b",)))
+    two = replace(roster(((0, 6), ("a",)), ((6, 12), ("b",))), buddies={"a": "b", "b": "a"})
+    heirs = {"a": ((3, 12),), "b": ((0, 3),)}
+    assert follows(two, one, alike) == {"a": ("b",)}
+    assert follows(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}
+    # The copy of this shard is there already.
+    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b",))), alike, {"b": ((0, 6),)}) == {}
 
 
 def test_lack_of_memory_is_told_with_what_there_was() -> None:

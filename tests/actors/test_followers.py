@@ -18,7 +18,7 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
-from share_compute.training.optimizers import optimizer_tensors
+from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
 from share_compute_actors.coordinator.buddies import buddies_of
 from share_compute_actors.member.copies import copying, followers
 from share_compute_actors.member.copies.copying import Copied, Copier, Outline, ShardRange
@@ -61,7 +61,7 @@ class Trainer:
     def prepare(self, follower: Follower | None = None) -> None:
         """Compute the gradient of the next step, and give it away."""
         step, source = self.step + 1, torch.Generator().manual_seed(self.step)
-        samples = torch.rand(4, 13, generator=source)
+        samples = torch.rand(4, 13 if self.shard[0] == 0 else 37, generator=source)
         self.runner.forward(step, 0, samples)
         is_last = self.shard[1] == WHOLE[1]
         self.runner.backward(
@@ -439,6 +439,44 @@ def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.Mon
     follower.close()
 
 
+def adopted(trainer: Trainer, shard: ShardRange) -> Trainer:
+    """Return who trains some layers from where another one is."""
+    heir = Trainer(shard=shard)
+    state = trainer.state()
+    own = heir.runner.stage.persistent()
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+    assert heir.runner.optimizer is not None
+    slots = {name: tensor for name, tensor in state.items() if parameter_of(name) in own and name not in own}
+    restore_optimizer(heir.runner.optimizer, heir.runner.parameters, slots)
+    heir.step = trainer.step
+    heir.runner.loss_scale = trainer.runner.loss_scale
+    return heir
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["from a copy", "from what it computed with"])
+def test_a_copy_of_other_layers_begins_with_what_is_there(
+    follow: Callable[..., Follower], *, is_copied: bool
+) -> None:
+    whole = Trainer()
+    former = fetched(follow(whole), whole)
+    for _ in range(3):
+        whole.take_step(former)
+    assert former.legacy(3) is None  # it has the updates of the first step at most
+    assert former.bring_to(3, whole.scales)
+    legacy = former.legacy(3) if is_copied else copying.Legacy.of_runner(whole.runner, 3)
+    assert legacy is not None
+    owner = adopted(whole, (1, 4))
+    follower = follow(owner)
+    copied = follower.inherit(owner.copier.outline((1, 4)), [legacy])
+    former.close([copied])
+    for _ in range(2):
+        owner.take_step(follower)
+    assert follower.bring_to(5, owner.scales)  # nothing was fetched
+    assert same(follower, owner)
+
+
 def test_only_who_is_alone_needs_a_buddy() -> None:
     fleet = Topology(tuple(machine(name) for name in "abcd"))
     assert buddies_of((("a",),), fleet) == {}
@@ -461,6 +499,7 @@ def test_buddies_are_near_alike_and_not_all_the_same() -> None:
     )
     assert buddies_of((("a",), ("b",), ("c",)), mixed) == {"a": "c", "b": "a", "c": "a"}
     assert buddies_of((("b",), ("a", "d")), mixed) == {"b": "d"}
+    assert buddies_of((("a",), ("b",), ("c",), ("d",)), fleet, present={"a": "d"})["a"] == "d"
 
 
 def test_buddies_are_those_that_have_room_if_there_are_any() -> None:

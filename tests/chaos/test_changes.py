@@ -101,6 +101,34 @@ def test_machines_that_come_are_used(
     assert weights == calm_weights
 
 
+def test_a_loss_just_after_cuts_moved_loses_no_step(
+    attempt: Attempt, topology: Topology, nodes: list[Any], tmp_path: Path
+) -> None:
+    document = job(1, 1, steps=MANY_STEPS, validate_every=None, checkpoint_every=None)
+    document["parallelism"] = {"members_per_pool": 1}
+    machines = slow(topology, 2)
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
+    killed: list[str] = []
+
+    def come(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "started":
+            offer(coordinator, slow(topology, 3))
+        if event.type == "replan-proposed" and not killed:
+            offer(coordinator, slow(topology, 3), event.step)
+        if isinstance(event, Reformed) and event.joined and not killed:
+            assert sizes(event) == [1, 1, 1]
+            killed.append(event.plan.pools[0].members[0].contributor_id)
+            (member,) = processes_on(nodes[int(killed[0][1:])], "Member")
+            member.kill()
+
+    weights, curve, events = train(
+        attempt, tmp_path / "joined", document, PAUSES, on_event=come, machines=machines, drift=1e6
+    )
+    assert [change.lost for change in reformed(events) if change.lost] == [tuple(killed)]
+    assert curve == calm_curve
+    assert weights == calm_weights
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60.0
     while not condition():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from share_compute.jobs.events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
@@ -16,7 +16,7 @@ from share_compute_actors.coordinator.buddies import buddies_of
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
-from share_compute_actors.coordinator.rosters import Shares
+from share_compute_actors.coordinator.rosters import Shares, pools_of, shards_of
 
 _REST_S = 5.0
 """After a member was lost, its machine is left alone for so long."""
@@ -101,11 +101,19 @@ class Recopying:
         """Whether it is time to begin them anew."""
         return self._due_s is not None and self._clock() >= self._due_s
 
-    def buddies(self, pools: Sequence[Sequence[Worker]], topology: Topology) -> dict[Worker, Worker]:
-        """Return who keeps copies in an epoch that is being formed; what was lost is begun anew there."""
+    def begun(self) -> None:
+        """Take note that what was lost is begun anew in an epoch that is being formed."""
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
-        return buddies_of(pools, topology, self._cramped)
+
+    def buddies(
+        self,
+        pools: Sequence[Sequence[Worker]],
+        topology: Topology,
+        present: Mapping[Worker, Worker] | None = None,
+    ) -> dict[Worker, Worker]:
+        """Return who keeps copies for pools of one; see `buddies_of`."""
+        return buddies_of(pools, topology, self._cramped, present)
 
 
 class Changes:
@@ -161,7 +169,9 @@ class Changes:
             self._tell(proposed)
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
-                self._joining = Joining(self._crew, solution, proposed, can_follow=self._can_follow)
+                self._joining = Joining(
+                    self._crew, solution, proposed, self.heirs, can_follow=self._can_follow
+                )
 
     def under_way(self) -> Solution | None:
         """Return the plan that waits for its machines, if one does; from any thread."""
@@ -320,11 +330,47 @@ class Changes:
         self.why = joining.why
         return joining.solution
 
-    def buddies(self, roster: Roster) -> dict[Worker, Worker]:
-        """Return who keeps copies of whose shards in an epoch that is being formed."""
+    def buddies(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
+        """Return who keeps copies of whose shards in an epoch that is being formed.
+
+        Args:
+            roster: of that epoch.
+            before: of the epoch before.
+        """
         if self.recopying.is_due and not self.why:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
-        return self.recopying.buddies(roster.pools, self.known)
+        self.recopying.begun()
+        return self._buddies(roster.shards, roster.pools, before)
+
+    def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
+        """Return the shards of which each member will keep a copy once a plan is carried out.
+
+        Args:
+            solution: the plan.
+            before: roster of the epoch before that.
+        """
+        if not self._can_follow:
+            return {}
+        shards, pools = shards_of(solution.plan), pools_of(solution.plan)
+        found: dict[Worker, tuple[tuple[int, int], ...]] = {}
+        for owner, buddy in self._buddies(shards, pools, before).items():
+            shard = next(each for each, pool in zip(shards, pools, strict=True) if owner in pool)
+            found[buddy] = (*found.get(buddy, ()), shard)
+        return found
+
+    def _buddies(
+        self,
+        shards: Sequence[tuple[int, int]],
+        pools: Sequence[Sequence[Worker]],
+        before: Roster | None,
+    ) -> dict[Worker, Worker]:
+        held = {worker: shard for shard, pool in zip(shards, pools, strict=True) for worker in pool}
+        present = {
+            owner: buddy
+            for owner, buddy in (before.buddies.items() if before is not None else ())
+            if before is not None and before.shard_of(owner) == held.get(owner)
+        }
+        return self.recopying.buddies(pools, self.known, present)
 
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return by member who is to hold some of its layers, and follows it in an epoch that is being formed."""

@@ -90,7 +90,7 @@ class Former:
             )
         if before is not None:
             self.recomputed = computed_again(before, form.roster, list(asked.reports.values()))
-        form = self._with_copies(form)
+        form = self._with_copies(form, before)
         self._roster = form.roster
         self.solution = standing(form.roster, self.solution)
         return form
@@ -107,10 +107,10 @@ class Former:
             self._roster, self.solution = self._before
             raise
 
-    def _with_copies(self, form: Form) -> Form:
+    def _with_copies(self, form: Form, before: Roster | None) -> Form:
         """Settle who keeps copies in an epoch: buddies of those that are alone, and who is to hold other layers."""
         roster = form.roster
-        buddies = self._changes.buddies(roster) if self._spec.parallelism.buddies else {}
+        buddies = self._changes.buddies(roster, before) if self._spec.parallelism.buddies else {}
         followers = self._changes.followers(roster)
         return replace(form, roster=replace(roster, buddies=buddies, followers=followers))
 
@@ -153,7 +153,8 @@ class Former:
             return None
 
     def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
-        moved = self._mover.load(before, solution.plan, asked, self._scales())
+        heirs = self._changes.heirs(solution, before)
+        moved = self._mover.load(before, solution.plan, asked, self._scales(), heirs)
         self.solution = solution
         tied = self._is_tied(len(solution.plan.pools))
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)

@@ -3,14 +3,15 @@
 First the job asks for machines that it adds, by telling of the plan; they are started once the control plane answers
 that they are the job's.
 
-Then whoever is to hold layers that it does not hold follows a member of each pool that has some of them, as a buddy
-does: what that member holds comes piece by piece, with the gradients of the steps that are taken meanwhile. Only when
-all have caught up, steps pause for the new plan, and there is little left to bring.
+Then each member that is to hold layers that it does not hold, or to keep a copy of them, follows a member of each pool
+that has some of them, as a buddy does: what that member holds comes piece by piece, with the gradients of the steps
+that are taken meanwhile. Only when all have caught up, steps pause for the new plan. There is little left to bring
+then, and copies begin with what is there already, so that no loss of one machine costs a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -24,6 +25,9 @@ from share_compute.topology import Topology
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.rosters import pools_of, shards_of
 
+Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
+"""By member: the shards of which it will keep a copy."""
+
 
 class Joining:
     """One plan that waits for its machines.
@@ -32,13 +36,21 @@ class Joining:
         crew: the members.
         solution: the plan.
         proposed: how it was told of.
+        heirs: tells for a plan and the roster before it which copies members will keep.
         can_follow: whether members can be followed while they train; else shards are loaded while steps pause.
     """
 
     def __init__(
-        self, crew: Crew, solution: Solution, proposed: ReplanProposed, *, can_follow: bool = True
+        self,
+        crew: Crew,
+        solution: Solution,
+        proposed: ReplanProposed,
+        heirs: Callable[[Solution, Roster], Heirs] = lambda _solution, _roster: {},
+        *,
+        can_follow: bool = True,
     ) -> None:
         self._crew = crew
+        self._heirs = heirs
         self._can_follow = can_follow
         self.solution = solution
         self._proposed = proposed
@@ -111,10 +123,11 @@ class Joining:
         return self.is_ready
 
     def _follows(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        if not self._can_follow:
+            return {}
         topology = self._crew.topology
-        return (
-            follows(roster, self.solution, lambda one: topology[one].device.kind) if self._can_follow else {}
-        )
+        heirs = self._heirs(self.solution, roster)
+        return follows(roster, self.solution, lambda one: topology[one].device.kind, heirs)
 
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return by member who is to follow it in an epoch that is being formed."""
@@ -128,9 +141,11 @@ class Joining:
 
 
 def follows(
-    roster: Roster, solution: Solution, kind: Callable[[Worker], str]
+    roster: Roster, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
 ) -> dict[Worker, tuple[Worker, ...]]:
-    """Return by member who is to follow it before a plan is carried out: who is to hold layers of another pool.
+    """Return by member who is to follow it before a plan is carried out.
+
+    These are the members that are to hold layers of another pool, or to keep a copy of such layers.
 
     They are spread over the members of that pool that compute on a device of the same kind: only there updates have the
     same bits. Where there is none, they load while steps pause.
@@ -139,11 +154,18 @@ def follows(
         roster: of the epoch.
         solution: the plan.
         kind: tells that of a member's device.
+        heirs: the copies that members will keep.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}
     wanted = list(zip(shards_of(solution.plan), pools_of(solution.plan), strict=True))
+    wanted += [
+        (shard, (heir,))
+        for heir, shards in (heirs or {}).items()
+        for shard in shards
+        if not _keeps(roster, heir, shard)
+    ]
     for held, pool in zip(roster.shards, roster.pools, strict=True):
-        comers = (
+        comers = dict.fromkeys(
             worker
             for shard, workers in wanted
             if overlap(held, shard)
@@ -156,6 +178,12 @@ def follows(
                 owner = min(alike, key=lambda one: len(found.get(one, ())))
                 found[owner] = (*found.get(owner, ()), comer)
     return found
+
+
+def _keeps(roster: Roster, worker: Worker, shard: tuple[int, int]) -> bool:
+    """Whether a member keeps a copy of this shard as a buddy."""
+    owners = (owner for owner, buddy in roster.buddies.items() if buddy == worker)
+    return any(roster.shard_of(owner) == shard for owner in owners)
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> range:

@@ -9,6 +9,7 @@ from share_compute.planning.partitioning import Shard
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.roster import Roster, Worker
 from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.joining import Heirs, overlap
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.member.schemas import HOLDING
 from share_compute_actors.messages import Source, Sources
@@ -32,7 +33,12 @@ class Mover:
         """Who has loaded what it does not work with yet, and what was asked."""
 
     def load(
-        self, before: Roster, plan: plans.Plan, asked: Plan, scales: Mapping[int, float]
+        self,
+        before: Roster,
+        plan: plans.Plan,
+        asked: Plan,
+        scales: Mapping[int, float],
+        heirs: Heirs | None = None,
     ) -> frozenset[Worker]:
         """Let each member of a plan load its shard; return those that will hold another one than before.
 
@@ -44,6 +50,7 @@ class Mover:
             plan: that is carried out from now on.
             asked: what members reported.
             scales: what the gradient of each committed step was multiplied by.
+            heirs: the copies that members will keep; copies that they keep now are brought to the committed step, too.
 
         Raises:
             ContributorLost: nobody has some part of the model any more.
@@ -66,8 +73,20 @@ class Mover:
             if own.keys() != moved.keys():
                 others = self._sources(before, held, asked.committed, scales)
             self._crew.load_shards(moved, lambda worker: own.get(worker, others), asked.committed)
+        self._bring_to(before, heirs or {}, asked.committed, scales)
         self._loaded = frozenset(moved), asked
         return frozenset(moved)
+
+    def _bring_to(self, before: Roster, heirs: Heirs, committed: int, scales: Mapping[int, float]) -> None:
+        """Bring copies to the committed step from which other copies will be made on the same machine."""
+        for shard, pool in zip(before.shards, before.pools, strict=True):
+            keepers = {keeper for owner in pool for keeper in before.keepers(owner)} & self._crew.workers
+            calls = {
+                keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
+                for keeper in keepers
+                if any(overlap(shard, wanted) for wanted in heirs.get(keeper, ()))
+            }
+            self._crew.gather(FLAG, calls)
 
     def forget(self) -> None:
         """Forget what was loaded and not adopted."""

@@ -117,7 +117,9 @@ class Pulse:
                 lost -= returning
                 self.silent -= returning
                 self._owed = {ref: self._owed[ref] for ref in owing}
-                self._owed |= {actors[worker].status.remote(): worker for worker in returning if worker in actors}
+                self._owed |= {
+                    actors[worker].status.remote(): worker for worker in returning if worker in actors
+                }
                 owing = list(self._owed)
             if owing and now_s - self._asked_s > self._longest_silence_s(now_s):
                 silent = {self._owed[ref] for ref in owing}

@@ -47,7 +47,7 @@ from share_compute_actors.collective.backend import EpochGroup, abort_group, lea
 from share_compute_actors.member.allocator import as_told
 from share_compute_actors.member.channel import Channel
 from share_compute_actors.member.copies.copies import Copies
-from share_compute_actors.member.copies.copying import Copier
+from share_compute_actors.member.copies.copying import Copier, Legacy
 from share_compute_actors.member.mishaps import deviates, is_poisoned, poison
 from share_compute_actors.member.post import GLANCE_S, Post
 from share_compute_actors.member.reduction import held_by, reduce
@@ -177,6 +177,8 @@ class Engine:
             targets: those of the last.
             loaded: says which step's update the weights have.
         """
+        if self.runner is not None and self._machine.applied == loaded.applied:
+            self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
         self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
         self._arrived.clear()
         self.copier.forget()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +25,7 @@ from share_compute.errors import (
 )
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
-from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
+from share_compute_actors.member.copies.copying import Copied, Legacy, Outline, ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import HEAD, Head
 from share_compute_actors.member.copies.room import Room, is_lack_of_room
@@ -31,6 +33,7 @@ from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Followed, Label
 
 _GLANCE_S = 0.2
+_OUTLINE_S = 5.0
 
 
 class RemoteOwner:
@@ -42,7 +45,7 @@ class RemoteOwner:
         stopping: ends waits for it.
     """
 
-    def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event) -> None:
+    def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event | _Deadline) -> None:
         self._actor = actor
         self._keeper = keeper
         self._stopping = stopping
@@ -80,6 +83,16 @@ class RemoteOwner:
             ) from failure
 
 
+class _Deadline:
+    """Ends a wait after some seconds; stands in for an event."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until_s = time.monotonic() + seconds
+
+    def is_set(self) -> bool:
+        return time.monotonic() > self._until_s
+
+
 class Copies:
     """All copies of other shards that one member keeps.
 
@@ -106,6 +119,8 @@ class Copies:
         self._device = device
         self._tell = tell
         self._room = room
+        self.former: Legacy | None = None
+        """What the member computed with until it adopted another shard; forgotten when copies are settled."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
@@ -115,13 +130,45 @@ class Copies:
         self._wanted: dict[tuple[int, int], int] = {}
         """How many letters there are, as far as it is known."""
 
-    def keep(self, epoch: int, committed: int, followed: Mapping[int, Followed]) -> None:
+    def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, Outline]:
+        """Ask owners what shards consist of whose copies can begin with what is here; not on the compute thread.
+
+        Args:
+            committed: last committed step.
+            followed: whose copies will be kept, by pool.
+        """
+        legacies = self._legacies(committed, self._followers.values())
+        found: dict[ShardRange, Outline] = {}
+        for one in followed.values():
+            start, stop = one.shard
+            if one.shard in self._followers or not any(
+                each.shard[0] < stop and start < each.shard[1] for each in legacies
+            ):
+                continue
+            with suppress(StaleEpoch, ContributorLost):  # it is asked again, and all of it fetched from there
+                found[one.shard] = RemoteOwner(one.actor, self._keeper, _Deadline(_OUTLINE_S)).outline(
+                    one.shard
+                )
+        return found
+
+    def _legacies(self, committed: int, followers: Iterable[Follower]) -> list[Legacy]:
+        kept = (follower.legacy(committed) for follower in followers)
+        return [one for one in (self.former, *kept) if one is not None and one.step == committed]
+
+    def keep(
+        self,
+        epoch: int,
+        committed: int,
+        followed: Mapping[int, Followed],
+        outlines: Mapping[ShardRange, Outline] | None = None,
+    ) -> None:
         """Keep these copies from now on, and no others.
 
         Args:
             epoch: that is about to begin.
             committed: last committed step; a copy that cannot be brought there is begun anew.
             followed: whose, by pool.
+            outlines: of shards whose copies begin with what is here.
         """
         wanted = {one.shard: one.owner for one in followed.values()}
         owners = {one.shard: one.owner for one in self._followed.values()}
@@ -133,12 +180,20 @@ class Copies:
             # By what the last gradient is multiplied, the next one of its owner says: no other machine knows it.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
-        for shard in self._followers.keys() - kept.keys():
-            self._followers[shard].close()  # first, so that its room is there for those that begin
-        for shard in wanted.keys() - kept.keys():
-            kept[shard] = Follower(
-                shard, self._training, self._device, partial(self._fail, shard), self._room
-            )
+        dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
+        legacies = self._legacies(committed, dropped)
+        outlines = outlines if outlines and self._has_room(outlines.values()) else {}
+        fresh = {
+            shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._room)
+            for shard in wanted.keys() - kept.keys()
+        }
+        copying = [
+            fresh[shard].inherit(outlines[shard], legacies) for shard in fresh.keys() & outlines.keys()
+        ]
+        for follower in dropped:
+            follower.close(copying)
+        kept |= fresh
+        self.former = None
         for follower in kept.values():
             follower.forget_after(committed)  # where a step is started over, its gradient comes anew
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
@@ -146,6 +201,15 @@ class Copies:
         self._wanted.clear()
         for one in followed.values():
             kept[one.shard].follow((one.owner, one.actor), partial(RemoteOwner, one.actor, self._keeper))
+
+    def _has_room(self, outlines: Iterable[Outline]) -> bool:
+        """Whether there is room for more copies beside those that are here."""
+        state_tensors = self._training.optimizer.name.state_tensors
+        try:
+            self._room.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
+        except Unavailable:
+            return False
+        return True
 
     def of(self, shard: ShardRange) -> Follower | None:
         """Return the copy of a shard, if one is kept."""

@@ -68,6 +68,41 @@ class Copied:
     parts: tuple[Part, ...]
 
 
+class Legacy(NamedTuple):
+    """State after one step that is on this machine already, but will not be used there any more."""
+
+    shard: ShardRange
+    step: int
+    loss_scale: LossScale
+    """Where it stands after that step."""
+    names: Collection[str]
+    """Of parameters and buffers."""
+    state: Callable[[str], Mapping[str, Tensor]]
+    """Returns one of them with what the optimizer knows of it, by name."""
+
+    @classmethod
+    def of_runner(cls, runner: Runner, step: int) -> Legacy:
+        """Return what a runner has that no step is computed with any more.
+
+        Args:
+            runner: the runner.
+            step: whose update its weights have.
+        """
+        tensors = runner.stage.persistent()
+        known = {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
+        slots: dict[str, dict[str, Tensor]] = {}
+        for slot, tensor in known.items():
+            slots.setdefault(parameter_of(slot), {})[slot] = tensor
+        shard = runner.stage.shard
+        return cls(
+            (shard.start, shard.stop),
+            step,
+            runner.loss_scale,
+            tensors.keys(),
+            lambda name: {name: tensors[name], **slots.get(name, {})},
+        )
+
+
 class Owner(Protocol):
     """Somebody whose shard is copied."""
 

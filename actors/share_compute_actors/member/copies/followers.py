@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from share_compute.training.optimizers import (
     parameter_of,
     restore_optimizer,
 )
-from share_compute_actors.member.copies.copying import Outline, Owner, Part, ShardRange
+from share_compute_actors.member.copies.copying import Legacy, Outline, Owner, Part, ShardRange
 from share_compute_actors.member.copies.logs import HEAD, HEAD_SHAPE, Log
 from share_compute_actors.member.copies.room import Room, is_lack_of_room
 from share_compute_actors.member.copies.tensor_file import TensorFile
@@ -144,6 +144,25 @@ class Follower:
         asked, stopping = reach(self._stopping), self._stopping
         self._fetching = self._submit(lambda: self._fetch(asked, stopping))
 
+    def inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> Future[None]:
+        """Begin with what is on this machine already; returns at once, with what tells when that is copied.
+
+        Args:
+            outline: of the shard.
+            legacies: what there is.
+        """
+        self._trained, self._outline = dict(_places(outline)), outline
+        return self._submit(partial(self._inherit, outline, legacies))
+
+    def legacy(self, step: int) -> Legacy | None:
+        """Return what the snapshot has, if it has all updates up to a step and no more."""
+        if not (self.is_at(step) and self.reaches(step)) or step not in self._loss_scales:
+            return None
+        return Legacy(self.shard, step, self._loss_scales[step], self.inventory(), self._state)
+
+    def _state(self, name: str) -> dict[str, Tensor]:
+        return {part: self._snapshot.get(part) for part in self._snapshot.names if parameter_of(part) == name}
+
     def take(self, step: int, place: int, tensor: Tensor) -> None:
         """Take in one of the `letters` of a step's log; what is there already stays as it is.
 
@@ -226,17 +245,17 @@ class Follower:
         self.is_spoilt = True
         self._stopping.set()
 
-    def close(self) -> None:
-        """Forget the copy, and give its room back."""
-        self._give_room_back()
+    def close(self, after: Collection[Future[None]] = ()) -> None:
+        """Forget the copy, and give its room back, once others have copied what they need of it."""
+        self._give_room_back(after)
         self._own.shutdown(wait=False)
 
-    def _give_room_back(self) -> None:
+    def _give_room_back(self, after: Collection[Future[None]] = ()) -> None:
         """Forget all that is there; by the thread of `take`, so that nothing comes any more."""
         if not self._is_forgotten:
             self._is_forgotten = True
             self._stopping.set()
-            self._own.submit(self._forget)
+            self._own.submit(self._forget, after)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -269,6 +288,17 @@ class Follower:
                 self._fail(failure)
 
         return self._own.submit(guarded)
+
+    def _inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> None:
+        for name in outline.sizes:
+            legacy = next((one for one in legacies if name in one.names), None)
+            if legacy is None:
+                continue
+            for part, tensor in legacy.state(name).items():
+                self._snapshot.put(part, tensor)
+            self._loss_scales[legacy.step] = legacy.loss_scale
+            self._have[name] = legacy.step
+        self._is_fetched = self._have.keys() == outline.sizes.keys()
 
     def _fetch(self, owner: Owner, stopping: threading.Event) -> None:
         while not stopping.is_set():
@@ -415,7 +445,8 @@ class Follower:
         for slot, value in optimizer_tensors(optimizer, {name: parameter}).items():
             self._snapshot.put(slot, value)
 
-    def _forget(self) -> None:
+    def _forget(self, after: Collection[Future[None]]) -> None:
+        wait(after)
         self._snapshot.close()
         for log in self._logs.values():
             log.close()

@@ -47,7 +47,8 @@ class KeepsCopies:
     ) -> None:
         """Keep these copies from now on, and no others; before the epoch begins in which gradients come.
 
-        What is there already stays; what is missing is fetched while training goes on.
+        What is there already stays, and copies of other layers begin with it; what is missing is fetched while training
+        goes on.
 
         Args:
             epoch: that is about to begin.
@@ -56,7 +57,9 @@ class KeepsCopies:
             keepers: who keeps copies of what is here.
         """
         self._engine.copier.forget_all_but(keepers)
-        self._engine.order(partial(self._engine.copies.keep, epoch, committed, followed))
+        copies = self._engine.copies
+        outlines = copies.outlines(committed, followed)
+        self._engine.order(partial(copies.keep, epoch, committed, followed, outlines))
 
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
