@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,25 @@ class Pool:
     """Of the server."""
     machines: dict[str, Host]
     """By the name of each machine."""
+    network: Network
+    """For more hosts."""
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
     """A server on one host and machines on three others."""
+    with run_pool(3) as running:
+        yield running
+
+
+@contextmanager
+def run_pool(count: int) -> Iterator[Pool]:
+    """Run a server on one host, and machines on ``count`` others, inside the block."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     with ExitStack() as stack:
         network = stack.enter_context(Network())
-        host, *others = (network.add() for _ in range(4))
+        host, *others = (network.add() for _ in range(count + 1))
         # Paths of Ray's sockets are limited to 107 bytes.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-hosts-", dir="/tmp")))
         listening = ("--host", host.address, "--insecure")
@@ -39,4 +48,5 @@ def pool() -> Iterator[Pool]:
         for number, machine in enumerate(others):
             joining = ("--address", machine.address, "--insecure")
             stack.enter_context(run_contributor(server, f"machine-{number}", *joining, inside=machine.inside))
-        yield Pool(server, host, {f"machine-{number}": machine for number, machine in enumerate(others)})
+        machines = {f"machine-{number}": machine for number, machine in enumerate(others)}
+        yield Pool(server, host, machines, network)

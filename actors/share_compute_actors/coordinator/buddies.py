@@ -12,7 +12,7 @@ from share_compute.topology import Topology
 def buddies_of(
     pools: Sequence[Sequence[Worker]], topology: Topology, cramped: Container[Worker] = ()
 ) -> dict[Worker, Worker]:
-    """Return by each member that is alone in its pool who keeps a copy of its shard; none where nobody else is there.
+    """Return by each member that is alone in its pool who keeps a copy of its shard; none where nobody reaches it.
 
     A buddy is a member that has room, as far as it is known, and of those one on a device of the same kind if there is
     one: only there updates have the same bits. Of those it is the one that a gradient reaches soonest, when it shares
@@ -23,7 +23,8 @@ def buddies_of(
         topology: their machines; links that were not measured count as the slowest that was.
         cramped: those that had no room for a copy; they are asked again where nobody else is there.
     """
-    rates = {(link.source, link.target): link.bytes_per_s for link in topology.links if link.bytes_per_s > 0}
+    dead = {frozenset(pair) for pair in topology.cut_off}
+    rates = {(link.source, link.target): link.bytes_per_s for link in topology.links if not link.is_dead}
     slowest = min(rates.values(), default=1.0)
     follows: Counter[Worker] = Counter()
     buddies: dict[Worker, Worker] = {}
@@ -39,7 +40,7 @@ def buddies_of(
             is_unlike = machine.device.kind != kind
             return worker in cramped, is_unlike, seconds_per_byte, -machine.memory_bytes, worker
 
-        others = [worker for worker in members if worker != owner]
+        others = [worker for worker in members if worker != owner and {worker, owner} not in dead]
         if others:
             buddies[owner] = min(others, key=cost)
             follows[buddies[owner]] += 1
