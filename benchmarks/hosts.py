@@ -32,7 +32,7 @@ from _harness import print_figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import ready, run_command, run_server, wait_for
 from tests.hosts.network import Direction, Host
-from tests.hosts.pool import Pool, open_pool
+from tests.hosts.pool import Pool, run_pool
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.models.weights import WeightFolder
@@ -423,7 +423,7 @@ def main() -> None:
     chance = random.Random(0)
     for resolver in options.resolvers[:1] if options.quick else options.resolvers:
         with redirect_stdout(sys.stderr), ExitStack() as stack:
-            pool = stack.enter_context(open_pool(MACHINES, is_resolver_dead=resolver == "unreachable"))
+            pool = stack.enter_context(run_pool(MACHINES, is_resolver_dead=resolver == "unreachable"))
             hosts = Hosts(pool, stack)
             with redirect_stdout(sys.__stdout__):
                 undisturbed(hosts, resolver)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -52,6 +52,16 @@ class Link:
     latency_s: float
     """One small message there and back, halved."""
     bytes_per_s: float
+
+    @classmethod
+    def dead(cls, source: str, target: str) -> Self:
+        """Return a link that carries nothing."""
+        return cls(source, target, latency_s=MOST_LATENCY_S, bytes_per_s=0.0)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing gets through."""
+        return self.bytes_per_s == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,16 @@ class Topology:
     def __getitem__(self, contributor_id: str) -> Contributor:
         """Return one contributor by id; KeyError when it is not there."""
         return self._by_id[contributor_id]
+
+    @cached_property
+    def cut_off(self) -> tuple[tuple[str, str], ...]:
+        """Ids of machines (not of the head) that were measured not to reach each other: each pair once, sorted."""
+        pairs = {
+            (min(link.source, link.target), max(link.source, link.target))
+            for link in self.links
+            if link.is_dead
+        }
+        return tuple(sorted(pair for pair in pairs if all(end in self._by_id for end in pair)))
 
     @cached_property
     def _by_id(self) -> dict[str, Contributor]:

@@ -502,6 +502,16 @@ def test_buddies_are_near_alike_and_not_all_the_same() -> None:
     assert buddies_of((("a",), ("b",), ("c",), ("d",)), fleet, present={"a": "d"})["a"] == "d"
 
 
+def test_buddies_reach_each_other() -> None:
+    machines = tuple(machine(name) for name in "abc")
+    pools = (("a",), ("b",), ("c",))
+    assert buddies_of(pools, Topology(machines))["c"] == "a"
+    apart = Topology(machines, (Link.dead("a", "c"),))
+    assert buddies_of(pools, apart) == {"a": "b", "b": "a", "c": "b"}
+    alone = Topology(machines, (Link.dead("a", "c"), Link.dead("c", "b")))
+    assert "c" not in buddies_of(pools, alone)
+
+
 def test_buddies_are_those_that_have_room_if_there_are_any() -> None:
     fleet = Topology((machine("a"), machine("b"), machine("c", "cuda"), machine("d")))
     pools = (("a",), ("b", "c", "d"))

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,14 +15,18 @@ import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from share_compute.errors import Unavailable
 from share_compute.topology import Device, Link
+from share_compute_actors.machine import contributor, reach
 from share_compute_actors.machine.probe_links import measure_link
+from share_compute_actors.machine.reach import Place
 from share_compute_api.supervision.machines import RayMachine
 
 DEVICES: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
 LIMITS = {"memory_bytes": 5, "cpu_threads": 1, "device": "cpu"}
+LAN, CUT = ("192.0.2.1", 1), ("192.0.2.2", 1)
 MEASURED = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
 
 
@@ -75,6 +80,38 @@ def test_links_are_measured_from_real_delays():
     assert (link.source, link.target) == ("a", "b")
     assert link.latency_s == pytest.approx(latency_s, rel=0.3)
     assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.3)
+
+
+def test_a_peer_whose_host_does_not_answer_has_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answers(places: Collection[Place], within_s: float) -> dict[Place, str]:
+        asked.append((set(places), within_s))
+        return {LAN: "open"} if len(asked) == 1 else {}
+
+    def echo(actor: str, payload: np.ndarray) -> int:
+        assert actor == "present", "nothing is sent to a host that does not answer"
+        return payload.nbytes
+
+    monkeypatch.setattr(reach, "answers", answers)
+    monkeypatch.setattr(contributor, "_echo", echo)
+    found = contributor.links_to("a", [("b", LAN, "present"), ("c", CUT, "hidden")])
+    assert [(link.target, link.is_dead) for link in found] == [("b", False), ("c", True)]
+    assert [places for places, _ in asked] == [{LAN, CUT}, {CUT}]
+    assert sum(within_s for _, within_s in asked) < 10
+
+
+@pytest.mark.parametrize("failure", [GetTimeoutError(), ActorUnavailableError("it is away", None)])
+def test_a_peer_that_does_not_answer_calls_has_a_dead_link(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def echo(actor: Exception, _payload: np.ndarray) -> int:
+        raise actor
+
+    monkeypatch.setattr(reach, "answers", lambda places, _: dict.fromkeys(places, "open"))
+    monkeypatch.setattr(contributor, "_echo", echo)
+    found = contributor.links_to("a", [("b", LAN, failure), ("gone", LAN, RayActorError())])
+    assert [(link.target, link.is_dead) for link in found] == [("b", True)]
 
 
 class Answering:

@@ -289,6 +289,27 @@ async def two_ready(pool: Pool) -> tuple[str, str]:
     return ada, grace
 
 
+def test_dead_links_are_measured_again(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        pool.measurements = Measurements(pool.store, pool._start, relink_s=0)
+        pool.supervisor = ContributorSupervisor(pool.store, pool.measurements, pool._nodes)
+        ada, grace = pool.arrive("ada"), pool.arrive("grace")
+        for contributor_id in (ada, grace):
+            (await pool.machine(contributor_id)).devices.set_result((CPU,))
+            await pool.until(contributor_id, "ready")
+        linked, other = (grace, ada) if ada in (await pool.machine(grace)).peers else (ada, grace)
+        pool.store.contributors.relink(linked, [Link.dead(linked, other)])
+        pool.alive.add("ab")
+        while any(link.is_dead for link in pool.store.contributors.get(linked).links or ()):
+            await pool.supervisor.look()
+            await asyncio.sleep(0.01)
+        links = pool.store.contributors.get(linked).links
+        assert links is not None
+        assert sorted(link.target for link in links) == sorted([HEAD, other])
+
+    run(settings, story)
+
+
 def states(pool: Pool, *contributors: str) -> list[str]:
     return [pool.store.contributors.get(one).state.value for one in contributors]
 

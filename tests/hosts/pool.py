@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from tests.conftest import RunningServer, run_contributor, run_server
-from tests.hosts.network import Host, Network
+from tests.hosts.network import Host, Network, why_not
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Pool:
     """Of the server."""
     machines: dict[str, Host]
     """By the name of each machine."""
+    network: Network
+    """For more hosts."""
 
     def others(self, host: Host) -> list[Host]:
         """Return all hosts but one."""
@@ -28,13 +31,15 @@ class Pool:
 
 
 @contextmanager
-def open_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[Pool]:
+def run_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[Pool]:
     """Run a server on one host and machines on others inside the block.
 
     Args:
         machines: how many.
         is_resolver_dead: whether the hosts ask a name server that never answers.
     """
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
     with ExitStack() as stack:
         network = stack.enter_context(Network(is_resolver_dead=is_resolver_dead))
         host, *others = (network.add() for _ in range(1 + machines))
@@ -45,4 +50,5 @@ def open_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[
         for number, machine in enumerate(others):
             joining = ("--address", machine.address, "--insecure")
             stack.enter_context(run_contributor(server, f"machine-{number}", *joining, inside=machine.inside))
-        yield Pool(server, host, {f"machine-{number}": machine for number, machine in enumerate(others)})
+        named = {f"machine-{number}": machine for number, machine in enumerate(others)}
+        yield Pool(server, host, named, network)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,3 +104,23 @@ def test_a_machine_that_is_cut_off_loses_nothing(pool: Pool, undisturbed: Result
             time.sleep(seconds)
 
     assert train(pool, f"machine-{seconds}", cut) == undisturbed
+
+
+@pytest.mark.parametrize("direction", ["both", pytest.param("in", marks=pytest.mark.thorough)])
+def test_two_machines_that_are_cut_from_each_other_lose_nothing(
+    pool: Pool, undisturbed: Result, direction: Direction
+) -> None:
+    with ExitStack() as stack:
+        cut = pool.machines["machine-1"].cut_from([pool.machines["machine-2"]], direction)
+        name = f"pair-{direction}"
+        assert train(pool, name, lambda: stack.enter_context(cut)) == undisturbed
+        with pool.server.client() as client:
+            (job,) = (job for job in client.jobs().jobs if job.name == name)
+            assert job.plan is not None
+            assert job.plan.pools[1].members[0].name == "machine-0", "both others reach it"
+
+    def is_known_to_be_over() -> bool:
+        with pool.server.client() as client:
+            return all(link.bytes_per_s > 0 for link in client.topology().links)
+
+    wait_for(is_known_to_be_over, "a new measurement of the link")

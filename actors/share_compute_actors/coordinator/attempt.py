@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from share_compute.jobs.events import (
     Assignment,
     AttemptEnded,
     AttemptEvent,
+    LinkCut,
     Note,
     Planned,
     Reformed,
@@ -36,6 +37,7 @@ from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.conductor import Conductor, Heard, Listener
 from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.forming import Former
 from share_compute_actors.coordinator.keeping import Keeper, suspended
 from share_compute_actors.coordinator.library import (
@@ -222,7 +224,9 @@ class TrainingAttempt:
                 crew, record, form, listener, self._inbox, spec.training, self._wishes, changes
             )
             keeper = Keeper(library, crew, conductor, assignment, self._tell, self._wishes)
-            conductor.assemble()
+            goes_on = start.state.step >= facts.first_step
+            with self._saving_when_cut(keeper, loop, facts):
+                conductor.assemble()
             balancer.reform(conductor.roster)
             if takeover is not None:
                 reality.reform(former.solution, are_lost=True)
@@ -230,8 +234,7 @@ class TrainingAttempt:
             for step in record.steps(after=assignment.told):
                 self._tell(step.event)
             self._tell(Started(first_step=start.state.step + 1, total_steps=total))
-            goes_on = start.state.step >= facts.first_step
-            with keeper.salvaging():
+            with keeper.salvaging(), self._saving_when_cut(keeper, loop, facts):
                 reason = loop.run(
                     conductor, lambda state, waits: keeper.checkpoint(state, waits=waits), goes_on=goes_on
                 )
@@ -242,6 +245,18 @@ class TrainingAttempt:
                 f"{crew.name(worker)} computed {share:.0%} of the time; the rest went into waiting for {rest}"
             )
         return reason
+
+    @contextmanager
+    def _saving_when_cut(self, keeper: Keeper, loop: TrainingLoop, facts: LibraryFacts) -> Iterator[None]:
+        """When members that need each other are cut off from each other, save what the next attempt continues from."""
+        try:
+            yield
+        except LinksCut as cut:
+            for pair in cut.pairs:
+                self._tell(LinkCut(machines=pair, sentence=cut.message))
+            if loop.state.step >= facts.first_step:
+                keeper.checkpoint(loop.state, waits=True)
+            raise
 
     def _tell_reformed(
         self,

@@ -15,7 +15,7 @@ def buddies_of(
     cramped: Container[Worker] = (),
     present: Mapping[Worker, Worker] | None = None,
 ) -> dict[Worker, Worker]:
-    """Return by each member that is alone in its pool who keeps a copy of its shard; none where nobody else is there.
+    """Return by each member that is alone in its pool who keeps a copy of its shard; none where nobody reaches it.
 
     A buddy is a member that has room, as far as it is known, and of those one on a device of the same kind if there is
     one: only there updates have the same bits. Of those it is the one that keeps a copy of the shard already, else the
@@ -28,7 +28,8 @@ def buddies_of(
         present: buddies of before, by owners whose shards stay the same.
     """
     present = present or {}
-    rates = {(link.source, link.target): link.bytes_per_s for link in topology.links if link.bytes_per_s > 0}
+    dead = {frozenset(pair) for pair in topology.cut_off}
+    rates = {(link.source, link.target): link.bytes_per_s for link in topology.links if not link.is_dead}
     slowest = min(rates.values(), default=1.0)
     follows: Counter[Worker] = Counter()
     buddies: dict[Worker, Worker] = {}
@@ -45,7 +46,7 @@ def buddies_of(
             is_unlike = machine.device.kind != kind
             return worker in cramped, is_unlike, is_new, seconds_per_byte, -machine.memory_bytes, worker
 
-        others = [worker for worker in members if worker != owner]
+        others = [worker for worker in members if worker != owner and {worker, owner} not in dead]
         if others:
             buddies[owner] = min(others, key=cost)
             follows[buddies[owner]] += 1

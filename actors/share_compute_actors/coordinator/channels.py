@@ -18,8 +18,8 @@ Wanted = Literal["auto", "direct", "ray"]
 
 def open_channels(
     party: Party, epoch: int, workers: Collection[Worker], wanted: Wanted, note: Callable[[str], None]
-) -> None:
-    """Let members link to each other, with keys of this epoch.
+) -> bool:
+    """Let members link to each other, with keys of this epoch; return whether all have direct links.
 
     Args:
         party: who asks them.
@@ -66,6 +66,7 @@ def open_channels(
             for worker, targets in by_calls.items()
         },
     )
+    return not by_calls
 
 
 def _by_calls(silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted) -> dict[Worker, list[Worker]]:

@@ -54,6 +54,7 @@ from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
@@ -66,6 +67,7 @@ from share_compute_actors.wire import Undeclared
 _GLANCE_S = 0.2
 _TICK_S = 0.5
 """A word that nobody answers is said again after two of these, then ever less often."""
+_CUT_TICKS = 6
 _QUIET_S = 120.0
 """Time without news after which members begin a new epoch, and go on where they are; longer where steps take long, and
 each time twice as long: five times are an hour."""
@@ -148,6 +150,8 @@ class Conductor:
         self._facts: StepFacts | None = None
         """Of the last step that was to be committed."""
         self._is_paused = False
+        self._cut: LinksCut | None = None
+        """Found in the epoch that is over."""
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
@@ -240,8 +244,25 @@ class Conductor:
             if time.monotonic() - self._ticked_s > _TICK_S:
                 self._ticked_s = time.monotonic()
                 self._handle(Tick())
+                self._look_for_cuts()
                 self._listener.ticked()
             self._injector.mishaps.flush()
+
+    def _look_for_cuts(self) -> None:
+        """After 3 s without news, then after twice as long each time, see whether members reach each other.
+
+        A cut leaves TCP connections open: nothing else tells that the tensors of a step will not come.
+        """
+        quiet, rest = divmod(self._machine.quiet_ticks, _CUT_TICKS)
+        if self._roster is None or rest or quiet.bit_count() != 1:
+            return
+        try:
+            require_links(self._crew, self._roster)
+        except MembersLost as loss:
+            self._lose(loss.workers)
+        except LinksCut as cut:
+            self._cut = cut  # once members are halted, all have applied the last committed step
+            self._handle(Assemble(self._crew.workers))
 
     def _pause_if_due(self) -> None:
         if self._roster is not None and self._changes.are_due(self._roster):
@@ -474,6 +495,13 @@ class Conductor:
         return self._injector.passes(point, self._machine.committed + 1)
 
     def _form(self, effect: Plan) -> list[Event]:  # noqa: PLR0911 - a return for each failure
+        cut, self._cut = self._cut, None
+        if (
+            cut is not None
+            and self._roster is not None
+            and self._crew.workers.issuperset(self._roster.workers)
+        ):
+            raise cut
         try:
             form = self._plan(effect)
         except MembersLost as loss:
@@ -492,6 +520,8 @@ class Conductor:
             self._links.make(form.roster)
         except MembersLost as loss:
             return self._without(loss)
+        except LinksCut:
+            raise
         except WrongTensor as failure:
             return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:

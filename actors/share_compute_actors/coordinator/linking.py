@@ -7,6 +7,7 @@ from collections.abc import Callable
 from share_compute.protocol.roster import Roster, Worker
 from share_compute_actors.coordinator.channels import open_channels
 from share_compute_actors.coordinator.crew import DEADLINE_S, Crew, MembersLost
+from share_compute_actors.coordinator.cuts import require_links
 from share_compute_actors.messages import Followed, Rendezvous
 from share_compute_actors.wire import NOTHING
 
@@ -29,12 +30,14 @@ class Links:
         Raises:
             MembersLost: machines died meanwhile.
             ContributorLost: there is no direct link where one is wanted.
+            LinksCut: members that need each other do not reach each other.
             StaleEpoch: a later epoch has begun.
         """
         crew, workers = self._crew, roster.everybody
         if gone := set(workers) - crew.workers:
             raise MembersLost(gone)
-        open_channels(crew, roster.epoch, workers, crew.wanted_channel, self._note)
+        if not open_channels(crew, roster.epoch, workers, crew.wanted_channel, self._note):
+            require_links(crew, roster)
         self._form(roster)
         self._keep_copies(roster)
 

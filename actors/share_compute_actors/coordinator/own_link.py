@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as OutOfTime
 
@@ -33,8 +33,8 @@ class OwnLink:
         self._cancelled = cancelled
         self._note = note
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="table-of-nodes")
-        self._asked: Future[frozenset[Place]] | None = None
-        self._others: frozenset[Place] = frozenset()
+        self._asked: Future[dict[str, Place]] | None = None
+        self._nodes: dict[str, Place] = {}
         self._here: str = ray.util.get_node_ip_address()
         self._mended_s = float("-inf")
 
@@ -55,10 +55,20 @@ class OwnLink:
         if set(silent) <= {self._here}:
             return False
         self._look_up()
-        hosts = {address for address, _ in self._others}
+        others = self._others
+        hosts = {address for address, _ in others}
         if not hosts or (len(hosts) == 1 and self._here in all_):
             return False
-        return not answers(self._others)
+        return not answers(others)
+
+    @property
+    def _others(self) -> frozenset[Place]:
+        return frozenset(place for place in self._nodes.values() if place[0] != self._here)
+
+    def nodes(self) -> Mapping[str, Place]:
+        """Return where each living Ray node answers, by its id; as it was known last if Ray does not say now."""
+        self._look_up()
+        return self._nodes
 
     def wait(self) -> None:
         """Wait until another host answers, for ten minutes at most.
@@ -82,15 +92,14 @@ class OwnLink:
         if self._asked is None:
             self._asked = self._threads.submit(self._table)
         try:
-            self._others = self._asked.result(_TABLE_S)
+            self._nodes = self._asked.result(_TABLE_S)
         except OutOfTime:
             return
         self._asked = None
 
-    def _table(self) -> frozenset[Place]:
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        return frozenset(
-            (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))
-            for node in alive
-            if node["NodeManagerAddress"] != self._here
-        )
+    def _table(self) -> dict[str, Place]:
+        return {
+            str(node["NodeID"]): (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))
+            for node in ray.nodes()
+            if node["Alive"]
+        }

@@ -16,6 +16,7 @@ from share_compute.protocol.roster import Worker
 from share_compute_actors.coordinator.coordinator import Cancelled
 from share_compute_actors.coordinator.own_link import OwnLink
 from share_compute_actors.coordinator.pulse import Pulse
+from share_compute_actors.machine.reach import Place
 from share_compute_actors.member.answering import answered
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
@@ -154,6 +155,10 @@ class Party(ABC):
                 raise Cancelled
             if lost := self.feel_pulse():
                 raise MembersLost(lost)
+
+    def nodes(self) -> Mapping[str, Place]:
+        """Return where each living Ray node answers, by its id."""
+        return self._own_link.nodes()
 
     def feel_pulse(self) -> frozenset[Worker]:
         """Ask everybody for a sign of life now and then; return who is lost, and is removed.

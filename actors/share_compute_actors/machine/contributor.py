@@ -12,14 +12,19 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import UserError, as_ours
+from share_compute.topology import Link
 from share_compute_actors.machine.probe_links import Payload, measure_link
 from share_compute_actors.machine.processes import tied
+from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
+_ECHO_S = 20.0
+"""Longest wait for one call. The peer's process may be starting; 4 MiB take as long at 1.7 Mbit/s."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
@@ -64,18 +69,9 @@ class Contributor:
         return done.stdout
 
     @ray.method(concurrency_group="measure")
-    def measure_links(self, peers: Sequence[tuple[str, Any]]) -> str:
-        """Measure the links to ``(contributor id, actor)`` pairs; returns JSON of a list of `Link`.
-
-        A peer that is gone is left out.
-        """
-        links = []
-        for peer_id, actor in peers:
-            try:
-                links.append(asdict(measure_link(self._id, peer_id, partial(_echo, actor))))
-            except ray.exceptions.RayActorError:
-                continue
-        return json.dumps(links)
+    def measure_links(self, peers: Sequence[tuple[str, Place, Any]]) -> str:
+        """Return JSON of `links_to` these peers."""
+        return json.dumps([asdict(link) for link in links_to(self._id, peers)])
 
     @ray.method(concurrency_group="echo")
     def echo(self, payload: Payload) -> int:
@@ -83,8 +79,31 @@ class Contributor:
         return payload.nbytes
 
 
+def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> list[Link]:
+    """Measure the links from here to peers, all of them within seconds.
+
+    A peer whose host does not answer is recorded with a dead link. A peer that died is left out.
+
+    Args:
+        contributor_id: this machine.
+        peers: contributor id, address and port of the Ray node, and actor of each.
+    """
+    silent = unanswered({place for _, place, _ in peers})
+    links = []
+    for peer_id, place, actor in peers:
+        try:
+            is_dead = place in silent
+            link = None if is_dead else measure_link(contributor_id, peer_id, partial(_echo, actor))
+        except (ActorUnavailableError, GetTimeoutError):
+            link = None
+        except RayActorError:
+            continue
+        links.append(link or Link.dead(contributor_id, peer_id))
+    return links
+
+
 def _echo(actor: Any, payload: Payload) -> Any:
-    return ray.get(actor.echo.remote(payload))
+    return ray.get(actor.echo.remote(payload), timeout=_ECHO_S)
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:

@@ -12,6 +12,8 @@ from typing import Literal
 Place = tuple[str, int]
 """IP address and TCP port."""
 Answer = Literal["open", "refused"]
+_TRIES, _TRY_S = 2, 2.5
+"""TCP repeats a connect that was lost after 1 s."""
 
 
 def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Answer]:
@@ -45,6 +47,14 @@ def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Ans
         finally:
             for key in list(selector.get_map().values()):
                 _socket(key).close()
+
+
+def unanswered(places: Collection[Place]) -> frozenset[Place]:
+    """Return the places that do not answer, although they are tried again; within five seconds."""
+    silent = frozenset(places)
+    for _ in range(_TRIES):
+        silent -= answers(silent, _TRY_S).keys()
+    return silent
 
 
 def _socket(key: selectors.SelectorKey) -> socket.socket:

@@ -21,6 +21,7 @@ from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.finiteness import Finding, first_of
 from share_compute_actors.collective.backend import join_group
+from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.member.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.member.answering import answers
 from share_compute_actors.member.channel import Channel, Keys
@@ -58,7 +59,7 @@ from share_compute_actors.messages import (
     StepFigures,
 )
 from share_compute_actors.testing import Injector, freeze, kill
-from share_compute_actors.wire import COUNT, FLAG, NOTHING
+from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
@@ -199,6 +200,13 @@ class Member(GivesState, KeepsCopies):
         for member, (handle, key) in members.items():
             deliver = partial(handle.deliver.remote, self._setup.worker, key)
             self._engine.order(partial(self._open_channel().use_calls, member, deliver))
+
+    @ray.method(concurrency_group="pieces")
+    @answers(NAMES)
+    def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
+        """Return the members whose hosts do not answer this one."""
+        silent = unanswered(set(places.values()))
+        return tuple(sorted(worker for worker, place in places.items() if place in silent))
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)

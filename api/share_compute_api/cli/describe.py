@@ -131,6 +131,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"[yellow]the better plan is given up[/yellow]  {escape(data['reason'])}"
     ),
     "offended": lambda data: f"[red]wrong numbers[/red]  {escape(data['sentence'])}",
+    "link-cut": lambda data: f"[red]cut off[/red]  {escape(data['sentence'])}",
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,

@@ -10,12 +10,17 @@ import typer
 from pydantic_settings import BaseSettings
 from rich.markup import escape
 
-from share_compute.planning.words import bytes_text
+from share_compute.jobs.states import ContributorState
+from share_compute.planning.words import bytes_text, rate_text, seconds_text
+from share_compute.topology import HEAD
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import print_json, print_table, print_text, since, state_text
 
 
-def contributors(as_json: Json = False) -> None:
+def contributors(
+    links: Annotated[bool, typer.Option("--links", help="List what was measured between machines.")] = False,
+    as_json: Json = False,
+) -> None:
     """List the machines of the pool with what was measured on them."""
     from share_compute_api.client import Client
 
@@ -23,6 +28,25 @@ def contributors(as_json: Json = False) -> None:
         found = client.contributors()
     if as_json:
         print_json(found)
+        return
+    if links:
+        names = {HEAD: "the server", **{one.id: one.name for one in found}}
+        measured = [link for one in found if one.state is ContributorState.ready for link in one.links or ()]
+        print_table(
+            ("from", "to", "latency", "bandwidth"),
+            (
+                (
+                    *(escape(names.get(end, end)) for end in (link.source, link.target)),
+                    *(
+                        (None, "[red]cut off[/red]")
+                        if link.is_dead
+                        else (seconds_text(link.latency_s), rate_text(link.bytes_per_s))
+                    ),
+                )
+                for link in measured
+            ),
+            empty="No link was measured yet.",
+        )
         return
     rows = (
         (

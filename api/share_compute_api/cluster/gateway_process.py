@@ -55,6 +55,8 @@ class _Actor:
 
     kind: str
     handle: Any
+    node_id: str
+    """The Ray node that it runs on."""
     run: asyncio.Future[Any] | None = None
     """Its work, where it has some beside answering."""
 
@@ -88,7 +90,7 @@ class Operations:
     async def start_contributor(self, node_id: str, contributor_id: str) -> int:
         """Start the actor that measures a contributor on its node; return its number."""
         handle = await asyncio.to_thread(start_contributor, contributor_id, node_id)
-        return self._keep(_Actor("contributor", handle))
+        return self._keep(_Actor("contributor", handle, node_id))
 
     async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
         """Call a method of an actor; again and again while it cannot be reached but is not known to be dead."""
@@ -129,8 +131,13 @@ class Operations:
 
     async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
         """Let a contributor measure its links to others; return JSON of a list, without those that are gone."""
-        handles = [(peer, self._actors[other].handle) for peer, other in peers if other in self._actors]
-        return await self._actor(number).handle.measure_links.remote(handles)
+        rows = await asyncio.to_thread(ray.nodes)
+        places = {row["NodeID"]: (row["NodeManagerAddress"], row["NodeManagerPort"]) for row in rows}
+        found = [(peer, self._actors[other]) for peer, other in peers if other in self._actors]
+        measured = [
+            (peer, places[actor.node_id], actor.handle) for peer, actor in found if actor.node_id in places
+        ]
+        return await self._actor(number).handle.measure_links.remote(measured)
 
     async def kill(self, number: int) -> None:
         """End an actor and all that it started; one that is gone is no error."""
@@ -172,7 +179,7 @@ class Operations:
         handle = await asyncio.to_thread(start, assignment)
         run = asyncio.ensure_future(_awaited(handle.run.remote()))
         run.add_done_callback(_retrieve)
-        return self._keep(_Actor(kind, handle, run))
+        return self._keep(_Actor(kind, handle, node_id, run))
 
     def _keep(self, actor: _Actor) -> int:
         self._next += 1

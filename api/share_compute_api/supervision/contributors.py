@@ -84,6 +84,9 @@ class ContributorSupervisor:
             for record in records
             if record.state is ContributorState.probing and not self._measurements.is_measuring(record.id)
         }
+        self._measurements.look_at_dead_links(
+            [record for record in records if record.state is ContributorState.ready]
+        )
         for record in records:
             change = self._decide(
                 record, is_alive=record.node_id in nodes, is_silent=record.id in silent, now=now

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.jobs.states import ContributorState
@@ -28,6 +29,7 @@ class Measurements:
         store: where contributors are.
         start: starts a machine.
         timeout_s: how long one measurement may take.
+        relink_s: time between two measurements of dead links.
     """
 
     def __init__(
@@ -35,13 +37,18 @@ class Measurements:
         store: Store,
         start: Start,
         timeout_s: float = MEASURE_S,
+        relink_s: float = 30.0,
     ) -> None:
         self._timeout_s = timeout_s
+        self._relink_s = relink_s
         self._store = store
         self._start = start
         # Ray ends an actor when its last handle goes.
         self._machines: dict[str, Machine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._relinking: asyncio.Task[None] | None = None
+        self._relinked_s = -math.inf
+        """By the loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By address: contributors of one host are measured in turn, since they would slow each other down."""
@@ -75,9 +82,47 @@ class Measurements:
 
         return forget
 
+    def look_at_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
+        """Measure dead links between these again, now and then: what cut them may be over.
+
+        Args:
+            ready: all contributors that are ready.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._relinking is not None and not self._relinking.done():
+            return
+        if now_s - self._relinked_s < self._relink_s or not any(map(_dead_links, ready)):
+            return
+        self._relinked_s = now_s
+        self._relinking = asyncio.create_task(self._relink(ready))
+
+    async def _relink(self, ready: Sequence[ContributorRecord]) -> None:
+        names = {record.id: record.name for record in ready}
+        for record in ready:
+            machine = self._machines.get(record.id)
+            peers = [(one, self._machines[one]) for one in _dead_links(record) if one in self._machines]
+            if machine is None or not peers:
+                continue
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    links = sound_links(await machine.measure_links(peers), record.name)
+                alive = [link for link in links if not link.is_dead]
+                if alive:
+                    await asyncio.to_thread(self._store.contributors.relink, record.id, alive)
+            except (TimeoutError, ShareComputeError) as failure:
+                _log.info(
+                    "contributor %s: its dead links could not be measured again: %s", record.name, failure
+                )
+            else:
+                for link in alive:
+                    other = names.get(link.target, link.target)
+                    _log.info("contributors %s and %s reach each other again", record.name, other)
+
     async def close(self) -> None:
         """End all that is measured."""
         tasks = list(self._tasks.values())
+        if self._relinking is not None:
+            tasks.append(self._relinking)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,3 +197,8 @@ class Measurements:
         if machine is not None and self._machines.get(contributor_id) is machine:
             del self._machines[contributor_id]
             machine.kill()
+
+
+def _dead_links(record: ContributorRecord) -> list[str]:
+    """Return the ids of the peers that a contributor did not reach when its links were measured."""
+    return [link.target for link in record.links or () if link.is_dead]

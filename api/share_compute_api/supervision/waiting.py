@@ -16,8 +16,8 @@ from share_compute_api.supervision.patience import Patience
 from share_compute_api.supervision.sequel import may_wait
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
-_Nodes: TypeAlias = frozenset[tuple[str, str | None]]
-"""Contributors with their Ray nodes: who comes back may be another machine than before."""
+_Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
+"""Contributors with their Ray nodes, and the peers that they do not reach: either may be otherwise the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,10 @@ class Supply:
 
 
 def _nodes(machines: Iterable[ContributorRecord]) -> _Nodes:
-    return frozenset((machine.id, machine.node_id) for machine in machines)
+    return frozenset(
+        (machine.id, machine.node_id, frozenset(link.target for link in machine.links or () if link.is_dead))
+        for machine in machines
+    )
 
 
 def _be(number: int) -> str:

@@ -212,6 +212,15 @@ class Offended(StrictModel):
     sentence: str
 
 
+class LinkCut(StrictModel):
+    """Two machines of the job do not reach each other any more."""
+
+    type: Literal["link-cut"] = "link-cut"
+    machines: tuple[str, str]
+    """Ids of the contributors."""
+    sentence: str
+
+
 class CheckpointSaved(StrictModel):
     """A checkpoint that the job can be resumed from is on disk."""
 
@@ -275,6 +284,7 @@ AttemptEvent: TypeAlias = Annotated[
     | ReplanProposed
     | ReplanAbandoned
     | Offended
+    | LinkCut
     | CheckpointSaved
     | ArtifactSaved
     | RowsDone

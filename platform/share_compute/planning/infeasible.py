@@ -12,7 +12,7 @@ from share_compute.planning.layout import Layout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.partitioning import PartitioningStrategy
 from share_compute.planning.problem import Problem
-from share_compute.planning.remedies import more_machines, more_memory, to_lend
+from share_compute.planning.remedies import cut_off_text, more_machines, more_memory, to_lend
 from share_compute.planning.strategies import AutoPartitioning, RecursivePartitioning
 from share_compute.planning.words import bytes_text, exact_bytes_text, listed
 
@@ -60,6 +60,7 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
         return PlanInfeasible(message, machine=worst, mend=mend, details=details)
     if _feasible(strategy, _with_links(problem)):
         message = "no usable links join machines that could hold the job together"
+        message += cut_off_text(problem.cost.topology)
         return PlanInfeasible(
             message, mend=remedies[0] if remedies else "look at share-compute topology", details=details
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from share_compute.planning.network import Network
 from share_compute.planning.tables import MEMORY_SHARE
-from share_compute.planning.words import bytes_text, exact_bytes_text
+from share_compute.planning.words import bytes_text, exact_bytes_text, listed
 from share_compute.topology import Contributor, Topology
 
 _MOST_FACTOR = 64
@@ -28,6 +28,12 @@ def to_lend(needed_bytes: float) -> int:
 def lent_bytes(topology: Topology) -> int:
     """Return what all machines lend together."""
     return sum(machine.memory_bytes for machine in topology.contributors)
+
+
+def cut_off_text(topology: Topology) -> str:
+    """Return the end of a sentence that names the pairs of machines which do not reach each other; "" without any."""
+    pairs = [" - ".join(sorted(topology[end].name for end in pair)) for pair in topology.cut_off]
+    return f"; these do not reach each other: {listed(pairs)}" if pairs else ""
 
 
 def largest(topology: Topology) -> int:

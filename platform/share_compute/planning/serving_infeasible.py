@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.network import Network
-from share_compute.planning.remedies import lent_bytes, more_machines, more_memory, most, to_lend
+from share_compute.planning.remedies import (
+    cut_off_text,
+    lent_bytes,
+    more_machines,
+    more_memory,
+    most,
+    to_lend,
+)
 from share_compute.planning.serving import search_serving
 from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.words import bytes_text, exact_bytes_text
@@ -46,6 +53,7 @@ def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
         )
     elif _fits(replace(cost, network=Network.alike(cost.num_machines)), pools):
         message = f"no usable links join machines that could hold the model together; {asked} needs them"
+        message += cut_off_text(cost.topology)
     else:
         message = (
             f"{asked} needs {bytes_text(needed)}, and these machines lend {bytes_text(lent)}, but no cut "

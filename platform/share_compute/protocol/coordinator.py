@@ -287,6 +287,11 @@ class CoordinatorMachine:
         return self._phase
 
     @property
+    def quiet_ticks(self) -> int:
+        """Ticks since members gave the last news that is waited for."""
+        return self._quiet_ticks
+
+    @property
     def prepared(self) -> Mapping[Worker, Prepared]:
         """What members said of the open step."""
         return self._prepared

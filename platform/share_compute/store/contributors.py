@@ -219,6 +219,19 @@ class Contributors:
                 _move(session, row, ContributorState.quarantined, row.quarantined_for, self._clock())
             return ContributorRecord.model_validate(row)
 
+    def relink(self, contributor_id: str, links: Iterable[Link]) -> None:
+        """Replace the links to some peers by what was measured again.
+
+        Args:
+            contributor_id: the machine that measured.
+            links: from it.
+        """
+        newer = {link.target: asdict(link) for link in links}
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            kept = (link for link in row.links or () if link["target"] not in newer)
+            row.links = [*kept, *newer.values()]
+
     def set_state(
         self, seen: ContributorRecord, state: ContributorState, reason: str
     ) -> ContributorRecord | None:
@@ -336,6 +349,22 @@ def note_offence(
     row.quarantined_for = f"made wrong numbers in job {job_id}, step {offence.step}: {offence.what}"
     if row.state in (ContributorState.ready, ContributorState.probing):
         _move(session, row, ContributorState.quarantined, row.quarantined_for, now)
+
+
+def note_cut(session: Session, source: str, target: str) -> None:
+    """Write down that nothing gets through from one contributor to another, until that is measured again.
+
+    Args:
+        session: of the transaction that reports it.
+        source: id of one of them.
+        target: id of the other.
+    """
+    row = session.get(Contributor, source)
+    if row is not None and row.links is not None:
+        row.links = [
+            *(link for link in row.links if link["target"] != target),
+            asdict(Link.dead(source, target)),
+        ]
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:

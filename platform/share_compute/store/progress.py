@@ -17,6 +17,7 @@ from share_compute.jobs.events import (
     AttemptEvent,
     CheckpointSaved,
     LayersTimed,
+    LinkCut,
     Measured,
     Offended,
     Planned,
@@ -31,7 +32,7 @@ from share_compute.jobs.events import (
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
 from share_compute.planning.timings import MachineTimings, merged
-from share_compute.store.contributors import note_offence
+from share_compute.store.contributors import note_cut, note_offence
 from share_compute.store.database import Database
 from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
@@ -74,6 +75,8 @@ class Progress:
                     log = []
                 if isinstance(event, Offended):
                     note_offence(session, event.machine, now, job_id=job_id, offence=event)
+                if isinstance(event, LinkCut):
+                    note_cut(session, *event.machines)
                 _apply(session, row, event, now)
             add_job_events(session, (job_id, attempt), now, log)
             return JobRecord.model_validate(row)

@@ -232,7 +232,9 @@ class TestInfeasible:
     def test_machines_without_links_that_need_each_other(self) -> None:
         pair = (machine("a", memory_bytes=2 * GIB), machine("b", memory_bytes=2 * GIB))
         topology = Topology(pair, (Link("a", "b", 1e-3, 0.0),))
-        with pytest.raises(PlanInfeasible, match="no usable links") as caught:
+        with pytest.raises(
+            PlanInfeasible, match=r"no usable links.*do not reach each other: a - b"
+        ) as caught:
             make_plan(job(microbatches=16), topology, PROFILE)
         assert caught.value.mend
 

@@ -76,6 +76,7 @@ export function wordsFor({ kind, data }: PoolEvent): string {
     case "replan-abandoned":
       return sentence(`the better plan is given up: ${(data as { reason: string }).reason}`);
     case "offended":
+    case "link-cut":
       return sentence((data as { sentence: string }).sentence);
     case "note":
       // As written: it may begin with the name of a machine.

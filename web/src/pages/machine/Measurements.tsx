@@ -91,6 +91,7 @@ export function MeasuredLinks({ machine }: { machine: Machine }) {
         <Table.Tbody>
           {links.map((link) => {
             const other = link.source === machine.id ? link.target : link.source;
+            const isDead = link.bytes_per_s === 0;
             return (
               <Table.Tr key={`${link.source} ${link.target}`}>
                 <Table.Td data-label={t("Link to")}>
@@ -101,13 +102,13 @@ export function MeasuredLinks({ machine }: { machine: Machine }) {
                   )}
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Latency, one way")}>
-                  {latency(link.latency_s)}
+                  {isDead ? "–" : latency(link.latency_s)}
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Bandwidth")}>
-                  {si(link.bytes_per_s, "B/s")}
+                  {isDead ? "–" : si(link.bytes_per_s, "B/s")}
                 </Table.Td>
                 <Table.Td data-label={t("Quality")}>
-                  <Text size="sm">{qualityWords(t, qualityOf(link.bytes_per_s))}</Text>
+                  <Text size="sm">{isDead ? t("cut off") : qualityWords(t, qualityOf(link.bytes_per_s))}</Text>
                 </Table.Td>
               </Table.Tr>
             );

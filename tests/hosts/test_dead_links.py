@@ -1,0 +1,109 @@
+"""Two machines that do not reach each other: the link is measured as dead, and jobs are planned around it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.conftest import run_contributor, wait_for
+from tests.hosts.network import Direction
+from tests.hosts.pool import Pool, run_pool
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.plan import Plan
+from share_compute.store import JobRecord
+from share_compute.topology import HEAD
+from share_compute_api.children import own_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+WIDTHS = (64, 128, 64, 10)
+LAYERS = [
+    {"type": "linear", "options": {"in_features": wide, "out_features": narrow}}
+    for wide, narrow in pairwise(WIDTHS)
+]
+JOB: dict[str, Any] = {
+    "model": {"layers": LAYERS},
+    "data": {"dataset": "digits"},
+    "training": {"steps": 20, "batch_size": 64},
+}
+NEW = "machine-new"
+
+
+def neighbours(plan: Plan) -> set[frozenset[str]]:
+    """Return the pairs of machines that send to each other."""
+    stages = [[member.name for member in stage.members] for stage in plan.pools]
+    return {
+        frozenset({one, other}) for before, after in pairwise(stages) for one in before for other in after
+    }
+
+
+def run_job(pool: Pool, **changes: Any) -> JobRecord:
+    with pool.server.client() as client:
+        job_id = client.submit({**JOB, **changes}).id
+
+        def ended() -> JobRecord | None:
+            job = client.job(job_id)
+            return job if job.state.is_final else None
+
+        return wait_for(ended, "the end of the job")
+
+
+@pytest.fixture(
+    scope="module", params=["both", pytest.param("in", marks=pytest.mark.thorough)], name="cut_pool"
+)
+def cut_pool_fixture(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Three machines, of which machine-1 and machine-new do not reach each other since before the latter joined."""
+    direction: Direction = request.param
+    with run_pool(2) as pool:
+        host = pool.network.add()
+        joining = ("--address", host.address, "--insecure")
+        with (
+            host.cut_from([pool.machines["machine-1"]], direction),
+            run_contributor(pool.server, NEW, *joining, inside=host.inside),
+        ):
+            yield pool
+
+
+def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_pool: Pool) -> None:
+    with cut_pool.server.client() as client:
+        topology = client.topology()
+    names = {HEAD: HEAD, **{machine.key: machine.name for machine in topology.contributors}}
+    links = {(names[link.source], names[link.target]): link.bytes_per_s for link in topology.links}
+    measured = {target: rate > 0 for (source, target), rate in links.items() if source == NEW}
+    assert measured == {HEAD: True, "machine-0": True, "machine-1": False}
+    done = subprocess.run(
+        own_command("contributors", "--links"),
+        env={
+            **os.environ,
+            "SHARE_COMPUTE_URL": cut_pool.server.url,
+            "SHARE_COMPUTE_API_KEY": cut_pool.server.api_key,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (cut_off,) = (line for line in done.stdout.splitlines() if "cut off" in line)
+    assert cut_off.split()[:2] == [NEW, "machine-1"]
+
+
+def test_jobs_are_planned_around_a_dead_link(cut_pool: Pool) -> None:
+    job = run_job(cut_pool, parallelism={"pools": 4})
+    assert job.state.value == "succeeded", job.reason
+    assert job.plan is not None
+    (new,) = (
+        member.name for stage in job.plan.pools for member in stage.members if member.name.startswith(NEW)
+    )
+    assert {pair for pair in neighbours(job.plan) if new in pair} == {frozenset({new, "machine-0"})}
+
+
+def test_a_job_that_cannot_be_planned_around_it_is_refused_with_the_pair(cut_pool: Pool) -> None:
+    together = {"pools": 1, "members_per_pool": 3}
+    with cut_pool.server.client() as client, pytest.raises(PlanInfeasible, match=f"machine-1 - {NEW}"):
+        client.plan({**JOB, "parallelism": together})
+    job = run_job(cut_pool, parallelism=together)
+    assert job.state.value == "failed"
+    assert f"machine-1 - {NEW}" in job.reason
