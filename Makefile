@@ -30,7 +30,7 @@ check: $(READY) ## lint, format, types, layers; also of the dashboard where node
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --allow-untyped-calls *.py
+	cd benchmarks && MYPYPATH=.. ../$(BIN)/mypy --config-file ../pyproject.toml --allow-untyped-calls *.py
 	$(BIN)/lint-imports
 	@if command -v npm >/dev/null; then cd web && { test node_modules/.package-lock.json -nt package-lock.json || npm ci; } && npm run check; \
 	else echo "node is not here: the dashboard was not checked"; fi

@@ -138,9 +138,9 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             failures=tuple(failures),
             timings=timings or {},
         )
-        coordinator = Coordinator.options(scheduling_strategy=on_the_head()).remote(
-            assignment.model_dump_json()
-        )
+        coordinator = Coordinator.options(  # type: ignore[attr-defined]
+            scheduling_strategy=on_the_head()
+        ).remote(assignment.model_dump_json())
         running = coordinator.run.remote()
         told: list[AttemptEvent] = []
         while not told or told[-1].type != "ended":
