@@ -102,7 +102,7 @@ class ContributorRecord(PresenceRecord):
     deployment_id: str | None = None
     """The deployment that it is leased to; never to a job as well."""
     limits: dict[str, Any]
-    """What its owner lends: memory_bytes, cpu_threads, gpus, device."""
+    """What its owner lends: memory_bytes, cpu_threads, device, gpu."""
     capacity: tuple[topology.Device, ...] | None
     """What the probe measured; null until it ran."""
     links: tuple[topology.Link, ...] | None
@@ -113,6 +113,8 @@ class ContributorRecord(PresenceRecord):
     """Times that it made wrong numbers since the operator cleared it last."""
     quarantined_for: str | None = None
     """Why it gets no work until the operator clears it, also after it comes back; null where it does."""
+    sibling_of: str | None = None
+    """Id of the contributor with whose key this device of the same host joined; null if it joined with an invite."""
 
     @property
     def is_leased(self) -> bool:
