@@ -88,7 +88,7 @@ class Contributors:
                 raise Conflict(
                     f"this host joined with {len(family)} devices, the most for one invite", mend=mend
                 )
-            first = min(family, key=lambda row: row.sibling_of is not None)
+            first = next(row for row in family if row.sibling_of is None)
             row, key = _add(
                 session,
                 self._clock(),

@@ -121,6 +121,11 @@ class ContributorRecord(PresenceRecord):
         """Whether a job or a deployment holds it."""
         return self.job_id is not None or self.deployment_id is not None
 
+    @property
+    def invited_as(self) -> str:
+        """Id of the contributor that joined with the invite: this one, or another device of its host."""
+        return self.sibling_of or self.id
+
     def machine(self) -> topology.Contributor:
         """Return the contributor as the planner sees it."""
         return topology.Contributor(
