@@ -151,6 +151,8 @@ class MemberSetup:
     """Of the `SummationTree` of the job."""
     threads: int
     device: DeviceKind
+    gpu: str
+    """UUID of the GPU that was measured; empty for a CPU."""
     deadline_s: float
     """Longest wait for another member; the coordinator notices sooner when one falls silent."""
     applied: int

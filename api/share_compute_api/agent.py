@@ -31,10 +31,12 @@ from share_compute_api.agent_client import AgentClient
 from share_compute_api.agent_schemas import (
     ClusterAccess,
     ContributorWork,
+    Joined,
     JoinRequest,
     Limits,
     PreflightRequest,
     RejoinRequest,
+    SiblingRequest,
 )
 from share_compute_api.children import Interrupts
 from share_compute_api.identity import Identities, Identity
@@ -119,44 +121,64 @@ class Agent:
             client = stack.enter_context(self._client(identity))
             self._view = replace(self._view, contributor_id=identity.contributor_id)
             try:
-                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpus)
+                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpu)
                 self._work(client, access, node_limits)
             finally:
                 interrupts.begin_stopping()
                 self._leave(client)
 
-    def enroll(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
+    def enroll(self, limits: Limits, beside: Identity | None = None) -> tuple[Identity, ClusterAccess]:
         """Join with the invite and keep the key; without an invite, join again by the key that was kept.
+
+        Args:
+            limits: what is lent.
+            beside: another device of this host: join anew by its key.
 
         Raises:
             ShareComputeError: as `check_machine`, and what the server says.
         """
-        if self._options.invite is None:
-            return self._return(limits)
-        return self._join(self._options.invite, limits)
+        if beside is not None:
+            return self._join_beside(beside, limits)
+        if self._options.invite is not None:
+            return self._join(self._options.invite, limits)
+        return self._return(limits)
 
     def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
         self._view = replace(self._view, warnings=check_machine(self._options, limits, find_head))
 
     def _join(self, invite: str, limits: Limits) -> tuple[Identity, ClusterAccess]:
-        options, versions = self._options, local_versions()
-        wanted = PreflightRequest(invite=invite, versions=versions)
+        options = self._options
+        wanted = PreflightRequest(invite=invite, versions=local_versions())
         self._check(
             limits, lambda: agent_client.preflight(options.url, wanted, options.fingerprint).ray_address
         )
         self._show("joining")
-        joined = agent_client.join(
-            options.url,
-            JoinRequest(
-                invite=invite,
-                name=options.name,
-                versions=versions,
-                clock=datetime.now(UTC),
-                limits=limits,
-                host=socket.gethostname(),
-            ),
-            options.fingerprint,
+        request = JoinRequest(invite=invite, **dict(self._facts(limits)))
+        return self._keep(agent_client.join(options.url, request, options.fingerprint))
+
+    def _join_beside(self, host: Identity, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        self._options = replace(self._options, fingerprint=self._options.fingerprint or host.fingerprint)
+        found: list[tuple[Identity, ClusterAccess]] = []
+
+        def find_head() -> str:
+            with self._client(host) as client:
+                found.append(self._keep(client.join_sibling(self._facts(limits))))
+            return found[0][1].ray_address
+
+        self._check(limits, find_head)
+        return found[0]
+
+    def _facts(self, limits: Limits) -> SiblingRequest:
+        return SiblingRequest(
+            name=self._options.name,
+            versions=local_versions(),
+            clock=datetime.now(UTC),
+            limits=limits,
+            host=socket.gethostname(),
         )
+
+    def _keep(self, joined: Joined) -> tuple[Identity, ClusterAccess]:
+        options = self._options
         identity = Identity(
             contributor_id=joined.contributor_id, key=joined.contributor_key, fingerprint=options.fingerprint
         )
@@ -166,6 +188,8 @@ class Agent:
     def _return(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
         url, name = self._options.url, self._options.name
         identity = self._identities.find(url, name)
+        if identity is None and (other := self._identities.of_host(url, name)) is not None:
+            return self._join_beside(other, limits)
         if identity is None:
             raise UserError(
                 f"this machine did not join {url} as {name} before",

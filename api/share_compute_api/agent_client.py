@@ -15,6 +15,7 @@ from share_compute_api.agent_schemas import (
     Preflight,
     PreflightRequest,
     RejoinRequest,
+    SiblingRequest,
 )
 from share_compute_api.discovery import Target
 from share_compute_api.schemas import Health
@@ -114,6 +115,18 @@ class AgentClient:
         """Get the cluster's access again after the head was restarted, or this agent was (``wanted``)."""
         body = None if wanted is None else wanted.model_dump(mode="json")
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
+
+    def join_sibling(self, wanted: SiblingRequest) -> Joined:
+        """Let another device of this host join, as a contributor of its own.
+
+        Raises:
+            NotAuthorized: the operator sent this host away, or quarantined one of its devices.
+            Conflict: the name is taken, or the host has too many devices for one invite.
+            VersionMismatch, InsecureTransport, ClockSkew, Unavailable: see `join`.
+        """
+        return self._transport.read(
+            Joined, "POST", f"{self._path}/siblings", json=wanted.model_dump(mode="json")
+        )
 
     def leave(self) -> ContributorRecord:
         """Tell that the owner takes the machine back."""

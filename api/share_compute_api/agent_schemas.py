@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, Field
 from share_compute.jobs.states import ContributorState
 from share_compute.plain_text import PlainText
 from share_compute.strict import StrictModel
-from share_compute_api.choices import LentDevice
+from share_compute.topology import DeviceKind
 from share_compute_api.schemas import MOMENT, Versions, View, example
 
 
@@ -37,23 +37,27 @@ class Limits(StrictModel):
 
     memory_bytes: int = Field(ge=1, le=2**63 - 1)
     cpu_threads: int = Field(ge=1, le=4096)
-    gpus: int = Field(default=0, ge=0, le=1024)
-    device: LentDevice = "auto"
+    device: DeviceKind = "cpu"
+    gpu: str | None = Field(default=None, max_length=100, pattern=r"^[!-~]+$")
+    """UUID of the GPU, as NVIDIA's driver names it; null for a CPU."""
 
 
-class JoinRequest(StrictModel):
-    """What a machine says to get in."""
+class SiblingRequest(StrictModel):
+    """What a host says to join with another of its devices, by the key of one that joined."""
 
     model_config = example(
-        invite="abcd-efgh-ijkl-mnop",
-        name="ada-laptop",
+        name="ada-box.cuda1",
         versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
         clock=MOMENT,
-        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "gpus": 0, "device": "auto"},
-        host="ada-laptop.example",
+        limits={
+            "memory_bytes": 4 * 2**30,
+            "cpu_threads": 4,
+            "device": "cuda",
+            "gpu": "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f",
+        },
+        host="ada-box.example",
     )
 
-    invite: str = Field(min_length=1, max_length=200)
     name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """What people call it; unique among the machines that are here."""
     versions: Versions
@@ -64,13 +68,28 @@ class JoinRequest(StrictModel):
     """Its host name."""
 
 
+class JoinRequest(SiblingRequest):
+    """What a machine says to get in."""
+
+    model_config = example(
+        invite="abcd-efgh-ijkl-mnop",
+        name="ada-laptop",
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        clock=MOMENT,
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "device": "cpu"},
+        host="ada-laptop.example",
+    )
+
+    invite: str = Field(min_length=1, max_length=200)
+
+
 class RejoinRequest(StrictModel):
     """What an agent that was started again says."""
 
     model_config = example(
         versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
         clock=MOMENT,
-        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "gpus": 0, "device": "auto"},
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "device": "cpu"},
     )
 
     versions: Versions

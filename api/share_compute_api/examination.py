@@ -16,8 +16,8 @@ from share_compute_actors.machine.preflight import (
     LEAST_MEMORY_BYTES,
     Finding,
     check_clock,
+    check_devices,
     check_disk,
-    check_gpus,
     check_head,
     check_resolver,
 )
@@ -40,7 +40,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
     yield _memory()
     yield check_disk(settings.data_folder)
     yield _temporary_folder()
-    yield check_gpus()
+    yield check_devices()
     yield check_resolver()
     yield _leftovers()
     server = _target(url)

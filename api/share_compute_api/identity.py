@@ -7,6 +7,7 @@ lock beside it: two agents of one identity would take the Ray node from each oth
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,16 @@ class Identities:
                 f"{file} cannot be read: {failure}", mend="delete it, and join with a new invite"
             ) from failure
 
+    def of_host(self, url: str, name: str) -> Identity | None:
+        """Return the identity of this host for a server: under its name, or else of one of its devices.
+
+        Raises:
+            Unavailable: a file cannot be read.
+        """
+        devices = self._folder.glob(self._file(url, f"{glob.escape(name)}.*").name)
+        names = [name, *sorted(file.name.removesuffix(f"-{_server(url)}.json") for file in devices)]
+        return next(filter(None, (self.find(url, one) for one in names)), None)
+
     def keep(self, url: str, name: str, identity: Identity) -> None:
         """Write an identity down, readable by its owner alone."""
         write_private(self._file(url, name), identity.model_dump_json())
@@ -80,5 +91,8 @@ class Identities:
             yield
 
     def _file(self, url: str, name: str) -> Path:
-        server = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
-        return self._folder / f"{name}-{server}.json"
+        return self._folder / f"{name}-{_server(url)}.json"
+
+
+def _server(url: str) -> str:
+    return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]

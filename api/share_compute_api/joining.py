@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -17,14 +17,13 @@ from share_compute_actors.machine.preflight import (
     check_listening,
     check_memory,
     check_resolver,
-    gpu_names,
     route_address,
     usable_threads,
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent_client import greet
 from share_compute_api.agent_schemas import Limits
-from share_compute_api.choices import LentDevice
+from share_compute_api.devices import LentDevice
 from share_compute_api.private import require_private_url
 
 _DEFAULT_SHARE = 0.5
@@ -39,10 +38,9 @@ class JoinOptions:
     invite: str | None = field(repr=False)
     """None: it joined before, and its key was kept."""
     name: str
-    device: LentDevice = "auto"
+    device: LentDevice = field(default_factory=LentDevice)
     memory_bytes: int | None = None
     cpu_threads: int | None = None
-    gpus: int | None = None
     address: str | None = None
     """IP address that other members reach this machine at."""
     fingerprint: str | None = None
@@ -63,18 +61,8 @@ def resolve_limits(options: JoinOptions) -> Limits:
     """Return what is lent, with what was left open filled in.
 
     Raises:
-        UserError: more graphics processors are lent than there are.
-        Unavailable: the driver of the graphics processors does not work.
+        UserError: more threads are lent than there are.
     """
-    found = 0 if options.device == "cpu" else len(gpu_names())
-    gpus = found if options.gpus is None else options.gpus
-    if gpus > found:
-        raise UserError(
-            f"{gpus} graphics processors are to be lent, but {found} are here",
-            mend="lower --gpus" if found else "leave out --gpus, and see nvidia-smi",
-        )
-    if options.device == "cuda" and gpus == 0:
-        raise UserError("--device cuda, but no NVIDIA graphics processor is here", mend="use --device cpu")
     memory = options.memory_bytes or int(psutil.virtual_memory().available * _DEFAULT_SHARE)
     threads = options.cpu_threads or usable_threads()
     if threads > usable_threads():
@@ -82,7 +70,33 @@ def resolve_limits(options: JoinOptions) -> Limits:
             f"cannot lend {threads} threads: this machine has {usable_threads()}",
             mend=f"use --cpu-threads {usable_threads()} or less",
         )
-    return Limits(memory_bytes=memory, cpu_threads=threads, gpus=gpus, device=options.device)
+    return Limits(
+        memory_bytes=memory, cpu_threads=threads, device=options.device.kind, gpu=options.device.gpu
+    )
+
+
+def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
+    """Return the options of each device: memory and threads are divided evenly, and each has a name of its own.
+
+    A host with one device keeps its name.
+
+    Raises:
+        UserError: more threads or more memory are lent than there are.
+    """
+    if len(devices) == 1:
+        return (replace(options, device=devices[0]),)
+    limits = resolve_limits(options)
+    check_memory(limits.memory_bytes).require()
+    return tuple(
+        replace(
+            options,
+            name=f"{options.name}.{device.name.replace(':', '')}",
+            device=device,
+            memory_bytes=limits.memory_bytes // len(devices),
+            cpu_threads=max(1, limits.cpu_threads // len(devices)),
+        )
+        for device in devices
+    )
 
 
 def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class Device:
     """Memory bandwidth of a copy, read plus write."""
     overhead_s: float = 0.0
     """What one small operation of a model takes, however little it computes; 0.0 where it was not measured."""
+    uuid: str = ""
+    """Of a GPU, as torch names it; empty for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
 from share_compute_actors.machine.processes import Roster, is_alive
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 
-LIMITS = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpus=0)
+LIMITS = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from share_compute.errors import UserError
 from share_compute_actors.machine.preflight import (
+    Gpu,
     check_head,
     check_listening,
     check_resolver,
@@ -17,7 +18,7 @@ from share_compute_actors.machine.preflight import (
 )
 from share_compute_actors.machine.sizes import parse_bytes
 
-GPUS = [("GPU-aa1", "first"), ("GPU-bb2", "second")]
+GPUS = [Gpu("GPU-aa1", "first"), Gpu("GPU-bb2", "second")]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,8 @@ GPUS = [("GPU-aa1", "first"), ("GPU-bb2", "second")]
     ],
 )
 def test_cuda_visible_devices_limits_what_is_lent(wanted: str | None, names: tuple[str, ...]):
-    assert visible_gpus(GPUS, wanted) == names
+    assert tuple(gpu.name for gpu in visible_gpus(GPUS, wanted)) == names
+    assert set(visible_gpus(GPUS, wanted)) <= {*GPUS, Gpu("MIG-1/2/3", "MIG-1/2/3")}
 
 
 def test_a_head_that_is_blocked_is_found_before_the_invite_is_used():

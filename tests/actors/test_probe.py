@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from share_compute.errors import Unavailable
 from share_compute.topology import Device, Link
 from share_compute_actors.machine import contributor, reach
+from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.machine.reach import Place
 from share_compute_api.supervision.machines import RayMachine
@@ -30,9 +32,9 @@ LAN, CUT = ("192.0.2.1", 1), ("192.0.2.2", 1)
 MEASURED = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
 
 
-def run_probe(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_probe(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "share_compute_actors.machine.probe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def test_the_processor_is_measured():
@@ -50,7 +52,7 @@ def test_a_device_that_is_not_there_is_an_error():
         pytest.skip("there is one here")
     done = run_probe("--json", "--device", "cuda")
     assert done.returncode != 0
-    assert "no CUDA device" in done.stderr
+    assert "one CUDA device is lent, but torch finds 0" in done.stderr
 
 
 def test_no_machine_lends_more_memory_than_it_has():
@@ -61,10 +63,20 @@ def test_no_machine_lends_more_memory_than_it_has():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_graphics_processors_are_measured():
-    devices = DEVICES.validate_json(run_probe("--json", "--device", "cuda").stdout)
-    assert devices
-    assert all(device.kind == "cuda" and device.flops_per_s["bfloat16"] > 1e12 for device in devices)
+def test_exactly_the_gpu_that_is_lent_is_measured():
+    for gpu in find_gpus():
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+        (device,) = DEVICES.validate_json(run_probe("--json", "--device", "cuda", env=variables).stdout)
+        assert (device.kind, f"GPU-{device.uuid}") == ("cuda", gpu.uuid)
+        assert device.flops_per_s["bfloat16"] > 1e12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
+def test_a_probe_that_sees_several_gpus_measures_none():
+    done = run_probe("--json", "--device", "cuda")
+    assert done.returncode != 0
+    assert "one CUDA device is lent" in done.stderr
 
 
 def test_links_are_measured_from_real_delays():

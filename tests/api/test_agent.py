@@ -68,7 +68,7 @@ def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tm
     access = ClusterAccess(ray_address="192.0.2.1:6379", token="token", labels={}, environment={})
     with AgentClient(plane.url, record.id, key) as client:
         with pytest.raises(ContributorLost):  # this server cannot hear of nodes: it has no cluster
-            agent._come_online(client, access, NodeLimits(1, 1, 0))
+            agent._come_online(client, access, NodeLimits(1, 1))
         with pytest.raises(ContributorLost):
             agent._heartbeat(client)
         store.contributors.online(record.id, node_id="ab", address="192.0.2.7")

@@ -24,7 +24,7 @@ from share_compute.errors import (
 )
 from share_compute.store import Store
 from share_compute_api.agent_client import AgentClient, fetch_health, join
-from share_compute_api.agent_schemas import JoinRequest, Limits
+from share_compute_api.agent_schemas import JoinRequest, Limits, SiblingRequest
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.context import Context
 from share_compute_api.schemas import Versions
@@ -69,6 +69,31 @@ def test_a_machine_gets_the_clusters_secret_only_when_it_is_in(door: str, store:
         assert agent.heartbeat().wanted == "leave"
     with AgentClient(door, joined.contributor_id, "scc_wrong") as thief, pytest.raises(NotAuthorized):
         thief.rejoin()
+
+
+def test_another_device_of_a_host_joins_by_the_key_of_the_first(door: str, store: Store) -> None:
+    first = join(door, wanted(store.invites.create()[1], "box.cuda0"))
+    other = SiblingRequest(**wanted("none", "box.cuda1").model_dump(exclude={"invite"}))
+    with AgentClient(door, first.contributor_id, first.contributor_key) as agent:
+        second = agent.join_sibling(other)
+        with pytest.raises(Conflict, match=r"box\.cuda1"):
+            agent.join_sibling(other)
+        late = other.model_copy(
+            update={"name": "box.cuda2", "clock": datetime.now(UTC) - timedelta(minutes=1)}
+        )
+        with pytest.raises(ClockSkew):
+            agent.join_sibling(late)
+    assert second.cluster.labels == {"share-compute-contributor": second.contributor_id}
+    assert store.contributors.get(second.contributor_id).sibling_of == first.contributor_id
+    with AgentClient(door, second.contributor_id, second.contributor_key) as agent:
+        assert agent.heartbeat().state == "joining"
+    with (
+        AgentClient(door, second.contributor_id, first.contributor_key) as agent,
+        pytest.raises(NotAuthorized),
+    ):
+        agent.heartbeat()
+    with AgentClient(door, first.contributor_id, "scc_wrong") as thief, pytest.raises(NotAuthorized):
+        thief.join_sibling(late)
 
 
 def test_a_refused_machine_leaves_the_invite_unused(door: str, store: Store) -> None:

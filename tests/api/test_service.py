@@ -52,7 +52,7 @@ def enrolled(options: JoinOptions, identities: Identities, limits: Limits = LIMI
 
 def test_a_machine_that_joined_joins_again_by_its_own_key(door: str, store: Store, tmp_path: Path) -> None:
     identities = Identities(tmp_path / "own")
-    again = JoinOptions(door, None, "ada", device="cpu")
+    again = JoinOptions(door, None, "ada")
     with pytest.raises(UserError, match="did not join"):
         enrolled(again, identities)
     first = enrolled(replace(again, invite=store.invites.create()[1]), identities)

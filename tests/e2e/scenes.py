@@ -42,7 +42,7 @@ def digits() -> TrainJob:
 def join(store: Store, name: str) -> ContributorRecord:
     """A machine passes preflight."""
     _, code = store.invites.create()
-    limits = {"memory_bytes": 4 << 30, "cpu_threads": 4, "gpus": 0, "device": "auto"}
+    limits = {"memory_bytes": 4 << 30, "cpu_threads": 4, "device": "cpu"}
     return store.contributors.join(code, name=name, host=f"{name}.example", versions=VERSIONS, limits=limits)[
         0
     ]

@@ -128,6 +128,7 @@ class Crew(Party):
             runs=self._runs,
             threads=machine.cpu_threads,
             device=machine.device.kind,
+            gpu=machine.device.uuid,
             deadline_s=DEADLINE_S,
             applied=applied,
             tied=self._tied_name,

@@ -41,7 +41,7 @@ class Contributor:
     @ray.method(concurrency_group="measure")
     @answers_by(TEXT, as_ours)
     def probe(self, memory_bytes: int, cpu_threads: int, device: str) -> str:
-        """Measure the devices in a process of its own; returns JSON of a list of `Device`.
+        """Measure the lent device in a process of its own; returns JSON of a list of one `Device`.
 
         Raises:
             UserError: what is to be measured is not there.
@@ -64,7 +64,7 @@ class Contributor:
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise UserError(
-                f"the devices could not be measured: {last}", mend="try --device cpu, or lend less"
+                f"the device could not be measured: {last}", mend="try --device cpu, or lend less"
             )
         return done.stdout
 

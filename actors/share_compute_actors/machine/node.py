@@ -23,7 +23,8 @@ class NodeLimits:
 
     memory_bytes: int
     cpu_threads: int
-    gpus: int
+    gpu: str | None = None
+    """UUID of the GPU that processes of the node see, and the only one; None: they see none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def start_node(
     arguments = [
         f"--address={access.ray_address}",
         f"--num-cpus={limits.cpu_threads}",
-        f"--num-gpus={limits.gpus}",
+        f"--num-gpus={0 if limits.gpu is None else 1}",
         f"--memory={limits.memory_bytes}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
         f"--temp-dir={roster.folder / 'ray'}",
@@ -69,7 +70,7 @@ def start_node(
     environment = {
         **ray_environment(access.token, roster.folder),
         **access.environment,
-        **_device_environment(limits.gpus),
+        **_device_environment(limits.gpu),
         "TMPDIR": str(temporary),
     }
     policy = Policy(write=(str(own), str(temporary)), home=str(temporary))
@@ -93,9 +94,7 @@ def _private_folder(folder: Path) -> Path:
     return folder
 
 
-def _device_environment(gpus: int) -> dict[str, str]:
-    # Our actors ask Ray for no devices, because shares are our own ledger; they must still see them all.
-    variables = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(gpus)] if visible is None else visible.split(",")[:gpus]
-    return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(names)}
+def _device_environment(gpu: str | None) -> dict[str, str]:
+    # Our actors ask Ray for no GPU, because shares are our own ledger: Ray must not hide the device from them then.
+    # By UUID, since the order of CUDA's indices is not that of the driver's.
+    return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "CUDA_VISIBLE_DEVICES": gpu or ""}

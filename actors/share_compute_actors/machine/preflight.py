@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
@@ -162,19 +162,27 @@ def route_address(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def check_gpus() -> Finding:
-    """Whether graphics processors are here, and whether their driver works."""
+def check_devices() -> Finding:
+    """List the devices that `share-compute join` can lend, and say whether the GPUs' driver works."""
+    cpu = f"cpu ({usable_threads()} threads)"
     try:
-        names = gpu_names()
+        found = find_gpus()
     except Unavailable as failure:
-        return Finding("gpu", "warn", failure.message, mend=failure.mend)
-    return Finding(
-        "gpu", "ok", ", ".join(names) if names else "no NVIDIA driver; the processor does the work"
-    )
+        return Finding("devices", "warn", f"{cpu}; {failure.message}", mend=failure.mend)
+    lines = [f"cuda:{index} {gpu.name} ({gpu.uuid})" for index, gpu in enumerate(found)]
+    return Finding("devices", "ok", ", ".join([*lines, cpu]))
 
 
-def gpu_names() -> tuple[str, ...]:
-    """Return the names of the graphics processors that may be used; empty without NVIDIA's driver.
+class Gpu(NamedTuple):
+    """A GPU, or a part of one."""
+
+    uuid: str
+    """``GPU-...`` or ``MIG-...``: what ``CUDA_VISIBLE_DEVICES`` accepts."""
+    name: str
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that may be used; empty without NVIDIA's driver.
 
     ``CUDA_VISIBLE_DEVICES`` limits them, as it does for every program that uses CUDA.
 
@@ -196,26 +204,26 @@ def gpu_names() -> tuple[str, ...]:
             f"NVIDIA's driver does not work: {last[-1] if last else 'no reason given'}", mend=mend
         )
     found = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
-    return visible_gpus([(uuid, name) for uuid, name in found], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible_gpus([Gpu(*pair) for pair in found], os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible_gpus(found: Sequence[tuple[str, str]], wanted: str | None) -> tuple[str, ...]:
-    """Return the names of those ``(uuid, name)`` that ``CUDA_VISIBLE_DEVICES`` lets through.
+def visible_gpus(found: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
+    """Return those that ``CUDA_VISIBLE_DEVICES`` lets through, in its order.
 
     Each entry is an index or the beginning of a UUID; the first one that is nothing ends the list. Parts of
     a processor (``MIG-...``) are not listed by themselves, so their word is taken for it.
     """
     if wanted is None:
-        return tuple(name for _, name in found)
-    names: list[str] = []
+        return tuple(found)
+    visible: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        by_index = [found[int(entry)][1]] if entry.isdecimal() and int(entry) < len(found) else []
-        by_uuid = [name for uuid, name in found if entry.startswith("GPU-") and uuid.startswith(entry)]
-        match = by_index or by_uuid or ([entry] if entry.startswith("MIG-") else [])
+        by_index = [found[int(entry)]] if entry.isdecimal() and int(entry) < len(found) else []
+        by_uuid = [gpu for gpu in found if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+        match = by_index or by_uuid or ([Gpu(entry, entry)] if entry.startswith("MIG-") else [])
         if not match:
             break
-        names.append(match[0])
-    return tuple(names)
+        visible.append(match[0])
+    return tuple(visible)
 
 
 def usable_threads() -> int:

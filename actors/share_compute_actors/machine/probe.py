@@ -1,4 +1,4 @@
-"""Measure what this machine's devices can do. Run as ``python -m share_compute_actors.machine.probe --json``.
+"""Measure what a device of this machine can do. Run as ``python -m share_compute_actors.machine.probe --json``.
 
 It is a program of its own so that the actor that asks never holds torch in its memory.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -22,6 +23,7 @@ from torch import nn
 from share_compute.models.profiling import Operations
 from share_compute.planning.words import bytes_text
 from share_compute.topology import Device
+from share_compute_actors.machine.device import gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
@@ -40,15 +42,15 @@ class Lent:
 
     memory_bytes: int
     cpu_threads: int
-    device: str = "auto"
-    """auto, cpu or cuda."""
+    device: str = "cpu"
+    """cpu or cuda."""
 
 
-def probe(lent: Lent) -> tuple[Device, ...]:
-    """Measure the lent devices: graphics processors where there are some, else the processor.
+def probe(lent: Lent) -> Device:
+    """Measure the lent device: the CPU, or the one GPU that this process sees.
 
     Raises:
-        RuntimeError: cuda was asked for and there is none, or the machine has less memory than it lends.
+        RuntimeError: this process does not see exactly one GPU, or the machine has less memory than it lends.
     """
     has_bytes = psutil.virtual_memory().total
     if lent.memory_bytes > has_bytes:
@@ -56,12 +58,15 @@ def probe(lent: Lent) -> tuple[Device, ...]:
             f"{bytes_text(lent.memory_bytes)} of memory are lent, but the machine has {bytes_text(has_bytes)}"
         )
     torch.set_num_threads(lent.cpu_threads)
-    has_cuda = torch.cuda.is_available()
-    if lent.device == "cuda" and not has_cuda:
-        raise RuntimeError("torch finds no CUDA device here")
-    if has_cuda and lent.device != "cpu":
-        return tuple(_cuda_device(index, lent) for index in range(torch.cuda.device_count()))
-    return (_cpu_device(lent),)
+    if lent.device == "cpu":
+        return _cpu_device(lent)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count != 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise RuntimeError(
+            f"one CUDA device is lent, but torch finds {count} (CUDA_VISIBLE_DEVICES={visible})"
+        )
+    return _cuda_device()
 
 
 def _cpu_device(lent: Lent) -> Device:
@@ -76,9 +81,8 @@ def _cpu_device(lent: Lent) -> Device:
     )
 
 
-def _cuda_device(index: int, lent: Lent) -> Device:
-    del lent  # it limits the machine's own memory; a lent graphics processor is lent whole
-    gpu = torch.device("cuda", index)
+def _cuda_device() -> Device:
+    gpu = torch.device("cuda")
     properties = torch.cuda.get_device_properties(gpu)
     return Device(
         kind="cuda",
@@ -87,6 +91,7 @@ def _cuda_device(index: int, lent: Lent) -> Device:
         flops_per_s=_speeds(gpu),
         memory_bytes_per_s=_copy_speed(gpu, 8 * _COPY_BYTES),
         overhead_s=_overhead_s(gpu),
+        uuid=gpu_uuid(gpu),
     )
 
 
@@ -173,25 +178,24 @@ def _processor_name() -> str:
 
 
 def main() -> None:
-    """Print the devices as JSON (one line), or as a few readable lines."""
-    parser = argparse.ArgumentParser(description="Measure what this machine's devices can do.")
+    """Print the device as JSON in a list (one line), or as a readable line."""
+    parser = argparse.ArgumentParser(description="Measure what a device of this machine can do.")
     parser.add_argument("--memory-bytes", type=int, default=2**30)
     parser.add_argument("--cpu-threads", type=int, default=1)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     try:
-        devices = probe(Lent(given.memory_bytes, given.cpu_threads, given.device))
+        device = probe(Lent(given.memory_bytes, given.cpu_threads, given.device))
     except RuntimeError as failure:
         sys.exit(str(failure))
     if given.json:
-        sys.stdout.write(json.dumps([asdict(device) for device in devices]) + "\n")
+        sys.stdout.write(json.dumps([asdict(device)]) + "\n")
         return
-    for device in devices:
-        speeds = ", ".join(f"{name} {speed / 1e9:.1f} GFLOP/s" for name, speed in device.flops_per_s.items())
-        bandwidth = f"memory {device.memory_bytes_per_s / 1e9:.1f} GB/s"
-        overhead = f"{device.overhead_s * 1e6:.1f} us an operation"
-        sys.stdout.write(f"{device.kind} {device.name}: {speeds}, {bandwidth}, {overhead}\n")
+    speeds = ", ".join(f"{name} {speed / 1e9:.1f} GFLOP/s" for name, speed in device.flops_per_s.items())
+    bandwidth = f"memory {device.memory_bytes_per_s / 1e9:.1f} GB/s"
+    overhead = f"{device.overhead_s * 1e6:.1f} us an operation"
+    sys.stdout.write(f"{device.kind} {device.name}: {speeds}, {bandwidth}, {overhead}\n")
 
 
 if __name__ == "__main__":

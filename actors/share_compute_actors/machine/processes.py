@@ -230,6 +230,7 @@ class Roster:
         inherits: Mapping[str, str] | None = None,
         files: Sequence[int] = (),
         cwd: Path | None = None,
+        output: int | None = None,
     ) -> Child:
         """Start a child in its own session, so that Ctrl-C reaches only us.
 
@@ -240,6 +241,7 @@ class Roster:
             inherits: variables that it inherits; default: all of ours.
             files: descriptors of open files that it gets under the same numbers.
             cwd: its working folder.
+            output: descriptor of an open file for what it prints; default: its log file. Errors go to the log file.
 
         Raises:
             Unavailable: the folder cannot be written.
@@ -247,7 +249,7 @@ class Roster:
         try:
             # An interrupt may end this call, never the other thread: no child starts without being written down.
             variables = {**(os.environ if inherits is None else inherits), **environment}
-            return _starter.submit(self._start, name, arguments, variables, files, cwd).result()
+            return _starter.submit(self._start, name, arguments, variables, files, cwd, output).result()
         except OSError as failure:
             raise Unavailable(
                 f"{name} cannot be started: {failure}",
@@ -261,17 +263,18 @@ class Roster:
         environment: Mapping[str, str],
         files: Sequence[int],
         cwd: Path | None,
+        output: int | None,
     ) -> Child:
         log = self.folder / f"{name}.log"
-        with log.open("wb") as output:
+        with log.open("wb") as written:
             process = subprocess.Popen(
                 tied(arguments),
                 env=environment,
                 cwd=cwd,
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=written if output is None else output,
+                stderr=written,
                 start_new_session=True,
             )
         child = Child(name, process, log)

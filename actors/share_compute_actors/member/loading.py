@@ -23,6 +23,7 @@ from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.numbers import is_finite as has_finite_numbers
 from share_compute.training.optimizers import parameter_of, restore_optimizer
+from share_compute_actors.machine.device import measured_device
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through
 from share_compute_actors.member.pieces import Piece, whole
 from share_compute_actors.member.reading import GivesState
@@ -46,11 +47,12 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
         shard: layers of the model.
 
     Raises:
+        ContributorLost: this process sees another GPU than the one that was measured.
         PlanInfeasible: the shard does not fit into this machine's memory.
     """
     torch.set_num_threads(setup.threads)
     with fits(shard, setup.name):
-        stage = build_stage(setup.blueprint, shard, torch.device(setup.device))
+        stage = build_stage(setup.blueprint, shard, measured_device(setup.device, setup.gpu))
         training = setup.training
         boundaries = Boundaries.of(
             stage,

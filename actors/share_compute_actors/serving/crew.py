@@ -97,6 +97,7 @@ class ServingCrew(Party):
             window_tokens=self._assignment.window_tokens,
             threads=machine.cpu_threads,
             device=machine.device.kind,
+            gpu=machine.device.uuid,
             pooling=self._assignment.pooling,
         )
         here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)

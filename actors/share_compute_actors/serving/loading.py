@@ -16,6 +16,7 @@ from share_compute.serving.encoder_stage import EncoderStage
 from share_compute.serving.quantization import SCALE, is_quantized
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
+from share_compute_actors.machine.device import measured_device
 from share_compute_actors.member.allocator import passing_through
 from share_compute_actors.member.loading import Givers, fill, fits
 from share_compute_actors.messages import Sources, library_source
@@ -34,6 +35,7 @@ def build_shard(
         before: what this machine holds; of no use afterwards.
 
     Raises:
+        ContributorLost: this process sees another GPU than the one that was measured.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the model cannot be served.
     """
@@ -44,7 +46,7 @@ def build_shard(
 
 
 def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
-    config, device = setup.blueprint.config or {}, torch.device(setup.device)
+    config, device = setup.blueprint.config or {}, measured_device(setup.device, setup.gpu)
     quantizes = setup.dtype == "int8"
     dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
     if setup.pooling is not None:

@@ -35,6 +35,8 @@ class ServingSetup:
     """Longest sequence."""
     threads: int
     device: DeviceKind
+    gpu: str
+    """UUID of the GPU that was measured; empty for a CPU."""
     pooling: Pooling | None = None
     """How vectors are made, where the model is an encoder."""
 

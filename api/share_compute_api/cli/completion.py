@@ -32,6 +32,24 @@ def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
     return [(one.name, one.state.value) for one in found if one.name.startswith(incomplete)]
 
 
+def complete_device(incomplete: str) -> list[tuple[str, str]]:
+    """Return the devices of this machine that begin like this, each with what it is."""
+    from share_compute_actors.machine.preflight import find_gpus
+
+    try:
+        gpus = find_gpus()
+    except ShareComputeError:  # as above
+        gpus = ()
+    known = [
+        ("auto", "all GPUs, or the CPU"),
+        ("cpu", "the CPU"),
+        ("cpu:0", "a part of the CPU"),
+        *([("cuda", "all GPUs")] if gpus else []),
+        *((f"cuda:{index}", gpu.name) for index, gpu in enumerate(gpus)),
+    ]
+    return [(name, text) for name, text in known if name.startswith(incomplete)]
+
+
 def complete_strategy(incomplete: str) -> list[str]:
     """Return the strategies that are installed and begin like this."""
     from share_compute.planning.partitioning import strategy_names

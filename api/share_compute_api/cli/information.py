@@ -21,11 +21,15 @@ def contributors(
     links: Annotated[bool, typer.Option("--links", help="List what was measured between machines.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the machines of the pool with what was measured on them."""
+    """List the machines of the pool with what was measured on them; devices of one host stand together."""
     from share_compute_api.client import Client
 
     with Client() as client:
         found = client.contributors()
+    places: dict[str, int] = {}
+    for place, one in enumerate(found):
+        places.setdefault(one.invited_as, place)
+    found.sort(key=lambda one: places[one.invited_as])
     if as_json:
         print_json(found)
         return

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from share_compute_api.choices import LentDevice
+from share_compute_api.cli.completion import complete_device
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import console
 from share_compute_api.join_line import INVITE_VARIABLE
@@ -36,13 +38,25 @@ Invite = Annotated[
 ]
 InviteFile = Annotated[Path | None, typer.Option(help="File with the code; - reads it from standard input.")]
 Name = Annotated[str | None, typer.Option(help="What people call this machine; default: its host name.")]
-Device = Annotated[LentDevice, typer.Option(help="What does the work.")]
-Memory = Annotated[
-    str | None, typer.Option(help="Memory to lend, e.g. 4GiB; default: half of what is available.")
+Device = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:K|cpu:K",
+        help="What does the work; may be given several times. auto: all GPUs, or the CPU where there is none. "
+        "cuda:1: one GPU, as `share-compute doctor` lists them. cpu:0 and cpu:1: logical devices, each with a part of "
+        "the CPU. Each device joins as a machine of its own, NAME.cuda0, NAME.cuda1, by one invite.",
+        autocompletion=complete_device,
+    ),
 ]
-CpuThreads = Annotated[int | None, typer.Option(min=1, help="Threads to lend; default: all.")]
-Gpus = Annotated[
-    int | None, typer.Option(min=0, help="Graphics processors to lend; default: all that CUDA shows.")
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory to lend, e.g. 4GiB; default: half of what is available. Divided among several devices."
+    ),
+]
+CpuThreads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads to lend; default: all. Divided among several devices."),
 ]
 Address = Annotated[str | None, typer.Option(help="IP address that other machines reach this one at.")]
 Fingerprint = Annotated[
@@ -62,10 +76,9 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     invite: Invite = None,
     invite_file: InviteFile = None,
     name: Name = None,
-    device: Device = "auto",
+    device: Device = None,
     memory: Memory = None,
     cpu_threads: CpuThreads = None,
-    gpus: Gpus = None,
     address: Address = None,
     fingerprint: Fingerprint = None,
     insecure: Insecure = False,
@@ -77,24 +90,41 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     Its key is kept, so that it joins again without an invite. `share-compute service install` does so at each boot.
     Ctrl-C leaves: a job that runs here is handed over to its other machines first. Twice: at once.
     """
-    from share_compute_api.agent import Agent
     from share_compute_api.joining import default_name
 
     os.umask(PRIVATE_UMASK)
     identities = own_identities()
     name = name or default_name()
-    code = read_invite(invite, invite_file, is_known=identities.find(url, name) is not None)
-    options = join_options(
-        url, code, name, device, memory, cpu_threads, gpus, address, fingerprint, insecure, leave_within
+    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    devices = join_options(
+        url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, leave_within
     )
     try:
         if as_json:
-            Agent(options, _JsonLines(), identities).run()
+            _lend(devices, _JsonLines(), identities, name)
             return
+        views: dict[str, View] = {}
         with Live(console=console, refresh_per_second=4) as live:
-            Agent(options, lambda view: live.update(_table(view)), identities).run()
+
+            def show(view: View) -> None:
+                views[view.name] = view
+                live.update(Group(*map(_table, views.values())))
+
+            _lend(devices, show, identities, name)
     except KeyboardInterrupt:
         return
+
+
+def _lend(
+    devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, name: str
+) -> None:
+    from share_compute_api.agent import Agent
+    from share_compute_api.host import Host
+
+    if len(devices) == 1:
+        Agent(devices[0], report, identities).run()
+    elif status := Host(devices, report, identities, name).run():
+        raise typer.Exit(status)
 
 
 def own_identities() -> Identities:
@@ -109,34 +139,33 @@ def join_options(  # noqa: PLR0917
     url: str,
     invite: str | None,
     name: str,
-    device: LentDevice,
+    device: Sequence[str] | None,
     memory: str | None,
     cpu_threads: int | None,
-    gpus: int | None,
     address: str | None,
     fingerprint: str | None,
     insecure: bool,
     leave_within: float,
-) -> JoinOptions:
-    """Return what the options of the command line say."""
+) -> tuple[JoinOptions, ...]:
+    """Return what the options of the command line say, for each device."""
     from share_compute_actors.machine.sizes import parse_bytes
+    from share_compute_api.devices import lent_devices
     from share_compute_api.fingerprints import parse_fingerprint, split_invite
-    from share_compute_api.joining import JoinOptions
+    from share_compute_api.joining import JoinOptions, split
 
     code, pin = split_invite(invite) if invite else (None, None)
-    return JoinOptions(
+    options = JoinOptions(
         url=url.rstrip("/"),
         invite=code,
         fingerprint=parse_fingerprint(fingerprint) if fingerprint else pin,
         is_insecure=insecure,
         name=name,
-        device=device,
         memory_bytes=parse_bytes(memory) if memory else None,
         cpu_threads=cpu_threads,
-        gpus=gpus,
         address=address,
         leave_within_s=leave_within,
     )
+    return split(options, lent_devices(device or ()))
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:

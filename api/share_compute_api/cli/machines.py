@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from share_compute.planning.words import listed
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, state_text
 
@@ -29,15 +30,19 @@ def remove(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a machine for good: it hands over, leaves, and its access ends with a new cluster token."""
+    """Remove a machine for good: it hands over, leaves, and its access ends with a new cluster token.
+
+    All devices of its host that joined with the same invite go with it: their owner holds the keys of all.
+    """
     from share_compute_api.client import Client
 
     with Client() as client:
-        found = _find(client, machine)
+        found, *others = _family(client, machine)
         if not yes:
             if not keep_token:
                 console.print(_COST)
-            typer.confirm(f"Remove {found.name}?", abort=True)
+            beside = f" and, of the same host, {listed([one.name for one in others])}" if others else ""
+            typer.confirm(f"Remove {found.name}{beside}?", abort=True)
         gone = client.remove_contributor(found.id, keep_token=keep_token)
     if as_json:
         print_json(gone)
@@ -61,12 +66,15 @@ def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
         console.print(f"The token was changed in {done.seconds:.0f} s; {jobs} when the machines are back.")
 
 
-def _find(client: Client, name_or_id: str) -> ContributorRecord:
+def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
+    """Return a machine, and the others that joined with the same invite."""
     from share_compute.errors import NotFound
 
-    for record in client.contributors():
-        if name_or_id in (record.id, record.name) and record.state.value not in ("left",):
-            return record
-    raise NotFound(
-        f"there is no machine {name_or_id}", mend="`share-compute contributors` lists names and ids"
-    )
+    here = [record for record in client.contributors() if record.state.value != "left"]
+    found = next((record for record in here if name_or_id in (record.id, record.name)), None)
+    if found is None:
+        raise NotFound(
+            f"there is no machine {name_or_id}", mend="`share-compute contributors` lists names and ids"
+        )
+    others = (record for record in here if record is not found)
+    return [found, *(record for record in others if record.invited_as == found.invited_as)]

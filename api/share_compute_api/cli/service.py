@@ -13,7 +13,6 @@ from share_compute_api.cli.join import (
     CpuThreads,
     Device,
     Fingerprint,
-    Gpus,
     Insecure,
     Invite,
     InviteFile,
@@ -37,10 +36,9 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     invite: Invite = None,
     invite_file: InviteFile = None,
     name: Name = None,
-    device: Device = "auto",
+    device: Device = None,
     memory: Memory = None,
     cpu_threads: CpuThreads = None,
-    gpus: Gpus = None,
     address: Address = None,
     fingerprint: Fingerprint = None,
     insecure: Insecure = False,
@@ -57,15 +55,14 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     os.umask(PRIVATE_UMASK)
     name = name or default_name()
     given = {
-        "--device": device,
         "--memory": memory,
         "--cpu-threads": cpu_threads,
-        "--gpus": gpus,
         "--address": address,
         "--fingerprint": fingerprint,
         "--leave-within": leave_within,
     }
-    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    words = [word for one in device or () for word in ("--device", one)]
+    words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
     arguments = ["join", url, "--name", name, *words, *(["--insecure"] if insecure else []), "--json"]
     data_folder = ClientSettings().data_folder.expanduser().absolute()
     unit = systemd.unit_text(arguments, url, data_folder, leave_within)
@@ -74,16 +71,14 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         return
     systemd.systemctl("daemon-reload")  # fails without systemd, before the invite is used
     identities = own_identities()
-    code = read_invite(invite, invite_file, is_known=identities.find(url, name) is not None)
+    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
     if code is not None:
-        from share_compute_api.agent import Agent
-        from share_compute_api.joining import resolve_limits
+        from share_compute_api.host import enroll
 
-        options = join_options(
-            url, code, name, device, memory, cpu_threads, gpus, address, fingerprint, insecure, leave_within
+        devices = join_options(
+            url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, leave_within
         )
-        with identities.in_use(options.url, name):
-            Agent(options, lambda _view: None, identities).enroll(resolve_limits(options))
+        enroll(devices, lambda _view: None, identities, name)
     warning = systemd.install(name, unit)
     console.print(f"{systemd.unit_name(name)} runs, now and after each boot")
     if warning:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from time import monotonic
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
@@ -24,6 +25,7 @@ from share_compute_api.agent_schemas import (
     Preflight,
     PreflightRequest,
     RejoinRequest,
+    SiblingRequest,
 )
 from share_compute_api.auth import LivingContributor, SelfContributor
 from share_compute_api.context import Context, InContext
@@ -58,13 +60,25 @@ def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
     context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
     check_versions(local_versions(), wanted.versions)
     _check_clock(wanted.clock, context)
-    record, key = context.store.contributors.join(
-        wanted.invite,
-        name=wanted.name,
-        host=wanted.host,
-        versions=wanted.versions.model_dump(),
-        limits=wanted.limits.model_dump(),
-    )
+    record, key = context.store.contributors.join(wanted.invite, **_facts(wanted))
+    return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
+
+
+@router.post(
+    "/{contributor_id}/siblings",
+    status_code=201,
+    operation_id="joinSibling",
+    responses=documented(401, 403, 409, 503),
+)
+def join_sibling(
+    wanted: SiblingRequest, contributor: SelfContributor, context: InContext, request: Request
+) -> Joined:
+    """Let another device of a contributor's host in, as a contributor of its own."""
+    require_private(request, context.settings)
+    cluster = _cluster(context)
+    check_versions(local_versions(), wanted.versions)
+    _check_clock(wanted.clock, context)
+    record, key = context.store.contributors.join_sibling(contributor.id, **_facts(wanted))
     return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
 
 
@@ -183,6 +197,11 @@ def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:
         labels={LABEL: contributor_id},
         environment=dict(cluster.environment),
     )
+
+
+def _facts(wanted: SiblingRequest) -> dict[str, Any]:
+    """Return what is written down of a machine that joins."""
+    return wanted.model_dump(include={"name", "host", "versions", "limits"})
 
 
 def _served_tokens_per_s(context: Context, deployed: DeploymentRecord | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,6 +30,8 @@ _ARRIVING = (
     ContributorState.quarantined,
 )
 _MEASURED = (ContributorState.probing, ContributorState.ready, ContributorState.quarantined)
+MOST_DEVICES = 16
+"""Contributors of one host, one for each device that it lends, that join with one invite."""
 REMEMBERED = timedelta(days=1)
 """How long machines that are gone are shown."""
 
@@ -52,27 +54,50 @@ class Contributors:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code does not open the door.
             Conflict: a machine of this name is here; the invite stays unused.
         """
-        key = new_key("scc")
         now = self._clock()
         with self._database.write() as session:
             invite = usable_invite(session, code, now)
-            _refuse_taken_name(session, name)
-            row = Contributor(
-                id=new_id("con"),
+            row, key = _add(session, now, name=name, host=host, versions=versions, limits=limits)
+            invite.used_at, invite.used_by = now, row.id
+            return ContributorRecord.model_validate(row), key
+
+    def join_sibling(
+        self, contributor_id: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
+    ) -> tuple[ContributorRecord, str]:
+        """Write down another device of a contributor's host; returns its record and its own key.
+
+        Raises:
+            NotAuthorized: the operator sent the host away, or quarantined one of its devices.
+            Conflict: a machine of this name is here, or the host has `MOST_DEVICES` contributors.
+        """
+        with self._database.write() as session:
+            family = _family(session, contributor_id)
+            mend = "ask for a new invite, and join with another --name"
+            if any(row.sent_away_at is not None for row in family):
+                raise NotAuthorized(
+                    "the operator sent this host away", mend="ask for a new invite and join again"
+                )
+            for row in family:
+                if row.quarantined_for is not None:
+                    raise NotAuthorized(
+                        f"{row.name} of this host is quarantined: {row.quarantined_for}",
+                        mend="ask the operator to clear it: share-compute clear",
+                        machine=row.name,
+                    )
+            if len(family) >= MOST_DEVICES:
+                raise Conflict(
+                    f"this host joined with {len(family)} devices, the most for one invite", mend=mend
+                )
+            first = next(row for row in family if row.sibling_of is None)
+            row, key = _add(
+                session,
+                self._clock(),
                 name=name,
-                key_hash=digest(key),
-                state="",
-                reason="",
                 host=host,
                 versions=versions,
                 limits=limits,
-                joined_at=now,
-                last_seen_at=now,
+                sibling_of=first.id,
             )
-            session.add(row)
-            session.flush()
-            invite.used_at, invite.used_by = now, row.id
-            _move(session, row, ContributorState.joining, "its preflight passed", now)
             return ContributorRecord.model_validate(row), key
 
     def get(self, contributor_id: str) -> ContributorRecord:
@@ -268,12 +293,13 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """The operator asks it to leave, and its key does not let it in again."""
+        """The operator asks a host to leave with all its devices, and their keys do not let it in again."""
+        now = self._clock()
         with self._database.write() as session:
-            row = _row(session, contributor_id)
-            row.sent_away_at = row.sent_away_at or self._clock()
-            _drain(session, row, "the operator sent it away", self._clock())
-            return ContributorRecord.model_validate(row)
+            for row in _family(session, contributor_id):
+                row.sent_away_at = row.sent_away_at or now
+                _drain(session, row, "the operator sent it away", now)
+            return ContributorRecord.model_validate(_row(session, contributor_id))
 
     def clear(self, contributor_id: str) -> ContributorRecord:
         """Let a machine that was quarantined get work again, and forget its offences."""
@@ -376,6 +402,47 @@ def here_since(moment: datetime) -> ColumnElement[bool]:
     is_later = or_(other.left_at.is_(None), other.left_at > Contributor.left_at)
     is_outdated = exists().where(other.name == Contributor.name, other.id != Contributor.id, is_later)
     return or_(Contributor.left_at.is_(None), and_(Contributor.left_at >= moment, ~is_outdated))
+
+
+def _add(
+    session: Session,
+    now: datetime,
+    *,
+    name: str,
+    host: str,
+    versions: dict[str, str],
+    limits: dict[str, Any],
+    sibling_of: str | None = None,
+) -> tuple[Contributor, str]:
+    """Return the row of a new contributor, and its key."""
+    _refuse_taken_name(session, name)
+    key = new_key("scc")
+    row = Contributor(
+        id=new_id("con"),
+        name=name,
+        key_hash=digest(key),
+        state="",
+        reason="",
+        host=host,
+        versions=versions,
+        limits=limits,
+        joined_at=now,
+        last_seen_at=now,
+        sibling_of=sibling_of,
+    )
+    session.add(row)
+    session.flush()
+    _move(session, row, ContributorState.joining, "its preflight passed", now)
+    return row, key
+
+
+def _family(session: Session, contributor_id: str) -> Sequence[Contributor]:
+    """Return the contributors that joined with one invite, this one among them."""
+    row = _row(session, contributor_id)
+    first = row.sibling_of or row.id
+    return session.scalars(
+        select(Contributor).where(or_(Contributor.id == first, Contributor.sibling_of == first))
+    ).all()
 
 
 def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> None:

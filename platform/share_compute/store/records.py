@@ -102,7 +102,7 @@ class ContributorRecord(PresenceRecord):
     deployment_id: str | None = None
     """The deployment that it is leased to; never to a job as well."""
     limits: dict[str, Any]
-    """What its owner lends: memory_bytes, cpu_threads, gpus, device."""
+    """What its owner lends: memory_bytes, cpu_threads, device, gpu."""
     capacity: tuple[topology.Device, ...] | None
     """What the probe measured; null until it ran."""
     links: tuple[topology.Link, ...] | None
@@ -113,11 +113,18 @@ class ContributorRecord(PresenceRecord):
     """Times that it made wrong numbers since the operator cleared it last."""
     quarantined_for: str | None = None
     """Why it gets no work until the operator clears it, also after it comes back; null where it does."""
+    sibling_of: str | None = None
+    """Id of the contributor with whose key this device of the same host joined; null if it joined with an invite."""
 
     @property
     def is_leased(self) -> bool:
         """Whether a job or a deployment holds it."""
         return self.job_id is not None or self.deployment_id is not None
+
+    @property
+    def invited_as(self) -> str:
+        """Id of the contributor that joined with the invite: this one, or another device of its host."""
+        return self.sibling_of or self.id
 
     def machine(self) -> topology.Contributor:
         """Return the contributor as the planner sees it."""

@@ -183,6 +183,7 @@ class Contributor(Base):
     sent_away_at: Mapped[datetime | None]
     offences: Mapped[int] = mapped_column(default=0, server_default="0")
     quarantined_for: Mapped[str | None]
+    sibling_of: Mapped[str | None] = mapped_column(index=True)
 
 
 class Event(Base):

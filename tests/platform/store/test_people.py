@@ -21,9 +21,11 @@ from share_compute.errors import (
     NotFound,
     ShareComputeError,
 )
+from share_compute.jobs.events import Offended
 from share_compute.jobs.states import ContributorState
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store, keys
+from share_compute.store.contributors import MOST_DEVICES, note_offence
 from share_compute.topology import Device, Link
 
 VERSIONS = {"python": "3.11.7"}
@@ -36,6 +38,12 @@ def join(store: Store, code: str, name: str = "ada") -> tuple[ContributorRecord,
 
 def joined(store: Store, name: str = "ada") -> tuple[ContributorRecord, str]:
     return join(store, store.invites.create()[1], name)
+
+
+def sibling(store: Store, contributor_id: str, name: str) -> tuple[ContributorRecord, str]:
+    return store.contributors.join_sibling(
+        contributor_id, name=name, host="host", versions=VERSIONS, limits=LIMITS
+    )
 
 
 def lose(store: Store, contributor_id: str) -> None:
@@ -204,6 +212,52 @@ def test_who_was_sent_away_cannot_come_back_without_an_invite(store: Store) -> N
     store.contributors.send_away(sent.id)
     with pytest.raises(NotAuthorized):
         store.contributors.rejoin(sent.id)
+
+
+def test_devices_of_one_host_join_by_the_key_of_the_first(store: Store) -> None:
+    _, code = store.invites.create("ada's")
+    first, _ = join(store, code, "box.cuda0")
+    second, key = sibling(store, first.id, "box.cuda1")
+    third, _ = sibling(store, second.id, "box.cuda2")
+    assert (second.sibling_of, third.sibling_of) == (first.id, first.id)
+    assert store.contributors.authorize(second.id, key).id == second.id
+    with pytest.raises(NotAuthorized):
+        store.contributors.authorize(first.id, key)
+    assert [one.owner for one in store.pool.glance()] == ["ada's"] * 3
+    assert [one.owner for one in store.pool.glance([third.id])] == ["ada's"]
+    with pytest.raises(Conflict, match=r"box\.cuda1"):
+        sibling(store, first.id, "box.cuda1")
+    for number in range(3, MOST_DEVICES):
+        sibling(store, first.id, f"box.cuda{number}")
+    with pytest.raises(Conflict, match=f"joined with {MOST_DEVICES} devices"):
+        sibling(store, third.id, "box.cuda99")
+
+
+def test_a_host_that_was_sent_away_is_away_with_all_its_devices(store: Store) -> None:
+    first, _ = joined(store, "box.cuda0")
+    second, _ = sibling(store, first.id, "box.cuda1")
+    other, _ = joined(store, "other")
+    store.contributors.send_away(second.id)
+    for device in (first, second):
+        assert store.contributors.get(device.id).state == "left"
+        with pytest.raises(NotAuthorized):
+            store.contributors.rejoin(device.id)
+        with pytest.raises(NotAuthorized, match="sent this host away"):
+            sibling(store, device.id, "box.cuda2")
+    assert store.contributors.get(other.id).state == "joining"
+
+
+def test_a_host_does_not_shed_a_quarantine_by_another_device(store: Store) -> None:
+    first, _ = joined(store, "box.cuda0")
+    second, _ = sibling(store, first.id, "box.cuda1")
+    offence = Offended(machine=second.id, step=3, what="NaN", quarantined=True, sentence="it did")
+    with store._database.write() as session:
+        note_offence(session, second.id, store.clock(), job_id="job-1", offence=offence)
+    for device in (first, second):
+        with pytest.raises(NotAuthorized, match=r"box\.cuda1 of this host is quarantined"):
+            sibling(store, device.id, "box.cuda2")
+    store.contributors.clear(second.id)
+    assert sibling(store, first.id, "box.cuda2")[0].state == "joining"
 
 
 def test_only_who_is_expected_comes_online(store: Store) -> None:

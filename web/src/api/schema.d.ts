@@ -256,6 +256,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/contributors/{contributor_id}/siblings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Join Sibling
+         * @description Let another device of a contributor's host in, as a contributor of its own.
+         */
+        post: operations["joinSibling"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors/{contributor_id}/work": {
         parameters: {
             query?: never;
@@ -2011,7 +2031,7 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description What its owner lends: memory_bytes, cpu_threads, gpus, device.
+             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu.
              */
             limits: {
                 [key: string]: unknown;
@@ -2046,6 +2066,11 @@ export interface components {
              * @description When the operator asked it to leave; it cannot come back without a new invite.
              */
             sent_away_at: string | null;
+            /**
+             * Sibling Of
+             * @description Id of the contributor with whose key this device of the same host joined; null if it joined with an invite.
+             */
+            sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
             /** Versions */
             versions: {
@@ -2106,7 +2131,7 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description What its owner lends: memory_bytes, cpu_threads, gpus, device.
+             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu.
              */
             limits: {
                 [key: string]: unknown;
@@ -2146,6 +2171,11 @@ export interface components {
              * @description When the operator asked it to leave; it cannot come back without a new invite.
              */
             sent_away_at: string | null;
+            /**
+             * Sibling Of
+             * @description Id of the contributor with whose key this device of the same host joined; null if it joined with an invite.
+             */
+            sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
             /** Versions */
             versions: {
@@ -2490,6 +2520,12 @@ export interface components {
              * @default 0
              */
             overhead_s: number;
+            /**
+             * Uuid
+             * @description Of a GPU, as torch names it; empty for a CPU.
+             * @default
+             */
+            uuid: string;
         };
         /**
          * DeviceEntry
@@ -3726,8 +3762,7 @@ export interface components {
          *       "invite": "abcd-efgh-ijkl-mnop",
          *       "limits": {
          *         "cpu_threads": 4,
-         *         "device": "auto",
-         *         "gpus": 0,
+         *         "device": "cpu",
          *         "memory_bytes": 4294967296
          *       },
          *       "name": "ada-laptop",
@@ -3919,15 +3954,15 @@ export interface components {
             cpu_threads: number;
             /**
              * Device
-             * @default auto
+             * @default cpu
              * @enum {string}
              */
-            device: "auto" | "cpu" | "cuda";
+            device: "cpu" | "cuda";
             /**
-             * Gpus
-             * @default 0
+             * Gpu
+             * @description UUID of the GPU, as NVIDIA's driver names it; null for a CPU.
              */
-            gpus: number;
+            gpu?: string | null;
             /** Memory Bytes */
             memory_bytes: number;
         };
@@ -5041,8 +5076,7 @@ export interface components {
          *       "clock": "2026-01-31T12:00:00Z",
          *       "limits": {
          *         "cpu_threads": 4,
-         *         "device": "auto",
-         *         "gpus": 0,
+         *         "device": "cpu",
          *         "memory_bytes": 4294967296
          *       },
          *       "versions": {
@@ -5772,6 +5806,47 @@ export interface components {
              * @description Number of the newest event: a stream that begins there leaves out nothing of what is asked for from now on.
              */
             last_event: number | null;
+        };
+        /**
+         * SiblingRequest
+         * @description What a host says to join with another of its devices, by the key of one that joined.
+         * @example {
+         *       "clock": "2026-01-31T12:00:00Z",
+         *       "host": "ada-box.example",
+         *       "limits": {
+         *         "cpu_threads": 4,
+         *         "device": "cuda",
+         *         "gpu": "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f",
+         *         "memory_bytes": 4294967296
+         *       },
+         *       "name": "ada-box.cuda1",
+         *       "versions": {
+         *         "python": "3.11.7",
+         *         "ray": "2.60.0",
+         *         "share_compute": "0.1.0",
+         *         "torch": "2.13.0"
+         *       }
+         *     }
+         */
+        SiblingRequest: {
+            /**
+             * Clock
+             * Format: date-time
+             * @description What its clock says; may differ by 30 s.
+             */
+            clock: string;
+            /**
+             * Host
+             * @description Its host name.
+             */
+            host: string;
+            limits: components["schemas"]["Limits"];
+            /**
+             * Name
+             * @description What people call it; unique among the machines that are here.
+             */
+            name: string;
+            versions: components["schemas"]["Versions"];
         };
         /**
          * SignInCode
@@ -7636,6 +7711,77 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ClusterAccess"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    joinSibling: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SiblingRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Joined"];
                 };
             };
             /** @description Unauthorized */

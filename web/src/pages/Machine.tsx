@@ -179,8 +179,7 @@ function Facts({ machine }: { machine: MachineView }) {
     [t("Host"), [machine.host, machine.address].filter(Boolean).join(" · ")],
     [t("Memory"), limits.memory_bytes == null ? "–" : bytes(Number(limits.memory_bytes))],
     [t("CPU threads"), limits.cpu_threads == null ? "–" : String(limits.cpu_threads)],
-    [t("GPUs"), limits.gpus == null ? "–" : String(limits.gpus)],
-    [t("Works on"), limits.device == null ? "–" : String(limits.device)],
+    [t("Works on"), [limits.device, limits.gpu].filter(Boolean).join(" · ") || "–"],
     ...Object.entries(versions).map(([name, version]): [string, string] => [name, version]),
   ];
   return (

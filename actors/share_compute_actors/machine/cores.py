@@ -1,0 +1,45 @@
+"""Cores of this host, shared out among its devices so that none takes those of another."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+_PIN = """\
+import os, sys
+os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_CPUS = Path("/sys/devices/system/cpu")
+_PLACE = ("physical_package_id", "core_id")
+"""Threads of one core have both in common, cores of one socket the first."""
+
+
+def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
+    """Return disjoint sets of the cores that this process may use, or empty ones where there are fewer than ``count``.
+
+    Neighbours stay together: the threads of a core, then the cores of a socket.
+    """
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < count:
+        return ((),) * count
+    cores = sorted(os.sched_getaffinity(0), key=_place)
+    bounds = [len(cores) * part // count for part in range(count + 1)]
+    return tuple(tuple(cores[start:stop]) for start, stop in pairwise(bounds))
+
+
+def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
+    """Return the command that runs ``command``, and all that it starts, on these cores only; everywhere if empty."""
+    if not cores:
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]
+
+
+def _place(core: int) -> tuple[int, ...]:
+    folder = _CPUS / f"cpu{core}" / "topology"
+    try:
+        return (*(int((folder / name).read_text()) for name in _PLACE), core)
+    except (OSError, ValueError):  # not every virtual machine says
+        return (0, core, core)

@@ -1,0 +1,75 @@
+"""Which devices of this host are lent: each joins as a contributor of its own, with its share of the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from share_compute.errors import UserError
+from share_compute.store.contributors import MOST_DEVICES
+from share_compute.topology import DeviceKind
+from share_compute_actors.machine.preflight import Gpu, find_gpus
+
+_NAMES = re.compile(r"auto|(cpu|cuda)(:\d{1,4})?")
+
+
+@dataclass(frozen=True, slots=True)
+class LentDevice:
+    """One thing that computes for others."""
+
+    name: str = "cpu"
+    """``cpu``, ``cuda:1``, or ``cpu:1``: a logical device, a part of the CPU."""
+    gpu: str | None = None
+    """UUID of a GPU."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What it is."""
+        return "cpu" if self.gpu is None else "cuda"
+
+
+def lent_devices(wanted: Sequence[str]) -> tuple[LentDevice, ...]:
+    """Return the devices that these names stand for.
+
+    Args:
+        wanted: ``auto`` (all GPUs, or the CPU where there is none), ``cuda`` (all GPUs), ``cuda:K``, ``cpu``, or
+            ``cpu:K`` for a logical device. None at all is ``auto``.
+
+    Raises:
+        UserError: a name is unknown or given twice, the device is not here, or there are too many.
+        Unavailable: the driver of the GPUs does not work.
+    """
+    for word in wanted:
+        if not _NAMES.fullmatch(word):
+            raise UserError(
+                f"{word!r} is no device",
+                mend="use auto, cpu, cuda, cuda:0, or cpu:0 and cpu:1 for parts of the CPU",
+            )
+    words = wanted or ("auto",)
+    gpus = () if all(word.startswith("cpu") for word in words) else find_gpus()
+    devices = tuple(device for word in words for device in _named(word, gpus))
+    if twice := [device.name for place, device in enumerate(devices) if device in devices[:place]]:
+        raise UserError(f"{twice[0]} is named twice", mend="name each device once with --device")
+    if len(devices) > MOST_DEVICES:
+        raise UserError(
+            f"{len(devices)} devices are to be lent, but at most {MOST_DEVICES} can join with one invite",
+            mend="choose some with --device, and let the others join with another invite and another --name",
+        )
+    return devices
+
+
+def _named(word: str, gpus: Sequence[Gpu]) -> Iterator[LentDevice]:
+    if word.startswith("cpu") or (word == "auto" and not gpus):
+        yield LentDevice("cpu" if word == "auto" else word)
+    elif word in ("auto", "cuda") and gpus:
+        yield from (LentDevice(f"cuda:{index}", gpu.uuid) for index, gpu in enumerate(gpus))
+    elif not gpus:
+        raise UserError(
+            f"--device {word}, but no NVIDIA GPU is here", mend="use --device cpu, and see nvidia-smi"
+        )
+    elif (index := int(word.partition(":")[2])) < len(gpus):
+        yield LentDevice(f"cuda:{index}", gpus[index].uuid)
+    else:
+        found = ", ".join(f"cuda:{place} {gpu.name}" for place, gpu in enumerate(gpus))
+        raise UserError(f"--device {word}, but the GPUs here are {found}", mend="name one of these")

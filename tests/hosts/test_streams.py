@@ -1,0 +1,92 @@
+"""Links between hosts are cut while a model streams: each stream has the text of an undisturbed one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+from openai import OpenAI
+from tests.api.speaking import make_llama
+from tests.conftest import wait_for
+from tests.hosts.pool import Pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+NAME = "llama"
+PROMPT = "the quick brown fox"
+WINDOW = 2048
+TOKENS = 1500
+
+
+@pytest.fixture(scope="module")
+def openai(pool: Pool) -> Iterator[OpenAI]:
+    """A model in two stages, and a client of it."""
+    folder = pool.server.data_folder.with_name("data-files") / NAME
+    make_llama(folder, window=WINDOW, hidden_size=64, num_hidden_layers=4)
+    with (
+        pool.server.client() as client,
+        OpenAI(
+            base_url=f"{pool.server.url}/v1", api_key=pool.server.api_key, max_retries=0, timeout=90
+        ) as openai,
+    ):
+        client.deploy({"name": NAME, "model": {"path": str(folder)}, "parallelism": {"pools": 2}})
+        wait_for(lambda: [model.id for model in openai.models.list()] == [NAME], "the model")
+        yield openai
+        client.undeploy(NAME)
+
+
+def stream(openai: OpenAI, has_begun: threading.Event | None = None) -> Iterator[str]:
+    """Yield the pieces of an answer; the event is set after some of them."""
+    answer = openai.completions.create(
+        model=NAME,
+        prompt=PROMPT,
+        max_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for number, chunk in enumerate(answer):
+        if number == 20 and has_begun is not None:
+            has_begun.set()
+        yield from (choice.text for choice in chunk.choices)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(openai: OpenAI) -> str:
+    return "".join(stream(openai))
+
+
+def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float) -> str:
+    """Return the text of a stream during which a link is cut for a while."""
+    has_begun = threading.Event()
+
+    def hold() -> None:
+        assert has_begun.wait(60.0)
+        with cut:
+            time.sleep(seconds)
+
+    cutting = threading.Thread(target=hold)
+    cutting.start()
+    text = "".join(stream(openai, has_begun))
+    assert cutting.is_alive() is False, "the stream was over before the link was whole again"
+    cutting.join()
+    return text
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.thorough)])
+def test_a_server_that_is_cut_off_loses_no_token(
+    pool: Pool, openai: OpenAI, undisturbed: str, seconds: float
+) -> None:
+    assert cut_stream(openai, pool.host.cut_from(list(pool.machines.values())), seconds) == undisturbed
+
+
+@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.thorough)])
+def test_a_machine_that_is_cut_off_loses_no_token(
+    pool: Pool, openai: OpenAI, undisturbed: str, seconds: float
+) -> None:
+    with pool.server.client() as client:
+        name = client.deployment(NAME).plans[0].pools[1].members[0].name
+    host = pool.machines[name]
+    assert cut_stream(openai, host.cut_from(pool.others(host)), seconds) == undisturbed
