@@ -37,7 +37,7 @@ from share_compute_api.agent_schemas import (
     RejoinRequest,
 )
 from share_compute_api.children import Interrupts
-from share_compute_api.identity import Identities, Identity
+from share_compute_api.identity import Identities, Identity, digest_of
 from share_compute_api.join_line import INVITE_VARIABLE
 from share_compute_api.joining import JoinOptions, check_machine, resolve_limits
 from share_compute_api.versions import local_versions
@@ -126,14 +126,19 @@ class Agent:
                 self._leave(client)
 
     def enroll(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
-        """Join with the invite and keep the key; without an invite, join again by the key that was kept.
+        """Join with the invite and keep the key, or join again by the key that was kept.
+
+        The key is used without an invite, or with the one that this machine joined with: a container that is restarted
+        comes with the same invite, which may have uses left for other machines.
 
         Raises:
             ShareComputeError: as `check_machine`, and what the server says.
         """
-        if self._options.invite is None:
+        invite = self._options.invite
+        kept = self._identities.find(self._options.url, self._options.name)
+        if invite is None or (kept is not None and kept.came_with(invite)):
             return self._return(limits)
-        return self._join(self._options.invite, limits)
+        return self._join(invite, limits)
 
     def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
         self._view = replace(self._view, warnings=check_machine(self._options, limits, find_head))
@@ -158,7 +163,10 @@ class Agent:
             options.fingerprint,
         )
         identity = Identity(
-            contributor_id=joined.contributor_id, key=joined.contributor_key, fingerprint=options.fingerprint
+            contributor_id=joined.contributor_id,
+            key=joined.contributor_key,
+            fingerprint=options.fingerprint,
+            invite_digest=digest_of(invite),
         )
         self._identities.keep(options.url, options.name, identity)
         return identity, joined.cluster

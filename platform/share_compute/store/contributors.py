@@ -17,10 +17,10 @@ from share_compute.protocol.doubts import quarantines
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
-from share_compute.store.invites import usable_invite
+from share_compute.store.invites import check_limits, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
-from share_compute.store.tables import Contributor, Event
+from share_compute.store.tables import Contributor, Event, Invite
 from share_compute.topology import Device, Link
 
 _ARRIVING = (
@@ -46,16 +46,18 @@ class Contributors:
     ) -> tuple[ContributorRecord, str]:
         """Use an invite and write the machine down; returns its record and its own key.
 
-        Writers take turns, so of two machines that use one code at the same moment exactly one gets in.
+        Writers take turns, so of more machines than uses that join at the same moment exactly as many get in.
 
         Raises:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code does not open the door.
+            UserError: it lends more than the invite allows.
             Conflict: a machine of this name is here; the invite stays unused.
         """
         key = new_key("scc")
         now = self._clock()
         with self._database.write() as session:
             invite = usable_invite(session, code, now)
+            check_limits(invite, limits)
             _refuse_taken_name(session, name)
             row = Contributor(
                 id=new_id("con"),
@@ -66,12 +68,12 @@ class Contributors:
                 host=host,
                 versions=versions,
                 limits=limits,
+                invite_id=invite.id,
                 joined_at=now,
                 last_seen_at=now,
             )
             session.add(row)
             session.flush()
-            invite.used_at, invite.used_by = now, row.id
             _move(session, row, ContributorState.joining, "its preflight passed", now)
             return ContributorRecord.model_validate(row), key
 
@@ -287,6 +289,7 @@ class Contributors:
 
         Raises:
             NotAuthorized: the operator sent it away.
+            UserError: it lends more than its invite allows.
             Conflict: its name was taken meanwhile.
         """
         now = self._clock()
@@ -302,6 +305,9 @@ class Contributors:
             row.node_id, row.address, row.last_seen_at = None, None, now
             row.versions = versions or row.versions
             row.limits = limits or row.limits
+            invite = session.get(Invite, row.invite_id) if row.invite_id else None
+            if invite is not None:
+                check_limits(invite, row.limits)
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
 

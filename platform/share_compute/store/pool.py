@@ -74,11 +74,10 @@ class PoolRows:
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
     """Return by contributor id for whom its invite was, where that was said."""
-    query = select(Invite.used_by, Invite.label).where(Invite.label.is_not(None))
-    query = query.where(
-        Invite.used_by.in_(contributor_ids) if contributor_ids is not None else Invite.used_by.is_not(None)
-    )
-    return {machine: label for machine, label in session.execute(query) if machine and label}
+    query = select(Contributor.id, Invite.label).join(Invite, Invite.id == Contributor.invite_id)
+    if contributor_ids is not None:
+        query = query.where(Contributor.id.in_(contributor_ids))
+    return {machine: label for machine, label in session.execute(query) if label}
 
 
 def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
