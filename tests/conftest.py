@@ -32,7 +32,7 @@ __all__ = [
 
 DEADLINE_S = 240.0
 GRACE_S = 100.0
-WITH_MACHINES = ("tests/actors", "tests/chaos", "tests/hosts", "tests/api/test_demo.py")
+WITH_MACHINES = ("tests/actors", "tests/chaos", "tests/containers", "tests/hosts", "tests/api/test_demo.py")
 WITH_BROWSERS = "tests/e2e"
 MACHINES = {"cluster", "server", "run_server", "run_command"}
 Found = TypeVar("Found")

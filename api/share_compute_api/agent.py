@@ -39,7 +39,7 @@ from share_compute_api.agent_schemas import (
     SiblingRequest,
 )
 from share_compute_api.children import Interrupts
-from share_compute_api.identity import Identities, Identity
+from share_compute_api.identity import Identities, Identity, digest_of
 from share_compute_api.join_line import INVITE_VARIABLE
 from share_compute_api.joining import JoinOptions, check_machine, resolve_limits
 from share_compute_api.versions import local_versions
@@ -128,7 +128,10 @@ class Agent:
                 self._leave(client)
 
     def enroll(self, limits: Limits, beside: Identity | None = None) -> tuple[Identity, ClusterAccess]:
-        """Join with the invite and keep the key; without an invite, join again by the key that was kept.
+        """Join with the invite and keep the key, or join again by the key that was kept.
+
+        The key is used without an invite, or with the one that this machine joined with: a container that is restarted
+        comes with the same invite, which may have uses left for other machines.
 
         Args:
             limits: what is lent.
@@ -139,9 +142,11 @@ class Agent:
         """
         if beside is not None:
             return self._join_beside(beside, limits)
-        if self._options.invite is not None:
-            return self._join(self._options.invite, limits)
-        return self._return(limits)
+        invite = self._options.invite
+        kept = self._identities.find(self._options.url, self._options.name)
+        if invite is None or (kept is not None and kept.came_with(invite)):
+            return self._return(limits)
+        return self._join(invite, limits)
 
     def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
         self._view = replace(self._view, warnings=check_machine(self._options, limits, find_head))
@@ -154,7 +159,7 @@ class Agent:
         )
         self._show("joining")
         request = JoinRequest(invite=invite, **dict(self._facts(limits)))
-        return self._keep(agent_client.join(options.url, request, options.fingerprint))
+        return self._keep(agent_client.join(options.url, request, options.fingerprint), invite)
 
     def _join_beside(self, host: Identity, limits: Limits) -> tuple[Identity, ClusterAccess]:
         self._options = replace(self._options, fingerprint=self._options.fingerprint or host.fingerprint)
@@ -177,10 +182,13 @@ class Agent:
             host=socket.gethostname(),
         )
 
-    def _keep(self, joined: Joined) -> tuple[Identity, ClusterAccess]:
+    def _keep(self, joined: Joined, invite: str | None = None) -> tuple[Identity, ClusterAccess]:
         options = self._options
         identity = Identity(
-            contributor_id=joined.contributor_id, key=joined.contributor_key, fingerprint=options.fingerprint
+            contributor_id=joined.contributor_id,
+            key=joined.contributor_key,
+            fingerprint=options.fingerprint,
+            invite_digest=None if invite is None else digest_of(invite),
         )
         self._identities.keep(options.url, options.name, identity)
         return identity, joined.cluster

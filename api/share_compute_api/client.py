@@ -494,9 +494,23 @@ class Client:
         """End an API key."""
         return self._transport.read(ApiKeyRecord, "DELETE", f"/keys/{key_id}")
 
-    def create_invite(self, label: str | None = None, expires_in_s: float = 3600) -> InviteCreated:
-        """Make an invite; only this answer has its code."""
-        body = {"label": label, "expires_in_s": expires_in_s}
+    def create_invite(
+        self,
+        label: str | None = None,
+        expires_in_s: float = 3600,
+        *,
+        uses: int = 1,
+        memory_bytes: int | None = None,
+    ) -> InviteCreated:
+        """Make an invite; only this answer has its code.
+
+        Args:
+            label: for whom or what it is.
+            expires_in_s: seconds that it works for.
+            uses: machines that may join with it.
+            memory_bytes: most memory that each of them may lend; default: no limit.
+        """
+        body = {"label": label, "expires_in_s": expires_in_s, "uses": uses, "memory_bytes": memory_bytes}
         return self._transport.read(InviteCreated, "POST", "/invites", json=body)
 
     def invites(self) -> list[InviteView]:

@@ -20,6 +20,7 @@ from share_compute_actors.machine.preflight import (
     check_disk,
     check_head,
     check_resolver,
+    check_walls,
 )
 from share_compute_actors.machine.run_folders import abandoned, root_folder
 from share_compute_api.agent_client import greet
@@ -42,6 +43,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
     yield _temporary_folder()
     yield check_devices()
     yield check_resolver()
+    yield check_walls()
     yield _leftovers()
     server = _target(url)
     if server is None:

@@ -28,6 +28,17 @@ class Identity(BaseModel):
     key: str = Field(repr=False)
     fingerprint: str | None = None
     """Of the server's key; None lets certificate authorities decide."""
+    invite_digest: str | None = None
+    """SHA-256 of the invite that it joined with."""
+
+    def came_with(self, invite: str) -> bool:
+        """Whether this machine joined with this invite."""
+        return self.invite_digest == digest_of(invite)
+
+
+def digest_of(invite: str) -> str:
+    """Return the digest of an invite that an identity keeps."""
+    return hashlib.sha256(invite.encode()).hexdigest()
 
 
 class Identities:

@@ -17,6 +17,7 @@ from share_compute_actors.machine.preflight import (
     check_listening,
     check_memory,
     check_resolver,
+    check_walls,
     route_address,
     usable_threads,
 )
@@ -127,5 +128,5 @@ def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], 
     target = ray_address.rpartition(":")[0].strip("[]")
     check_listening(options.address or route_address(target)).require()
     sweep()
-    resolver = check_resolver()
-    return (f"{resolver.text}; {resolver.mend}",) if resolver.state == "warn" else ()
+    found = (check_resolver(), check_walls())
+    return tuple(f"{one.text}; {one.mend}" for one in found if one.state == "warn")

@@ -250,20 +250,24 @@ class KeyList(View):
 class InviteRequest(StrictModel):
     """A new invite."""
 
-    model_config = example(label="laptop of Ada", expires_in_s=3600)
+    model_config = example(label="laptops of Ada", expires_in_s=3600, uses=2)
 
     label: PlainText | None = Field(default=None, max_length=200)
     """For whom or what it is."""
     expires_in_s: float = Field(default=3600, gt=0, le=366 * 24 * 3600)
     """Seconds that it works for."""
+    uses: int = Field(default=1, ge=1, le=10_000)
+    """Machines that may join with it."""
+    memory_bytes: int | None = Field(default=None, ge=1, le=2**63 - 1)
+    """Most memory that each of them may lend; null: no limit."""
 
 
 class InviteView(InviteRecord):
     """An invite and whether it still works."""
 
     state: InviteState
-    machine: str | None = None
-    """Name of the contributor that joined with it."""
+    machines: tuple[str, ...] = ()
+    """Names of the contributors that joined with it, in the order they joined."""
 
 
 class InviteCreated(View):
@@ -280,6 +284,8 @@ class InviteCreated(View):
     code: str
     """With the fingerprint of the server's key behind a dot, if clients are to know the server by it."""
     expires_at: datetime
+    uses: int = 1
+    """Machines that may join with it."""
     join_command: str
     """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
     install_command: str = INSTALL_COMMAND

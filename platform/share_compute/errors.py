@@ -7,7 +7,7 @@
     │   ├── TooLarge           what is sent takes more space than the server gives it
     │   ├── NotFound           the thing named does not exist (any more)
     │   ├── Conflict           it exists, but its state forbids this now
-    │   │   ├── InviteUsed     somebody joined with this invite already
+    │   │   ├── InviteUsed     this invite has no use left
     │   │   └── VersionMismatch   two machines run versions that do not work together
     │   └── NotAuthorized      the key, invite or code does not allow this
     │       ├── InviteUnknown  no invite has this code
@@ -166,7 +166,7 @@ class InviteUnknown(NotAuthorized):
 
 
 class InviteUsed(Conflict):
-    """Somebody joined with this invite already; each works once."""
+    """As many machines joined with this invite as it has uses."""
 
     code = "invite-used"
     exit_code = 5

@@ -8,11 +8,13 @@ import threading
 import pytest
 
 from share_compute.errors import UserError
+from share_compute_actors.machine import preflight
 from share_compute_actors.machine.preflight import (
     Gpu,
     check_head,
     check_listening,
     check_resolver,
+    check_walls,
     route_address,
     visible_gpus,
 )
@@ -81,3 +83,11 @@ def test_sizes_are_read(text: str, count: int):
 def test_what_is_no_size_is_refused(text: str):
     with pytest.raises(UserError):
         parse_bytes(text)
+
+
+def test_a_system_that_confines_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "landlock_version", lambda: 0)
+    found = check_walls()
+    assert (found.state, "seccomp" in (found.mend or "")) == ("warn", True)
+    monkeypatch.setattr(preflight, "landlock_version", lambda: 1)
+    assert check_walls().state == "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,6 +152,19 @@ def test_invites_are_made_listed_and_revoked(run: Run) -> None:
     assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)} == {"open"}
     assert json.loads(run("invite", "revoke", made["id"], "--json").stdout)["state"] == "revoked"
     assert "No machine joined yet" in run("contributors").stdout
+
+
+def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:
+    plain = run("invite", "--uses", "10", "--expires", "7d", "--label", "class")
+    assert re.search(r"10 machines can join with this, in (7 d|6 d 23 h)", plain.stdout), plain.stderr
+    code = run("invite", "--code-only", "--uses", "2", "--memory", "4GiB", "--expires", "30m").stdout
+    assert re.fullmatch(r"[a-z0-9]{4}(-[a-z0-9]{4})+\n", code)
+    found = {one["label"]: one for one in json.loads(run("invite", "list", "--json").stdout)}
+    assert (found["class"]["uses"], found["class"]["memory_bytes"]) == (10, None)
+    assert (found[None]["uses"], found[None]["memory_bytes"]) == (2, 4 * 2**30)
+    assert "0 of 10" in run("invite", "list").stdout
+    refused = run("invite", "--expires", "soon")
+    assert (refused.returncode, "7d" in refused.stderr) == (2, True)
 
 
 def test_keys_are_made_listed_and_revoked(run: Run) -> None:

@@ -157,7 +157,22 @@ def test_an_invite_names_the_machine_that_used_it(plane: Any, http: httpx.Client
     code = http.post("/invites", json={}).json()["code"]
     record, _ = plane.store.contributors.join(code, name="ada", host="h", versions={}, limits={})
     (listed,) = http.get("/invites").json()["invites"]
-    assert (listed["state"], listed["used_by"], listed["machine"]) == ("used", record.id, "ada")
+    assert (listed["state"], listed["used_by"], listed["machines"]) == ("used", [record.id], ["ada"])
+
+
+def test_an_invite_of_several_uses_shows_how_many_are_left(plane: Any, http: httpx.Client) -> None:
+    made = http.post("/invites", json={"uses": 2, "memory_bytes": 2**30}).json()
+    assert made["uses"] == 2
+    names = []
+    for name in ("ada", "grace"):
+        names.append(name)
+        plane.store.contributors.join(made["code"], name=name, host="h", versions={}, limits={})
+        (listed,) = http.get("/invites").json()["invites"]
+        assert (listed["uses"], listed["machines"], listed["memory_bytes"]) == (2, names, 2**30)
+        assert listed["state"] == ("open" if name == "ada" else "used")
+    problem(http.delete(f"/invites/{made['id']}"), 409, "invite-used")
+    for wrong in ({"uses": 0}, {"uses": 10_001}, {"memory_bytes": 0}):
+        problem(http.post("/invites", json=wrong), 422, "invalid-request")
 
 
 def test_a_job_is_taken_as_json_and_as_yaml(http: httpx.Client, digits: dict[str, Any]) -> None:

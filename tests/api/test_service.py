@@ -70,6 +70,23 @@ def test_a_machine_that_joined_joins_again_by_its_own_key(door: str, store: Stor
         enrolled(again, identities)
 
 
+def test_a_machine_that_is_started_again_with_its_invite_uses_it_once(
+    door: str, store: Store, tmp_path: Path
+) -> None:
+    identities = Identities(tmp_path / "own")
+    _, code = store.invites.create(uses=2)
+    given = JoinOptions(door, code, "ada", device="cpu")
+    first = enrolled(given, identities)
+    assert enrolled(given, identities) == first
+    assert store.invites.check(code).used_by == (first,)
+    store.contributors.send_away(first)
+    with pytest.raises(NotAuthorized, match="sent this contributor away"):
+        enrolled(given, identities)  # although the invite has a use left
+    assert store.invites.check(code).used_by == (first,)
+    assert enrolled(replace(given, invite=store.invites.create()[1]), identities) != first
+    assert code not in next((tmp_path / "own").rglob("*.json")).read_text()
+
+
 @pytest.fixture
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs that stand for systemd's; returns the file that they write their arguments to."""

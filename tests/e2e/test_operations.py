@@ -133,6 +133,20 @@ def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, pool:
     expect(page.get_by_role("row", name=re.compile("late"))).to_contain_text("expired")
 
 
+def test_an_invite_of_several_uses_stays_open_until_all_are_used(page: Page, pool: Pool) -> None:
+    page.get_by_role("link", name="Invite", exact=True).click()
+    page.get_by_label("Machines", exact=True).fill("2")
+    page.get_by_role("button", name="Create invite").click()
+    line = page.get_by_label("Command to join")
+    expect(page.get_by_text("works 2 times")).to_be_visible()
+    code = line.inner_text().split()[0].removeprefix("SHARE_COMPUTE_INVITE=")
+    row = page.get_by_role("row", name=re.compile("inv-"))
+    for name, words in (("ash", "1 of 2 uses"), ("birch", "by ash, birch")):
+        pool.store.contributors.join(code, name=name, host="h", versions={}, limits={})
+        expect(row).to_contain_text(words)
+    expect(line).to_have_count(0)
+
+
 @looks("phone", ("en", "zh"))
 def test_the_operators_pages_are_accessible_and_fit(
     pool: Pool,

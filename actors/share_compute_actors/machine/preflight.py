@@ -18,6 +18,7 @@ import psutil
 
 from share_compute.errors import ShareComputeError, Unavailable, UserError
 from share_compute.planning.words import bytes_text
+from share_compute_actors.machine.confine import landlock_version
 
 LEAST_DISK_BYTES = 2**30
 LEAST_MEMORY_BYTES = 512 * 2**20
@@ -132,6 +133,19 @@ def check_resolver() -> Finding:
         "warn",
         f"looking up a name takes more than {_SLOW_LOOKUP_S:.0f} s: the resolver does not answer, or slowly",
         mend="name a resolver that answers in /etc/resolv.conf, or none",
+    )
+
+
+def check_walls() -> Finding:
+    """Whether this system can confine a Ray node to its own folders."""
+    version = landlock_version()
+    if version:
+        return Finding("walls", "ok", f"Landlock {version} confines Ray nodes to their own folders")
+    return Finding(
+        "walls",
+        "warn",
+        "this system has no Landlock: holders of the cluster's token can read what this user can",
+        mend="use Linux 5.13 or newer and, in a container, a seccomp profile that allows Landlock",
     )
 
 

@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from share_compute_api.cli.options import Json
-from share_compute_api.cli.output import console, print_json, print_table, since, state_text
+from share_compute_api.cli.output import console, print_json, print_table, print_text, since, state_text
 from share_compute_api.join_line import INSTALL_COMMAND, is_for_this_machine_alone
 
 app = typer.Typer(
     help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
 )
 Label = Annotated[str | None, typer.Option(help="For whom or what it is.")]
-ExpiresIn = Annotated[float, typer.Option("--expires-in-s", min=1, help="Seconds that it works for.")]
+Uses = Annotated[int, typer.Option(min=1, help="Machines that may join with it.")]
+Expires = Annotated[str, typer.Option(help="How long it works, e.g. 90s, 30m, 12h or 7d.")]
+MostMemory = Annotated[
+    str | None, typer.Option("--memory", help="Most memory that each machine may lend, e.g. 4GiB.")
+]
+CodeOnly = Annotated[bool, typer.Option("--code-only", help="Print the code alone.")]
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.callback()
 def invite(
-    context: typer.Context, label: Label = None, expires_in_s: ExpiresIn = 3600, as_json: Json = False
+    context: typer.Context,
+    label: Label = None,
+    uses: Uses = 1,
+    expires: Expires = "1h",
+    memory: MostMemory = None,
+    code_only: CodeOnly = False,
+    as_json: Json = False,
 ) -> None:
     """Make, list and revoke invites; plain `invite` makes one."""
     if context.invoked_subcommand is None:
-        create_invite(label, expires_in_s, as_json)
+        create_invite(label, uses, expires, memory, code_only, as_json)
 
 
 @app.command("create")
-def create_invite(label: Label = None, expires_in_s: ExpiresIn = 3600, as_json: Json = False) -> None:
-    """Make an invite: a code that lets one machine join, once."""
+def create_invite(
+    label: Label = None,
+    uses: Uses = 1,
+    expires: Expires = "1h",
+    memory: MostMemory = None,
+    code_only: CodeOnly = False,
+    as_json: Json = False,
+) -> None:
+    """Make an invite: a code that lets machines join."""
+    from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.client import Client
 
+    expires_in_s, memory_bytes = _seconds(expires), parse_bytes(memory) if memory else None
     with Client() as client:
-        made = client.create_invite(label, expires_in_s)
+        made = client.create_invite(label, expires_in_s, uses=uses, memory_bytes=memory_bytes)
     if as_json:
         print_json(made)
         return
-    console.print(f"[dim]One machine can join with this, {since(made.expires_at)} at the latest:[/dim]")
+    if code_only:
+        print_text(made.code + "\n")
+        return
+    who = "One machine" if made.uses == 1 else f"{made.uses} machines"
+    console.print(f"[dim]{who} can join with this, {since(made.expires_at)} at the latest:[/dim]")
     console.print(made.join_command, markup=False, soft_wrap=True)
     console.print("[dim]If share-compute is not installed there, first:[/dim]")
     console.print(INSTALL_COMMAND, markup=False, soft_wrap=True)
@@ -49,6 +75,7 @@ def create_invite(label: Label = None, expires_in_s: ExpiresIn = 3600, as_json: 
 @app.command("list")
 def list_invites(as_json: Json = False) -> None:
     """List invites, newest first."""
+    from share_compute.planning.words import listed
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -61,13 +88,14 @@ def list_invites(as_json: Json = False) -> None:
             one.id,
             state_text(one.state),
             escape(one.label or ""),
+            f"{len(one.used_by)} of {one.uses}",
             since(one.created_at),
             since(one.expires_at),
-            escape(one.machine or one.used_by or ""),
+            escape(listed(one.machines)),
         )
         for one in found
     )
-    print_table(("id", "state", "label", "made", "expires", "used by"), rows, empty="No invites yet.")
+    print_table(("id", "state", "label", "used", "made", "expires", "used by"), rows, empty="No invites yet.")
 
 
 @app.command("revoke")
@@ -84,3 +112,12 @@ def revoke_invite(
         print_json(gone)
     else:
         console.print(f"{gone.id}  {state_text(gone.state)}")
+
+
+def _seconds(text: str) -> float:
+    from share_compute.errors import UserError
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
+    if found is None:
+        raise UserError(f"{text!r} is not a time", mend="write it like 90s, 30m, 12h or 7d")
+    return float(found[1]) * _UNITS_S[found[2]]

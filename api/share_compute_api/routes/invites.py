@@ -1,4 +1,4 @@
-"""Invites: codes that let one machine join, once."""
+"""Invites: codes that let machines join."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ router = APIRouter(prefix="/invites", tags=["invites"])
 
 
 def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView]:
-    names = context.store.contributors.names([record.used_by for record in records if record.used_by])
+    names = context.store.contributors.names([used_by for record in records for used_by in record.used_by])
     now = context.store.clock()
     return [
         InviteView(
-            **record.model_dump(), state=invite_state(record, now), machine=names.get(record.used_by or "")
+            **record.model_dump(),
+            state=invite_state(record, now),
+            machines=tuple(names[used_by] for used_by in record.used_by),
         )
         for record in records
     ]
@@ -32,12 +34,15 @@ def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView
 @router.post("", status_code=201, operation_id="createInvite", dependencies=ADMIN)
 def create_invite(wanted: InviteRequest, context: InContext, request: Request) -> InviteCreated:
     """Make an invite. Only this answer shows its code."""
-    record, code = context.store.invites.create(wanted.label, wanted.expires_in_s)
+    record, code = context.store.invites.create(
+        wanted.label, wanted.expires_in_s, uses=wanted.uses, memory_bytes=wanted.memory_bytes
+    )
     invite = join_invite(code, context.fingerprint)
     return InviteCreated(
         id=record.id,
         code=invite,
         expires_at=record.expires_at,
+        uses=record.uses,
         join_command=join_command(context.url(request), invite, insecure=context.settings.insecure),
     )
 
@@ -52,5 +57,5 @@ def list_invites(context: InContext) -> InviteList:
     "/{invite_id}", operation_id="revokeInvite", dependencies=ADMIN, responses=documented(404, 409)
 )
 def revoke_invite(invite_id: str, context: InContext) -> InviteView:
-    """Take an invite back; one that was used cannot be."""
+    """Take an invite back, unless it has no use left. Machines that joined with it stay."""
     return _views(context, [context.store.invites.revoke(invite_id)])[0]

@@ -17,10 +17,10 @@ from share_compute.protocol.doubts import quarantines
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database import Database
 from share_compute.store.events import add_event
-from share_compute.store.invites import usable_invite
+from share_compute.store.invites import check_limits, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
-from share_compute.store.tables import Contributor, Event
+from share_compute.store.tables import Contributor, Event, Invite
 from share_compute.topology import Device, Link
 
 _ARRIVING = (
@@ -48,17 +48,20 @@ class Contributors:
     ) -> tuple[ContributorRecord, str]:
         """Use an invite and write the machine down; returns its record and its own key.
 
-        Writers take turns, so of two machines that use one code at the same moment exactly one gets in.
+        Writers take turns, so of more machines than uses that join at the same moment exactly as many get in.
 
         Raises:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code does not open the door.
+            UserError: it lends more than the invite allows.
             Conflict: a machine of this name is here; the invite stays unused.
         """
         now = self._clock()
         with self._database.write() as session:
             invite = usable_invite(session, code, now)
-            row, key = _add(session, now, name=name, host=host, versions=versions, limits=limits)
-            invite.used_at, invite.used_by = now, row.id
+            check_limits(invite, limits)
+            row, key = _add(
+                session, now, name=name, host=host, versions=versions, limits=limits, invite_id=invite.id
+            )
             return ContributorRecord.model_validate(row), key
 
     def join_sibling(
@@ -68,6 +71,7 @@ class Contributors:
 
         Raises:
             NotAuthorized: the operator sent the host away, or quarantined one of its devices.
+            UserError: it lends more than the invite of the host allows.
             Conflict: a machine of this name is here, or the host has `MOST_DEVICES` contributors.
         """
         with self._database.write() as session:
@@ -89,6 +93,9 @@ class Contributors:
                     f"this host joined with {len(family)} devices, the most for one invite", mend=mend
                 )
             first = next(row for row in family if row.sibling_of is None)
+            invite = session.get(Invite, first.invite_id) if first.invite_id is not None else None
+            if invite is not None:
+                check_limits(invite, limits)
             row, key = _add(
                 session,
                 self._clock(),
@@ -326,6 +333,7 @@ class Contributors:
 
         Raises:
             NotAuthorized: the operator sent it away.
+            UserError: it lends more than its invite allows.
             Conflict: its name was taken meanwhile.
         """
         now = self._clock()
@@ -341,6 +349,9 @@ class Contributors:
             row.node_id, row.address, row.last_seen_at = None, None, now
             row.versions = versions or row.versions
             row.limits = limits or row.limits
+            invite = session.get(Invite, row.invite_id) if row.invite_id else None
+            if invite is not None:
+                check_limits(invite, row.limits)
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
 
@@ -413,6 +424,7 @@ def _add(
     versions: dict[str, str],
     limits: dict[str, Any],
     sibling_of: str | None = None,
+    invite_id: str | None = None,
 ) -> tuple[Contributor, str]:
     """Return the row of a new contributor, and its key."""
     _refuse_taken_name(session, name)
@@ -429,6 +441,7 @@ def _add(
         joined_at=now,
         last_seen_at=now,
         sibling_of=sibling_of,
+        invite_id=invite_id,
     )
     session.add(row)
     session.flush()

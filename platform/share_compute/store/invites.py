@@ -1,18 +1,20 @@
-"""Invites: codes that let one machine join, once, for a time."""
+"""Invites: codes that let machines join: so many, for a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from share_compute.errors import InviteExpired, InviteRevoked, InviteUnknown, InviteUsed, NotFound
+from share_compute.errors import InviteExpired, InviteRevoked, InviteUnknown, InviteUsed, NotFound, UserError
+from share_compute.planning.words import bytes_text, listed
 from share_compute.store.database import Database
 from share_compute.store.records import InviteRecord, InviteState, invite_state
 from share_compute.store.secret import digest, new_id, new_invite_code, plain_invite_code
-from share_compute.store.tables import Invite
+from share_compute.store.tables import Contributor, Invite
 
 _MEND = "ask the pool's operator for a new invite: share-compute invite"
 
@@ -24,8 +26,22 @@ class Invites:
         self._database = database
         self._clock = clock
 
-    def create(self, label: str | None = None, expires_in_s: float = 3600) -> tuple[InviteRecord, str]:
-        """Make an invite; returns its record and the code, which cannot be read again."""
+    def create(
+        self,
+        label: str | None = None,
+        expires_in_s: float = 3600,
+        *,
+        uses: int = 1,
+        memory_bytes: int | None = None,
+    ) -> tuple[InviteRecord, str]:
+        """Make an invite; returns its record and the code, which cannot be read again.
+
+        Args:
+            label: for whom or what it is.
+            expires_in_s: seconds that it works for.
+            uses: machines that may join with it.
+            memory_bytes: most memory that each of them may lend; default: no limit.
+        """
         code = new_invite_code()
         now = self._clock()
         with self._database.write() as session:
@@ -33,18 +49,20 @@ class Invites:
                 id=new_id("inv"),
                 code_hash=digest(plain_invite_code(code)),
                 label=label,
+                uses=uses,
+                memory_bytes=memory_bytes,
                 created_at=now,
                 expires_at=now + timedelta(seconds=expires_in_s),
             )
             session.add(row)
             session.flush()
-            return InviteRecord.model_validate(row), code
+            return _record(session, row), code
 
     def list(self) -> list[InviteRecord]:
         """Return all invites, newest first."""
         with self._database.read() as session:
-            rows = session.scalars(select(Invite).order_by(Invite.created_at.desc(), Invite.id))
-            return [InviteRecord.model_validate(row) for row in rows]
+            rows = session.scalars(select(Invite).order_by(Invite.created_at.desc(), Invite.id)).all()
+            return _records(session, rows)
 
     def check(self, code: str) -> InviteRecord:
         """Return the invite if the code can be used now, without using it.
@@ -53,26 +71,27 @@ class Invites:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: it cannot.
         """
         with self._database.read() as session:
-            return InviteRecord.model_validate(usable_invite(session, code, self._clock()))
+            return _record(session, usable_invite(session, code, self._clock()))
 
     def revoke(self, invite_id: str) -> InviteRecord:
-        """Take an invite back; twice changes nothing.
+        """Take an invite back; twice changes nothing. Machines that joined with it stay.
 
         Raises:
             NotFound: there is no such invite.
-            InviteUsed: a machine joined with it already.
+            InviteUsed: it has no use left.
         """
         with self._database.write() as session:
             row = session.get(Invite, invite_id)
             if row is None:
                 raise NotFound(f"there is no invite {invite_id}", mend="share-compute invite list shows them")
-            if row.used_at is not None:
+            used_by = _record(session, row).used_by
+            if len(used_by) >= row.uses:
                 raise InviteUsed(
-                    f"invite {invite_id} was used by {row.used_by}",
-                    mend=f"send the machine away: {row.used_by}",
+                    f"invite {invite_id} was used by {listed(used_by)}",
+                    mend="send the machines away: share-compute remove MACHINE",
                 )
             row.revoked_at = row.revoked_at or self._clock()
-            return InviteRecord.model_validate(row)
+            return _record(session, row)
 
 
 def usable_invite(session: Session, code: str, now: datetime) -> Invite:
@@ -80,11 +99,48 @@ def usable_invite(session: Session, code: str, now: datetime) -> Invite:
     row = session.scalar(select(Invite).where(Invite.code_hash == digest(plain_invite_code(code))))
     if row is None:
         raise InviteUnknown("no invite has this code", mend="check the code for typing errors, or " + _MEND)
-    state = invite_state(InviteRecord.model_validate(row), now)
+    state = invite_state(_record(session, row), now)
     if state is InviteState.used:
-        raise InviteUsed("this invite was used already; each works once", mend=_MEND)
+        often = "once" if row.uses == 1 else f"{row.uses} times"
+        raise InviteUsed(f"this invite was used already; it works {often}", mend=_MEND)
     if state is InviteState.revoked:
         raise InviteRevoked("this invite was revoked", mend=_MEND)
     if state is InviteState.expired:
         raise InviteExpired(f"this invite expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC", mend=_MEND)
     return row
+
+
+def check_limits(invite: Invite, limits: dict[str, Any]) -> None:
+    """Raise UserError if a machine lends more than its invite allows."""
+    lent, most = limits.get("memory_bytes", 0), invite.memory_bytes
+    if most is not None and lent > most:
+        raise UserError(
+            f"this machine lends {bytes_text(lent)} of memory, and its invite allows {bytes_text(most)}",
+            mend=f"join with --memory {most}",
+        )
+
+
+def _record(session: Session, row: Invite) -> InviteRecord:
+    return _records(session, [row])[0]
+
+
+def _records(session: Session, rows: Sequence[Invite]) -> list[InviteRecord]:
+    joined: dict[str | None, list[tuple[str, datetime]]] = {row.id: [] for row in rows}
+    query = select(Contributor.invite_id, Contributor.id, Contributor.joined_at)
+    query = query.where(Contributor.invite_id.in_(joined)).order_by(Contributor.joined_at, Contributor.id)
+    for invite_id, contributor_id, joined_at in session.execute(query):
+        joined[invite_id].append((contributor_id, joined_at))
+    return [
+        InviteRecord(
+            id=row.id,
+            label=row.label,
+            uses=row.uses,
+            memory_bytes=row.memory_bytes,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            used_at=joined[row.id][-1][1] if joined[row.id] else None,
+            used_by=tuple(contributor_id for contributor_id, _ in joined[row.id]),
+            revoked_at=row.revoked_at,
+        )
+        for row in rows
+    ]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 from sqlalchemy import Text, cast, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store.contributors import REMEMBERED, here_since
@@ -74,9 +74,10 @@ class PoolRows:
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
     """Return by contributor id for whom its invite was, where that was said."""
-    joined = func.coalesce(Contributor.sibling_of, Contributor.id)
-    query = select(Contributor.id, Invite.label).join(Invite, Invite.used_by == joined)
-    query = query.where(Invite.label.is_not(None))
+    first = aliased(Contributor)
+    query = select(Contributor.id, Invite.label)
+    query = query.join(first, first.id == func.coalesce(Contributor.sibling_of, Contributor.id))
+    query = query.join(Invite, Invite.id == first.invite_id)
     if contributor_ids is not None:
         query = query.where(Contributor.id.in_(contributor_ids))
     return {machine: label for machine, label in session.execute(query) if label}

@@ -58,17 +58,22 @@ class InviteRecord(Record):
 
     id: str
     label: str | None
+    uses: int
+    """Machines that may join with it."""
+    memory_bytes: int | None
+    """Most memory that each of them may lend; null: no limit."""
     created_at: datetime
     expires_at: datetime
     used_at: datetime | None
-    used_by: str | None
-    """Id of the contributor that joined with it."""
+    """When the last machine joined with it."""
+    used_by: tuple[str, ...]
+    """Ids of the contributors that joined with it, in the order they joined."""
     revoked_at: datetime | None
 
 
 def invite_state(invite: InviteRecord, now: datetime) -> InviteState:
     """Say whether an invite can be used at ``now``."""
-    if invite.used_at is not None:
+    if len(invite.used_by) >= invite.uses:
         return InviteState.used
     if invite.revoked_at is not None:
         return InviteState.revoked

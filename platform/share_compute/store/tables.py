@@ -94,16 +94,16 @@ class ApiKey(Base):
 
 
 class Invite(Base):
-    """A code that lets one machine join."""
+    """A code that lets machines join."""
 
     __tablename__ = "invites"
     id: Mapped[str] = mapped_column(primary_key=True)
     code_hash: Mapped[str] = mapped_column(unique=True)
     label: Mapped[str | None]
+    uses: Mapped[int] = mapped_column(server_default="1")
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
-    used_at: Mapped[datetime | None]
-    used_by: Mapped[str | None] = mapped_column(ForeignKey("contributors.id"), index=True)
     revoked_at: Mapped[datetime | None]
 
 
@@ -184,6 +184,7 @@ class Contributor(Base):
     offences: Mapped[int] = mapped_column(default=0, server_default="0")
     quarantined_for: Mapped[str | None]
     sibling_of: Mapped[str | None] = mapped_column(index=True)
+    invite_id: Mapped[str | None] = mapped_column(index=True)
 
 
 class Event(Base):

@@ -70,7 +70,7 @@ def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
         "host": "ada.example", "node_id": "n" * 56, "address": "10.0.0.1", "job_id": None, "deployment_id": None,
         "versions": VERSIONS, "limits": {"memory_bytes": 2**31, "cpu_threads": 2},
         "capacity": [_plain(device)], "links": [_plain(link)],
-        "joined_at": NOON, "last_seen_at": NOON,
+        "joined_at": NOON, "last_seen_at": NOON, "invite_id": "inv-1",
     }  # fmt: skip
     event = {"at": NOON, "job_id": None, "contributor_id": None, "attempt": None}
     deployment = {
@@ -150,7 +150,7 @@ def assert_read(store: Store, revision: str) -> None:
     assert key is not None
     assert key.name == "operator"
     (invite,) = store.invites.list()
-    assert (invite.label, invite.used_by) == ("for ada", "c-1")
+    assert (invite.label, invite.uses, invite.used_by) == ("for ada", 1, ("c-1",))
     machine = store.contributors.authorize("c-1", AGENT_KEY)
     assert machine.machine().memory_bytes == 2**31
     assert machine.links is not None

@@ -20,6 +20,7 @@ from share_compute.errors import (
     NotAuthorized,
     NotFound,
     ShareComputeError,
+    UserError,
 )
 from share_compute.jobs.events import Offended
 from share_compute.jobs.states import ContributorState
@@ -118,7 +119,8 @@ def test_an_invite_works_once(store: Store) -> None:
     invite, code = store.invites.create("for Ada")
     contributor, key = join(store, f"  {code.upper().replace('-', ' ')} ")
     used = store.invites.list()[0]
-    assert (used.id, used.used_by, used.label) == (invite.id, contributor.id, "for Ada")
+    assert (used.id, used.used_by, used.label) == (invite.id, (contributor.id,), "for Ada")
+    assert used.used_at == contributor.joined_at
     assert store.contributors.authorize(contributor.id, key).id == contributor.id
     with pytest.raises(InviteUsed):
         join(store, code, "grace")
@@ -143,27 +145,68 @@ def test_each_way_that_an_invite_fails_is_told_apart(store: Store, clock: Any) -
         store.invites.revoke("inv-none")
 
 
-def test_of_two_machines_with_one_code_exactly_one_gets_in(open_store: Callable[[], Store]) -> None:
-    _, code = open_store().invites.create()
+@pytest.mark.parametrize("uses", [1, 10])
+def test_as_many_machines_get_in_with_one_code_as_it_has_uses(
+    open_store: Callable[[], Store], uses: int
+) -> None:
+    first = open_store()
+    invite, code = first.invites.create(uses=uses)
     outcomes: list[str] = []
-    start = threading.Barrier(8)
+    start = threading.Barrier(4)
 
-    def run(name: str) -> None:
+    def run(connection: int) -> None:
         store = open_store()
         start.wait()
-        try:
-            join(store, code, name)
-        except ShareComputeError as failure:
-            outcomes.append(failure.code)
-        else:
-            outcomes.append("joined")
+        for index in range(50):
+            try:
+                join(store, code, f"machine-{connection}-{index}")
+            except ShareComputeError as failure:
+                outcomes.append(failure.code)
+            else:
+                outcomes.append("joined")
 
-    threads = [threading.Thread(target=run, args=(f"machine-{index}",)) for index in range(8)]
+    threads = [threading.Thread(target=run, args=(connection,)) for connection in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(outcomes) == ["invite-used"] * 7 + ["joined"]
+    assert sorted(outcomes) == ["invite-used"] * (200 - uses) + ["joined"] * uses
+    (found,) = (one for one in first.invites.list() if one.id == invite.id)
+    assert found.used_by == tuple(one.id for one in first.contributors.list())
+
+
+def test_an_invite_of_several_uses_ends_like_any_other(store: Store, clock: Any) -> None:
+    invite, code = store.invites.create("class", uses=3, expires_in_s=60)
+    ada, _ = join(store, code, "ada")
+    clock.pass_s(1)
+    grace, _ = join(store, code, "grace")
+    (found,) = store.invites.list()
+    assert (found.uses, found.used_by) == (3, (ada.id, grace.id))
+    assert {one.owner for one in store.pool.glance()} == {"class"}
+    store.invites.revoke(invite.id)
+    with pytest.raises(InviteRevoked):
+        join(store, code, "edsger")
+    assert store.contributors.get(ada.id).state == "joining"  # those that joined stay
+    _, code = store.invites.create(uses=3, expires_in_s=60)
+    join(store, code, "barbara")
+    clock.pass_s(60)
+    with pytest.raises(InviteExpired):
+        join(store, code, "edsger")
+
+
+def test_an_invite_limits_the_memory_that_is_lent(store: Store) -> None:
+    _, code = store.invites.create(memory_bytes=2**30)
+
+    def lend(memory_bytes: int) -> ContributorRecord:
+        limits = {"memory_bytes": memory_bytes}
+        return store.contributors.join(code, name="ada", host="h", versions={}, limits=limits)[0]
+
+    with pytest.raises(UserError, match=r"lends 2\.0 GiB of memory, and its invite allows 1\.0 GiB"):
+        lend(2**31)
+    ada = lend(2**30)  # the refused attempt did not use the invite up
+    with pytest.raises(UserError):
+        store.contributors.rejoin(ada.id, limits={"memory_bytes": 2**30 + 1})
+    assert store.contributors.rejoin(ada.id).limits == {"memory_bytes": 2**30}
 
 
 def test_a_name_is_taken_only_while_its_machine_is_here(store: Store) -> None:

@@ -486,7 +486,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke Invite
-         * @description Take an invite back; one that was used cannot be.
+         * @description Take an invite back, unless it has no use left. Machines that joined with it stay.
          */
         delete: operations["revokeInvite"];
         options?: never;
@@ -3392,6 +3392,12 @@ export interface components {
              * @description To paste on the machine that is to join; arguments could be read by its other users, the environment cannot.
              */
             join_command: string;
+            /**
+             * Uses
+             * @description Machines that may join with it.
+             * @default 1
+             */
+            uses: number;
         };
         /**
          * InviteList
@@ -3406,7 +3412,8 @@ export interface components {
          * @description A new invite.
          * @example {
          *       "expires_in_s": 3600,
-         *       "label": "laptop of Ada"
+         *       "label": "laptops of Ada",
+         *       "uses": 2
          *     }
          */
         InviteRequest: {
@@ -3421,6 +3428,17 @@ export interface components {
              * @description For whom or what it is.
              */
             label?: string | null;
+            /**
+             * Memory Bytes
+             * @description Most memory that each of them may lend; null: no limit.
+             */
+            memory_bytes?: number | null;
+            /**
+             * Uses
+             * @description Machines that may join with it.
+             * @default 1
+             */
+            uses: number;
         };
         /**
          * InviteState
@@ -3448,20 +3466,34 @@ export interface components {
             /** Label */
             label: string | null;
             /**
-             * Machine
-             * @description Name of the contributor that joined with it.
+             * Machines
+             * @description Names of the contributors that joined with it, in the order they joined.
+             * @default []
              */
-            machine?: string | null;
+            machines: string[];
+            /**
+             * Memory Bytes
+             * @description Most memory that each of them may lend; null: no limit.
+             */
+            memory_bytes: number | null;
             /** Revoked At */
             revoked_at: string | null;
             state: components["schemas"]["InviteState"];
-            /** Used At */
+            /**
+             * Used At
+             * @description When the last machine joined with it.
+             */
             used_at: string | null;
             /**
              * Used By
-             * @description Id of the contributor that joined with it.
+             * @description Ids of the contributors that joined with it, in the order they joined.
              */
-            used_by: string | null;
+            used_by: string[];
+            /**
+             * Uses
+             * @description Machines that may join with it.
+             */
+            uses: number;
         };
         /**
          * Island

@@ -1,5 +1,5 @@
 /** Bring a machine into the pool. */
-import { Button, Group, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
+import { Button, Group, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { useTranslation } from "react-i18next";
@@ -24,7 +24,7 @@ export function Invites() {
       {data !== undefined ? (
         data.length === 0 ? (
           <Empty title={t("No invite yet")}>
-            <Text>{t("An invite lets one machine join, once, until it expires.")}</Text>
+            <Text>{t("An invite lets one machine or several join until it expires.")}</Text>
           </Empty>
         ) : (
           <InviteTable all={data} />
@@ -41,11 +41,16 @@ function Create({ all }: { all: readonly Invite[] }) {
   const client = useQueryClient();
   const [label, setLabel] = useState("");
   const [expiresInS, setExpiresInS] = useState("3600");
+  const [uses, setUses] = useState<number | string>(1);
   const making = useMutation({
     mutationFn: () =>
       body(
         api.POST("/api/v1/invites", {
-          body: { expires_in_s: Number(expiresInS), label: label.trim() === "" ? null : label.trim() },
+          body: {
+            expires_in_s: Number(expiresInS),
+            label: label.trim() === "" ? null : label.trim(),
+            uses: Math.max(1, Number(uses)),
+          },
         }),
       ),
     onSuccess: () => {
@@ -72,6 +77,15 @@ function Create({ all }: { all: readonly Invite[] }) {
             maxLength={80}
             value={label}
             onChange={(event) => setLabel(event.currentTarget.value)}
+          />
+          <NumberInput
+            label={t("Machines")}
+            w={100}
+            min={1}
+            max={10000}
+            allowDecimal={false}
+            value={uses}
+            onChange={setUses}
           />
           <div>
             <Text size="sm" fw={500} mb={2} id="expiry">
@@ -102,7 +116,8 @@ function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefine
       {state === "open" ? (
         <>
           <Text size="sm">
-            {t("Run this on the machine that joins. The code is shown only now, works once, and expires {{when}}.", {
+            {t("Run this on the machines that join. The code is shown only now, works {{count}} times, and expires {{when}}.", {
+              count: made.uses,
               when: dateAndTime(made.expires_at),
             })}
           </Text>
@@ -114,7 +129,7 @@ function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefine
         </>
       ) : state === "used" ? (
         <Group gap="md">
-          <Text size="sm">{t("{{name}} joined with it.", { name: invite?.machine ?? invite?.used_by ?? t("A machine") })}</Text>
+          <Text size="sm">{t("{{name}} joined with it.", { name: invite?.machines.join(", ") })}</Text>
           <AnchorLink to="/" size="sm">
             {t("Go to the pool")}
           </AnchorLink>
@@ -199,20 +214,22 @@ function Row({ invite, now }: { invite: Invite; now: number }) {
 /** The word, and beneath it who and when. */
 function State({ invite, now }: { invite: Invite; now: number }) {
   const { t } = useTranslation();
+  const usedAndLeft =
+    invite.uses === 1 ? "" : t("{{used}} of {{uses}} uses", { used: invite.used_by.length, uses: invite.uses }) + " · ";
   const told: Record<Invite["state"], [string, string]> = {
     open: [
       t("open"),
-      t("for {{time}}, until {{when}}", {
+      usedAndLeft + t("for {{time}}, until {{when}}", {
         time: duration(Math.max(0, Math.round((Date.parse(invite.expires_at) - now) / 1000))),
         when: dateAndTime(invite.expires_at),
       }),
     ],
     used: [
       t("used"),
-      t("by {{name}}, {{when}}", { name: invite.machine ?? invite.used_by ?? "?", when: when(invite.used_at) }),
+      t("by {{name}}, {{when}}", { name: invite.machines.join(", "), when: when(invite.used_at) }),
     ],
-    expired: [t("expired"), dateAndTime(invite.expires_at)],
-    revoked: [t("revoked"), when(invite.revoked_at)],
+    expired: [t("expired"), usedAndLeft + dateAndTime(invite.expires_at)],
+    revoked: [t("revoked"), usedAndLeft + when(invite.revoked_at)],
   };
   const state = stateAt(invite, now);
   const [word, more] = told[state];

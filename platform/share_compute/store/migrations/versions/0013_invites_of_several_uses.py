@@ -1,0 +1,27 @@
+"""An invite may let several machines join, and limit what they lend: contributors name their invite."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0012"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("invites", sa.Column("uses", sa.Integer(), nullable=False, server_default="1"))
+    op.add_column("invites", sa.Column("memory_bytes", sa.BigInteger(), nullable=True))
+    op.add_column("contributors", sa.Column("invite_id", sa.Text(), nullable=True))
+    op.create_index("ix_contributors_invite_id", "contributors", ["invite_id"])
+    op.execute(
+        "UPDATE contributors SET invite_id = (SELECT id FROM invites WHERE invites.used_by = contributors.id)"
+    )
+    op.drop_index("ix_invites_used_by", "invites")
+    # SQLite drops no column that a constraint names: the table is written anew.
+    with op.batch_alter_table("invites") as invites:
+        invites.drop_constraint("fk_invites_used_by", type_="foreignkey")
+        invites.drop_column("used_by")
+        invites.drop_column("used_at")
