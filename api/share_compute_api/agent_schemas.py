@@ -39,6 +39,10 @@ class Limits(StrictModel):
     cpu_threads: int = Field(ge=1, le=4096)
     gpus: int = Field(default=0, ge=0, le=1024)
     device: LentDevice = "auto"
+    host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
+    """Label of the processors that it uses: machines with the same one share them; empty where that is not known."""
+    host_threads: int = Field(default=0, ge=0, le=65536)
+    """How many processors these are; 0 where that is not known."""
 
 
 class JoinRequest(StrictModel):

@@ -18,6 +18,7 @@ from share_compute_actors.machine.preflight import (
     check_memory,
     check_resolver,
     gpu_names,
+    host_id,
     route_address,
     usable_threads,
 )
@@ -82,7 +83,14 @@ def resolve_limits(options: JoinOptions) -> Limits:
             f"cannot lend {threads} threads: this machine has {usable_threads()}",
             mend=f"use --cpu-threads {usable_threads()} or less",
         )
-    return Limits(memory_bytes=memory, cpu_threads=threads, gpus=gpus, device=options.device)
+    return Limits(
+        memory_bytes=memory,
+        cpu_threads=threads,
+        gpus=gpus,
+        device=options.device,
+        host_id=host_id(),
+        host_threads=usable_threads(),
+    )
 
 
 def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:

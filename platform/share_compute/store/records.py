@@ -102,10 +102,14 @@ class ContributorRecord(PresenceRecord):
     deployment_id: str | None = None
     """The deployment that it is leased to; never to a job as well."""
     limits: dict[str, Any]
-    """What its owner lends: memory_bytes, cpu_threads, gpus, device."""
+    """What its owner lends: memory_bytes, cpu_threads, gpus, device; and host_id, host_threads: on which processors."""
     capacity: tuple[topology.Device, ...] | None
     """What the probe measured; null until it ran."""
     links: tuple[topology.Link, ...] | None
+    threads: int | None = None
+    """Threads that it was measured with and computes with: those lent, or fewer where machines share its processors."""
+    measured_at: datetime | None = None
+    """When it was measured last."""
     joined_at: datetime
     sent_away_at: datetime | None
     """When the operator asked it to leave; it cannot come back without a new invite."""
@@ -119,13 +123,25 @@ class ContributorRecord(PresenceRecord):
         """Whether a job or a deployment holds it."""
         return self.job_id is not None or self.deployment_id is not None
 
+    @property
+    def host_id(self) -> str:
+        """Label of the processors that it uses, which other machines may share; empty where that is not known."""
+        return str(self.limits.get("host_id") or "")
+
+    @property
+    def lent_threads(self) -> int:
+        """Threads that its owner lends."""
+        return int(self.limits.get("cpu_threads") or 1)
+
     def machine(self) -> topology.Contributor:
         """Return the contributor as the planner sees it."""
         return topology.Contributor(
             id=self.id,
             name=self.name,
             devices=self.capacity or (),
-            cpu_threads=int(self.limits.get("cpu_threads") or 1),
+            cpu_threads=self.threads or self.lent_threads,
+            host=self.host_id,
+            host_threads=int(self.limits.get("host_threads") or 0),
             node_id=self.node_id or "",
             address=self.address or "",
         )
