@@ -40,6 +40,10 @@ class Limits(StrictModel):
     device: DeviceKind = "cpu"
     gpu: str | None = Field(default=None, max_length=100, pattern=r"^[!-~]+$")
     """UUID of the GPU, as NVIDIA's driver names it; null for a CPU."""
+    host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
+    """Label of the processors that it uses: machines with the same one share them; empty where that is not known."""
+    host_threads: int = Field(default=0, ge=0, le=65536)
+    """How many processors these are; 0 where that is not known."""
 
 
 class SiblingRequest(StrictModel):

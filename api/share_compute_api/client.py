@@ -545,6 +545,10 @@ class Client:
         """Change the cluster's token; returns when its head has it, which takes up to some minutes."""
         return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
 
+    def measure_contributor(self, contributor_id: str) -> ContributorRecord:
+        """Ask for a machine to be measured again as soon as it is idle; returns it as it is now."""
+        return self._transport.read(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
+
     def clear_contributor(self, contributor_id: str) -> ContributorRecord:
         """Let a machine that was quarantined for wrong numbers get work again."""
         return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}/quarantine")

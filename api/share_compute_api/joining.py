@@ -18,6 +18,7 @@ from share_compute_actors.machine.preflight import (
     check_memory,
     check_resolver,
     check_walls,
+    host_id,
     route_address,
     usable_threads,
 )
@@ -72,7 +73,12 @@ def resolve_limits(options: JoinOptions) -> Limits:
             mend=f"use --cpu-threads {usable_threads()} or less",
         )
     return Limits(
-        memory_bytes=memory, cpu_threads=threads, device=options.device.kind, gpu=options.device.gpu
+        memory_bytes=memory,
+        cpu_threads=threads,
+        device=options.device.kind,
+        gpu=options.device.gpu,
+        host_id=host_id(),
+        host_threads=usable_threads(),
     )
 
 

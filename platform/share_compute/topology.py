@@ -79,6 +79,10 @@ class Contributor:
     """Ray node, in hexadecimal."""
     address: str = ""
     """IP address that other members reach it at."""
+    host: str = ""
+    """Computer that it runs on: machines with the same one share its cores. Empty where none is shared."""
+    host_threads: int = 0
+    """Threads of that computer; 0 where there are enough for all its machines."""
 
     @property
     def device(self) -> Device:

@@ -98,6 +98,10 @@ class ContributorEntry(_Entry):
     """Of its host, as an IP address or any other label; machines with the same one are on one host."""
     cpu_threads: int = Field(default=1, ge=1, le=65536)
     """Threads that its owner lends."""
+    host: PlainText = Field(default="", max_length=255)
+    """Computer that it runs on, any label; the CPUs of machines with the same one share its cores."""
+    host_threads: int = Field(default=0, ge=0, le=65536)
+    """Threads of that computer; 0 says that there are enough for all its machines."""
     # pydantic's own least length counts a device that is wrong as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
     """The fastest one counts."""
@@ -196,6 +200,8 @@ class TopologyDocument(_Entry):
                     devices=tuple(Device(**device.model_dump()) for device in machine.devices),
                     cpu_threads=machine.cpu_threads,
                     address=machine.address,
+                    host=machine.host,
+                    host_threads=machine.host_threads,
                 )
                 for machine in self.contributors
             ),
@@ -280,6 +286,8 @@ def describe_topology(topology: Topology) -> TopologyDocument:
                 id=machine.id if machine.id != machine.name else None,
                 address=machine.address,
                 cpu_threads=machine.cpu_threads,
+                host=machine.host,
+                host_threads=machine.host_threads,
                 devices=tuple(
                     DeviceEntry(
                         kind=device.kind,

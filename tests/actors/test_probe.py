@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -20,7 +21,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from share_compute.errors import Unavailable
 from share_compute.topology import Device, Link
-from share_compute_actors.machine import contributor, reach
+from share_compute_actors.machine import contributor, probe, reach
 from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.machine.reach import Place
@@ -146,9 +147,11 @@ def machine(answer: Any) -> RayMachine:
 
 def test_measured_devices_are_read_back():
     message = asdict(MEASURED)
-    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS)) == (MEASURED,)
+    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS, 0)) == (MEASURED,)
     del message["overhead_s"]  # probes of earlier releases did not measure it
-    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS)) == (replace(MEASURED, overhead_s=0.0),)
+    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS, 0)) == (
+        replace(MEASURED, overhead_s=0.0),
+    )
 
 
 def test_only_links_that_were_asked_for_are_read_back():
@@ -161,5 +164,20 @@ def test_only_links_that_were_asked_for_are_read_back():
 @pytest.mark.parametrize("answer", [None, 3, [], "", "{", '[{"kind": "cpu"}]', " " * 2**21 + "[]"])
 def test_another_answer_to_a_measurement_is_an_error_of_its_machine(answer: Any):
     with pytest.raises(Unavailable, match="something else") as failure:
-        asyncio.run(machine(answer).probe(LIMITS))
+        asyncio.run(machine(answer).probe(LIMITS, 0))
     assert failure.value.machine == "a"
+
+
+def test_processors_of_others_are_busy_while_one_is_measured(monkeypatch: pytest.MonkeyPatch):
+    """As at work, where machines share a host; whatever keeps them busy is ended."""
+    seen: list[list[psutil.Process]] = []
+
+    def watched(lent: probe.Lent) -> Device:
+        seen.append(psutil.Process().children())
+        return replace(MEASURED, memory_bytes=lent.memory_bytes)
+
+    monkeypatch.setattr(probe, "_cpu_device", watched)
+    before = set(psutil.Process().children())
+    probe.probe(probe.Lent(2**30, 1, "cpu", beside=2))
+    assert len(set(seen[0]) - before) == 2
+    assert not set(psutil.Process().children()) - before

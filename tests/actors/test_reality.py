@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from share_compute.jobs.events import Assignment, AttemptEvent, LayersTimed, Mea
 from share_compute.planning.drift import DriftLimits
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
+from share_compute.topology import Topology
 from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.messages import StepFigures
 
@@ -26,18 +28,24 @@ WAIT_S = 30.0
 class Run:
     """One attempt at 1,000 steps, whose steps a test makes."""
 
-    def __init__(self, folder: Path, known: Timings = MappingProxyType({}), **layout: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        known: Timings = MappingProxyType({}),
+        topology: Topology = TOPOLOGY,
+        **layout: Any,
+    ) -> None:
         layout.setdefault("pools", 2)
         spec = job(members_per_pool=1, training={"steps": 1000}, **layout)
-        self.solution: Solution = solve(spec, TOPOLOGY, PROFILE, 0, known)
+        self.solution: Solution = solve(spec, topology, PROFILE, 0, known)
         assert self.solution.timeline is not None
         self.batch_size = spec.training.batch_size
         self.predicted_s = self.solution.timeline.step_s
         self.told: queue.Queue[AttemptEvent] = queue.Queue()
         self.now_s = 0.0
         self.step = 0
-        assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=TOPOLOGY, folder=folder)
-        self.usable = TOPOLOGY
+        assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=topology, folder=folder)
+        self.usable = topology
         self.proposed: queue.Queue[Solution] = queue.Queue()
         self.under_way: Solution | None = None
         self.reality = Reality(
@@ -237,3 +245,22 @@ def test_a_gain_that_is_within_the_noise_leads_to_nothing(tmp_path: Path) -> Non
 
     assert propose_at(0.05)
     assert not propose_at(0.5)
+
+
+def test_layers_that_share_cores_are_told_as_on_cores_of_their_own(tmp_path: Path) -> None:
+    """The next plan counts with shared cores itself, and must not count them twice."""
+    alone = Run(tmp_path)
+    contributors = tuple(replace(one, host="desk", host_threads=1) for one in TOPOLOGY.contributors)
+    shared = Run(tmp_path, topology=replace(TOPOLOGY, contributors=contributors))
+    assert shared.predicted_s > 1.2 * alone.predicted_s
+    assert shared.solution.timeline is not None
+    slowdowns = shared.solution.timeline.slowdowns
+    assert min(slowdowns.values()) > 1.05
+
+    timed = shared.slow_layers(1.0)
+    shared.steps(2, 1.0, timed)
+    learned = shared.reality.timings()
+    for place, pool in enumerate(shared.solution.layout.pools):
+        slowdown = slowdowns[pool.members[0]]
+        for layer, timing in learned[shared.usable.contributors[pool.members[0]].id].items():
+            assert timing.forward_s == pytest.approx(timed[place][layer].forward_s / slowdown)

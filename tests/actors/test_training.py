@@ -21,6 +21,7 @@ from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Plan
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
+from share_compute_actors.coordinator.record import StepRecord
 
 pytestmark = pytest.mark.slow
 
@@ -410,3 +411,17 @@ def test_a_diverging_loss_ends_the_job_with_its_step(attempt: Attempt, corpus: P
     events = attempt(wild)
     assert ending(events).outcome == "failed"
     assert "not finite" in ending(events).reason
+
+
+def test_an_undisturbed_job_stays_in_its_first_epoch(attempt: Attempt, corpus: Path, tmp_path: Path) -> None:
+    """No message is lost or damaged, so no step is begun again: as the demonstration is laid out, with its steps."""
+    steps = 150
+    document = job(corpus, pools=3, training={"steps": steps, "batch_size": 16, "sequence_length": 64})
+    events = attempt(document, drift=1e9)  # nothing but trouble begins another epoch
+    assert ending(events).outcome == "succeeded", ending(events).reason
+    assert not [event.sentence for event in events if event.type == "reformed"]
+    assert [event.step for event in events if event.type == "step"] == list(range(1, steps + 1))
+    (tmp_path / "other").mkdir()
+    first_epoch = StepRecord(tmp_path / "other", 1).claim().epoch + 1  # an attempt takes one to itself
+    standing = StepRecord(tmp_path, 1).read()
+    assert (standing.epoch, standing.committed) == (first_epoch, steps)

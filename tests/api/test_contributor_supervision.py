@@ -9,17 +9,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.api.playing import laid
 
 from share_compute.errors import ContributorLost
-from share_compute.jobs.states import ContributorState
+from share_compute.jobs.events import Measured, Planned
+from share_compute.jobs.states import ContributorState, JobState
+from share_compute.planning.plan import Bottleneck, Prediction
 from share_compute.settings import Settings
+from share_compute.specification import parse_job
 from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute.topology import HEAD, Device, Link
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
-from share_compute_api.supervision.contributors import SILENCE, ContributorSupervisor
+from share_compute_api.supervision.contributors import DISAGREEMENT, SILENCE, ContributorSupervisor
+from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.machines import Machine
-from share_compute_api.supervision.measuring import Measurements
+from share_compute_api.supervision.measuring import AGAIN, Measurements, share_of
 
 CPU = Device("cpu", "some cpu", 2**30)
 ADDRESS = "127.0.0.1"
@@ -36,12 +41,14 @@ class Played:
         self.devices: asyncio.Future[tuple[Device, ...]] = asyncio.Future()
         self.is_dead = False
         self.peers: list[str] = []
+        self.asked: list[tuple[int, int]] = []
+        """Threads to measure with, and threads that others use meanwhile."""
 
     async def is_alive(self) -> bool:
         return not self.is_dead
 
-    async def probe(self, limits: Mapping[str, Any]) -> tuple[Device, ...]:
-        del limits
+    async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
+        self.asked.append((limits["cpu_threads"], beside))
         return await asyncio.shield(self.devices)
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
@@ -92,9 +99,9 @@ class Pool:
             self.news.notify_all()
         return machine
 
-    def join(self, name: str) -> str:
+    def join(self, name: str, **limits: Any) -> str:
         _, code = self.store.invites.create()
-        record, _ = self.store.contributors.join(code, name=name, host=name, versions={}, limits={})
+        record, _ = self.store.contributors.join(code, name=name, host=name, versions={}, limits=limits)
         return record.id
 
     def online(self, contributor_id: str, node_id: str = "ab") -> None:
@@ -102,10 +109,26 @@ class Pool:
         self.store.contributors.online(contributor_id, node_id=node_id, address="192.0.2.7")
         self.measurements.begin(contributor_id)
 
-    def arrive(self, name: str) -> str:
-        contributor_id = self.join(name)
+    def arrive(self, name: str, **limits: Any) -> str:
+        contributor_id = self.join(name, **limits)
         self.online(contributor_id)
         return contributor_id
+
+    async def ready(self, name: str, **limits: Any) -> tuple[str, Played]:
+        """Let a machine arrive, and measure it."""
+        contributor_id = self.arrive(name, **limits)
+        machine = await self.machine(contributor_id)
+        machine.devices.set_result((CPU,))
+        await self.until(contributor_id, "ready")
+        return contributor_id, machine
+
+    async def look(self) -> None:
+        """Look as the server does each second, after hearing all machines, and wait until none is measured."""
+        for record in self.store.contributors.list():
+            self.store.contributors.seen(record.id)
+        await self.supervisor.look()
+        while any(map(self.measurements.is_measuring, [one.id for one in self.store.contributors.list()])):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     async def machine(self, contributor_id: str, number: int = 1) -> Played:
         """Return the ``number``-th machine that was started for a contributor, when it is."""
@@ -422,5 +445,160 @@ def test_one_that_is_back_at_once_is_measured(settings: Settings, monkeypatch: p
         await pool.supervisor.look()
         (await pool.machine(ada, 2)).devices.set_result((CPU,))
         await pool.until(ada, "ready")
+
+    run(settings, story)
+
+
+FASTER = Device("cpu", "some cpu", 2**30, {"float32": 9e10})
+ONE_OF_A_HOST = {"host_id": "abcd", "host_threads": 4, "cpu_threads": 4, "gpus": 0}
+
+
+def answer_anew(machine: Played, answer: tuple[Device, ...] | Exception) -> None:
+    machine.devices = asyncio.Future()
+    if isinstance(answer, Exception):
+        machine.devices.set_exception(answer)
+    else:
+        machine.devices.set_result(answer)
+
+
+def work(pool: Pool, contributor_id: str, *, busy_s: float) -> str:
+    """Lease a machine to a job that measures how long it computes; its plan says 1 s."""
+    layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
+    job = pool.store.jobs.create(parse_job({"model": {"layers": layers}, "data": {"dataset": "digits"}}))
+    plan = laid(contributor_id)
+    (stage,) = plan.pools
+    member = stage.members[0].model_copy(update={"busy_fraction": 0.5})
+    bottleneck = Bottleneck(kind="compute", where="it", sentence="it computes")
+    prediction = Prediction(
+        lower_bound_s=1.0, bottleneck=bottleneck, exact=False, links_assumed=False, step_s=2.0,
+        formula_s=2.0, samples_per_s=1.0, tokens_per_s=1.0,
+    )  # fmt: skip
+    stage = stage.model_copy(update={"members": (member,)})
+    planned = Planned(plan=plan.model_copy(update={"pools": (stage,), "prediction": prediction}))
+    pool.store.jobs.begin(job.id, [contributor_id])
+    measured = Measured(
+        step=20, predicted_step_s=2.0, measured_step_s=2.0, pools=(), machines={contributor_id: busy_s}
+    )
+    pool.store.progress.record(job.id, 1, [planned, measured])
+    return job.id
+
+
+def test_an_idle_machine_is_measured_again_when_its_figures_are_old(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, machine = await pool.ready("ada")
+        answer_anew(machine, (FASTER,))
+        pool.now += AGAIN - timedelta(seconds=1)
+        await pool.look()
+        assert pool.store.contributors.get(ada).capacity == (CPU,)
+        pool.now += timedelta(seconds=1)
+        await pool.look()
+        record = pool.store.contributors.get(ada)
+        assert (record.state, record.capacity, record.measured_at) == ("ready", (FASTER,), pool.now)
+        assert not machine.is_dead
+
+    run(settings, story)
+
+
+def test_a_machine_is_measured_again_on_request_but_not_while_it_works(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, machine = await pool.ready("ada")
+        answer_anew(machine, (FASTER,))
+        job_id = work(pool, ada, busy_s=1.0)
+        pool.measurements.want(ada)
+        await pool.look()
+        assert len(machine.asked) == 1
+        pool.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
+        await pool.look()
+        assert pool.store.contributors.get(ada).capacity == (FASTER,)
+        await pool.look()
+        assert len(machine.asked) == 2  # once is enough
+
+    run(settings, story)
+
+
+def test_what_cannot_be_measured_again_keeps_its_figures(settings: Settings) -> None:
+    async def story(pool: Pool) -> None:
+        ada, machine = await pool.ready("ada")
+        answer_anew(machine, ContributorLost("its actor died", mend="none"))
+        pool.measurements.want(ada)
+        await pool.look()
+        record = pool.store.contributors.get(ada)
+        assert (record.state, record.capacity) == ("ready", (CPU,))
+        await pool.look()
+        assert len(pool.started) == 2  # ada and the head: it is not tried without a pause
+        pool.now += timedelta(minutes=1)
+        trying = asyncio.create_task(pool.look())
+        (await pool.machine(ada, 2)).devices.set_result((FASTER,))
+        await trying
+        assert pool.store.contributors.get(ada).capacity == (FASTER,)
+
+    run(settings, story)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "again"),
+    [
+        (1.1 * DISAGREEMENT, True),
+        (0.9 * DISAGREEMENT, False),
+        (1.1 / DISAGREEMENT, False),
+        (0.9 / DISAGREEMENT, True),
+    ],
+)
+def test_a_machine_whose_job_disagrees_with_its_figures_is_measured_again(
+    settings: Settings, busy_s: float, again: bool
+) -> None:
+    async def story(pool: Pool) -> None:
+        ada, machine = await pool.ready("ada")
+        job_id = work(pool, ada, busy_s=busy_s)
+        await pool.look()
+        assert len(machine.asked) == 1
+        pool.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
+        await pool.look()
+        assert len(machine.asked) == 1 + again
+
+    run(settings, story)
+
+
+def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
+    """The first is measured alone with all threads, and again with half of them when another has joined."""
+
+    async def story(pool: Pool) -> None:
+        ada, first = await pool.ready("ada", **ONE_OF_A_HOST)
+        assert pool.store.contributors.get(ada).machine().cpu_threads == 4
+        grace, second = await pool.ready("grace", **ONE_OF_A_HOST)
+        await pool.ready("elsewhere", **{**ONE_OF_A_HOST, "host_id": "ef01"})
+        await pool.look()
+        await pool.look()
+        assert first.asked == [(4, 0), (2, 2)]
+        assert second.asked == [(2, 2)]
+        machines = live_topology(pool.store.contributors.list()).contributors
+        found = {
+            machine.id: (machine.cpu_threads, machine.host, machine.host_threads) for machine in machines
+        }
+        assert found[ada] == found[grace] == (2, "abcd", 4)
+
+    run(settings, story)
+
+
+@pytest.mark.parametrize(
+    ("threads", "processors", "expected"),
+    [
+        ((1, 1, 1), 2, (1, 1)),  # three on two: all but its own is busy
+        ((2, 2, 2), 2, (1, 1)),
+        ((2, 2), 16, (2, 2)),  # there are enough
+        ((8, 8), 8, (4, 4)),
+        ((4,), 8, (4, 0)),
+        ((4, 4), 0, (4, 0)),  # not known
+    ],
+)
+def test_a_share_is_an_equal_part_of_the_processors(
+    settings: Settings, threads: tuple[int, ...], processors: int, expected: tuple[int, int]
+) -> None:
+    async def story(pool: Pool) -> None:
+        for index, lent in enumerate(threads):
+            limits = {"host_id": "abcd", "host_threads": processors, "cpu_threads": lent, "gpus": 0}
+            pool.join(f"machine-{index}", **limits)
+        here = pool.store.contributors.list()
+        assert share_of(here[0], here) == expected
 
     run(settings, story)

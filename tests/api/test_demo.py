@@ -57,6 +57,7 @@ def traces(folder: Path) -> list[str]:
 
 
 def require_learned(result: Any) -> None:
+    assert result["prediction_error"] > -1
     assert len(result["plan"]["pools"]) == 2
     assert result["loss_last"] < result["loss_first"]
     assert (Path(result["artifact"]) / "config.json").exists()

@@ -55,6 +55,8 @@ def topologies(draw: st.DrawFn) -> Topology:
             devices=tuple(draw(st.lists(devices, min_size=1, max_size=2))),
             cpu_threads=draw(st.integers(1, 128)),
             address=draw(st.sampled_from(["", "192.0.2.1", "fd00::1"])),
+            host=draw(st.sampled_from(["", "desk"])),
+            host_threads=draw(st.integers(0, 256)),
         )
         for index, name in enumerate(ids)
     )

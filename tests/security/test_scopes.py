@@ -55,6 +55,7 @@ TABLE: dict[str, Scope | None] = {
     "getContributorWork": R,
     "getContributorBusy": R,
     "clearContributor": A,
+    "measureContributor": A,
     "removeContributor": A,
     "rotateToken": A,
     "submitJob": S,

@@ -168,13 +168,20 @@ class Reality:
         timed: dict[str, MachineTimings] = {}
         told = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
         machines = {machine.id: machine for machine in self._usable().contributors} if told else {}
+        slowdowns = _slowdowns(self._solution)
         for worker in sorted(told.keys() & machines.keys()):
             machine = machines[worker]
-            self._timings.setdefault(machine.id, {}).update(told[worker])
+            # Planning counts with shared cores itself: the times are to be those on cores of its own.
+            slowdown = slowdowns.get(worker, 1.0)
+            layers = {
+                layer: LayerTiming(timing.forward_s / slowdown, timing.backward_s / slowdown)
+                for layer, timing in told[worker].items()
+            }
+            self._timings.setdefault(machine.id, {}).update(layers)
             timed[machine.id] = MachineTimings(
                 microbatch_size=self._assignment.spec.training.microbatch_size,
                 device=machine.device,
-                layers=dict(told[worker]),
+                layers=layers,
             )
         if timed:
             self._tell(LayersTimed(step=step, machines=timed))
@@ -255,3 +262,11 @@ def _pools(solution: Solution) -> list[tuple[Worker, ...]]:
     """Return the members of each pool that compute something."""
     machines = solution.cost.topology.contributors
     return [tuple(machines[member].id for member in pool.members) for pool in solution.layout.pools]
+
+
+def _slowdowns(solution: Solution) -> dict[str, float]:
+    """Return by how much shared cores slow members down by the plan, by contributor id."""
+    if solution.timeline is None:
+        return {}
+    machines = solution.cost.topology.contributors
+    return {machines[index].id: slowdown for index, slowdown in solution.timeline.slowdowns.items()}

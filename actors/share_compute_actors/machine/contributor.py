@@ -40,8 +40,14 @@ class Contributor:
 
     @ray.method(concurrency_group="measure")
     @answers_by(TEXT, as_ours)
-    def probe(self, memory_bytes: int, cpu_threads: int, device: str) -> str:
+    def probe(self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0) -> str:
         """Measure the lent device in a process of its own; returns JSON of a list of one `Device`.
+
+        Args:
+            memory_bytes: that is lent.
+            cpu_threads: to compute with.
+            device: cpu or cuda.
+            beside: threads that other machines use of the same processors.
 
         Raises:
             UserError: what is to be measured is not there.
@@ -50,6 +56,7 @@ class Contributor:
             sys.executable,
             *("-m", "share_compute_actors.machine.probe", "--json", "--device", device),
             *("--memory-bytes", str(memory_bytes), "--cpu-threads", str(cpu_threads)),
+            *("--beside", str(beside)),
         ]
         # Ray sets it to the actor's share of processors, which is none.
         environment = {**os.environ, "OMP_NUM_THREADS": str(cpu_threads)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import socket
@@ -243,3 +244,17 @@ def visible_gpus(found: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
 def usable_threads() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_id() -> str:
+    """Return a label of the processors that this process may use; empty where the system does not name itself.
+
+    Machines with the same label run on one kernel and share these processors, also from different containers. The
+    kernel's boot id is hashed: the label says nothing else about the computer.
+    """
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+    named = f"share-compute {boot_id.strip()} {sorted(os.sched_getaffinity(0))}"
+    return hashlib.sha256(named.encode()).hexdigest()[:16]

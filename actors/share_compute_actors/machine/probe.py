@@ -9,9 +9,11 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,8 @@ _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
 """Numbers, layers and tries of the chain that shows what an operation takes when there is little to compute."""
 _COPY_BYTES = 64 * 2**20
+_BUSY_MATRIX = 256
+"""Size of the matrices that keep other processors busy: they stay in a cache of their own."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -44,6 +48,8 @@ class Lent:
     cpu_threads: int
     device: str = "cpu"
     """cpu or cuda."""
+    beside: int = 0
+    """Threads that other machines use of the same processors: so many are kept busy, as they will be at work."""
 
 
 def probe(lent: Lent) -> Device:
@@ -59,7 +65,8 @@ def probe(lent: Lent) -> Device:
         )
     torch.set_num_threads(lent.cpu_threads)
     if lent.device == "cpu":
-        return _cpu_device(lent)
+        with _busy(lent.beside):
+            return _cpu_device(lent)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count != 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -67,6 +74,31 @@ def probe(lent: Lent) -> Device:
             f"one CUDA device is lent, but torch finds {count} (CUDA_VISIBLE_DEVICES={visible})"
         )
     return _cuda_device()
+
+
+@contextmanager
+def _busy(processors: int) -> Iterator[None]:
+    """Keep so many processors busy: cores share caches, memory and clock rate, so each is slower than alone."""
+    children = [_fork_busy() for _ in range(processors)]
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _fork_busy() -> int:
+    """Fork a process that multiplies matrices until this one ends; torch has not started threads yet."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    torch.set_num_threads(1)
+    factor = torch.rand(_BUSY_MATRIX, _BUSY_MATRIX)
+    while os.getppid() == parent:
+        torch.mm(factor, factor)
+    os._exit(0)
 
 
 def _cpu_device(lent: Lent) -> Device:
@@ -182,11 +214,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what a device of this machine can do.")
     parser.add_argument("--memory-bytes", type=int, default=2**30)
     parser.add_argument("--cpu-threads", type=int, default=1)
+    parser.add_argument("--beside", type=int, default=0, help="other threads to keep busy meanwhile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     try:
-        device = probe(Lent(given.memory_bytes, given.cpu_threads, given.device))
+        device = probe(Lent(given.memory_bytes, given.cpu_threads, given.device, given.beside))
     except RuntimeError as failure:
         sys.exit(str(failure))
     if given.json:

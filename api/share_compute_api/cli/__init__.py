@@ -27,7 +27,7 @@ from share_compute_api.cli.clearing import clear
 from share_compute_api.cli.demo import demo
 from share_compute_api.cli.doctor import doctor
 from share_compute_api.cli.join import join
-from share_compute_api.cli.machines import remove, rotate_token
+from share_compute_api.cli.machines import measure, remove, rotate_token
 from share_compute_api.cli.output import print_failure
 from share_compute_api.cli.plan import plan
 from share_compute_api.cli.serve import chat, deployments, scale, serve, undeploy
@@ -74,6 +74,7 @@ def make_app() -> typer.Typer:
         chaos,
         information.contributors,
         clear,
+        measure,
         topology,
         remove,
         rotate_token,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from share_compute.planning.words import bytes_text
+from share_compute.planning.words import bytes_text, seconds_text
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import Terminal, print_json, rate, state_text
 
@@ -94,9 +95,15 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         file = write_job(folder, corpus, pools=contributors, steps=steps)
         job = client.submit(file.read_text())
         console.print(f"[bold]Job[/]     {job.id}")
-        losses = _follow(client, job, steps, console)
+        losses, seconds = _follow(client, job, steps, console)
         job = client.job(job.id)
         _require_success(job)
+        predicted_s, error = prediction_error(job, seconds)
+        if error is not None:
+            measured = seconds_text(statistics.median(seconds))
+            console.print(
+                f"[bold]A step[/]  predicted {seconds_text(predicted_s)}, measured {measured} ({error:+.0%})"
+            )
         artifact = client.artifacts(job.id)[0]
         # The result outlives the demonstration: it is what all this was for.
         kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
@@ -115,14 +122,30 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
         "loss_first": losses[0],
         "loss_last": losses[-1],
         "tokens_per_s": job.tokens_per_s,
+        "prediction_error": error,
         "artifact": str(model_folder),
         "samples": [prompt + continuation for prompt, continuation in samples],
         "seconds": round(time.monotonic() - begin, 1),
     }
 
 
-def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> list[float]:
+def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
+    """Return the predicted time of a step, and how much longer the median step took, as a share of it.
+
+    Args:
+        job: with the plan that it ended with.
+        seconds: of all its steps.
+    """
+    if job.plan is None or job.plan.prediction is None or not seconds:
+        return 0.0, None
+    predicted_s = job.plan.prediction.step_s
+    return predicted_s, statistics.median(seconds) / predicted_s - 1
+
+
+def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> tuple[list[float], list[float]]:
+    """Show a job's steps until it is over; returns the losses and the seconds of all steps."""
     losses: list[float] = []
+    seconds: list[float] = []
     columns = (
         TextColumn("training"),
         BarColumn(),
@@ -136,9 +159,10 @@ def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> li
                 progress.console.print(_placement(event.data["plan"]))
             elif event.kind == "step":
                 losses.append(event.data["loss"])
+                seconds.append(event.data["seconds"])
                 figures = f"loss {losses[-1]:.3f}  {rate(event.data['tokens_per_s'])} tokens/s"
                 progress.update(task, completed=event.data["step"], figures=figures)
-    return losses
+    return losses, seconds
 
 
 def _require_success(job: JobRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -52,10 +53,12 @@ def contributors(
             empty="No link was measured yet.",
         )
         return
+    sharing = Counter(one.host_id for one in found if one.host_id and one.left_at is None)
     rows = (
         (
             one.id,
             escape(one.name),
+            escape(one.host) + (f", shared by {sharing[one.host_id]}" if sharing[one.host_id] > 1 else ""),
             state_text(one.state),
             f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
             bytes_text(one.machine().memory_bytes) if one.capacity else None,
@@ -65,7 +68,7 @@ def contributors(
         )
         for one in found
     )
-    columns = ("id", "name", "state", "GFLOP/s", "memory", "job", "seen", "reason")
+    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", "job", "seen", "reason")
     print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
 
 

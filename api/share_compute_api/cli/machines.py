@@ -1,4 +1,4 @@
-"""Commands that end a machine's access: ``remove``, ``rotate-token``."""
+"""Commands that end a machine's access or measure it: ``remove``, ``rotate-token``, ``measure``."""
 
 from __future__ import annotations
 
@@ -64,6 +64,24 @@ def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
     else:
         jobs = "1 job continues" if done.jobs == 1 else f"{done.jobs} jobs continue"
         console.print(f"The token was changed in {done.seconds:.0f} s; {jobs} when the machines are back.")
+
+
+def measure(
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
+    as_json: Json = False,
+) -> None:
+    """Measure a machine again, as soon as it and all that share its cores are idle."""
+    from share_compute_api.client import Client
+
+    with Client() as client:
+        asked = client.measure_contributor(_family(client, machine)[0].id)
+    if as_json:
+        print_json(asked)
+        return
+    when = "when its work is done" if asked.is_leased else "now"
+    console.print(
+        f"{escape(asked.name)} is measured {when}; `share-compute contributors` shows what it can do"
+    )
 
 
 def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 
-from share_compute.jobs.states import ContributorState
+from share_compute.errors import Conflict, Unavailable
+from share_compute.jobs.states import GONE, ContributorState
 from share_compute.store import ContributorRecord
 from share_compute.store.records import WorkRecord
 from share_compute_actors.machine.head import invalidate_token
@@ -95,6 +96,26 @@ def get_contributor_busy(
 def clear_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
     """Let a machine that was quarantined for wrong numbers get work again."""
     return context.store.contributors.clear(contributor_id)
+
+
+@router.post(
+    "/{contributor_id}/measurement",
+    status_code=202,
+    operation_id="measureContributor",
+    dependencies=ADMIN,
+    responses=documented(404, 409, 503),
+)
+def measure_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
+    """Measure a machine again, as soon as it and all that share its processors are idle."""
+    record = context.store.contributors.get(contributor_id)
+    if record.state in GONE:
+        raise Conflict(
+            f"machine {record.name} is {record.state.value}", mend="let it join again", machine=record.name
+        )
+    if context.measurements is None:
+        raise Unavailable("this server runs without a Ray cluster", mend="start it with `share-compute up`")
+    context.measurements.want(contributor_id)
+    return record
 
 
 @router.delete(

@@ -1,4 +1,4 @@
-"""Watches contributors: notices those that are gone."""
+"""Watches contributors: notices those that are gone, and has those that are idle measured again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from share_compute.errors import Conflict, ShareComputeError
+from share_compute.errors import Conflict, NotFound, ShareComputeError
 from share_compute.jobs.states import HERE, ContributorState
-from share_compute.store import ContributorRecord, Store
+from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute_actors.machine.reach import Place, answers
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
@@ -26,7 +26,26 @@ _CALLS_APART = timedelta(seconds=4)
 """A server that heard the agent of another host within this time is not cut off."""
 _LONGEST_SILENCE = timedelta(seconds=30)
 """The same if its node answers: the agent may be busy, or wait before it tries again."""
+DISAGREEMENT = 2.0
+"""A machine that computed so many times as long as predicted, or so many times as short, is measured again after the
+job: the last steps of which its median is."""
 _log = logging.getLogger(__name__)
+
+
+def disagrees(job: JobRecord, contributor_id: str) -> bool:
+    """Return whether a machine computed much longer or shorter in a job's last steps than its plan said."""
+    if job.measured is None or job.plan is None or job.plan.prediction is None:
+        return False
+    measured_s = job.measured.machines.get(contributor_id, 0.0)
+    predicted_s = job.plan.prediction.step_s * sum(
+        member.busy_fraction or 0.0
+        for pool in job.plan.pools
+        for member in pool.members
+        if member.contributor_id == contributor_id
+    )
+    if measured_s <= 0 or predicted_s <= 0:
+        return False
+    return not 1 / DISAGREEMENT < measured_s / predicted_s < DISAGREEMENT
 
 
 class ContributorSupervisor:
@@ -49,6 +68,8 @@ class ContributorSupervisor:
         self._nodes = nodes
         self._hears_since = store.clock()
         """Before this, nobody was heard: the server's own network was cut, or the server stood still."""
+        self._jobs: dict[str, str] = {}
+        """By contributor: the job that it was leased to when it was looked at last."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
         """By contributor and node: since when it waits to be measured though nothing measures it."""
 
@@ -93,6 +114,23 @@ class ContributorSupervisor:
             )
             if change is not None:
                 await self._change(record, *change)
+        await self._doubt_those_done(records)
+        self._measurements.measure_idle(records)
+
+    async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
+        """Have machines measured again that finished a job and took another time for it than they should have."""
+        for record in records:
+            job_id = self._jobs.get(record.id)
+            if job_id is None or record.job_id == job_id:
+                continue
+            try:
+                job = await asyncio.to_thread(self._store.jobs.get, job_id)
+            except NotFound:  # deleted meanwhile
+                continue
+            if disagrees(job, record.id):
+                _log.info("contributor %s is measured again: job %s disagrees", record.name, job_id)
+                self._measurements.want(record.id)
+        self._jobs = {record.id: record.job_id for record in records if record.job_id is not None}
 
     async def _silent(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime

@@ -28,8 +28,8 @@ class Machine(Protocol):
     async def is_alive(self) -> bool:
         """Return whether it answers."""
 
-    async def probe(self, limits: Mapping[str, Any]) -> tuple[Device, ...]:
-        """Measure the devices that are lent."""
+    async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
+        """Measure the devices that are lent, while ``beside`` threads of others use the same processors."""
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these; leaves out those that are gone."""
@@ -67,9 +67,9 @@ class RayMachine:
         """Return whether its process answers."""
         return await self._actor.is_alive()
 
-    async def probe(self, limits: Mapping[str, Any]) -> tuple[Device, ...]:
-        """Measure the devices that are lent."""
-        wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"]]
+    async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
+        """Measure the devices that are lent, while ``beside`` threads of others use the same processors."""
+        wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside]
         with _translated(self._id):
             return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))
 

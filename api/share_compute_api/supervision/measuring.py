@@ -1,4 +1,4 @@
-"""Measures contributors whose node came up, one host's one after the other, and makes them ready."""
+"""Measures contributors: when their node came up, and again while they are idle. Those of one host take turns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import logging
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from share_compute.errors import Conflict, ShareComputeError
-from share_compute.jobs.states import ContributorState
+from share_compute.jobs.states import HERE, ContributorState
 from share_compute.store import ContributorRecord, Store
 from share_compute.topology import HEAD
 from share_compute_api.supervision.live_topology import require_sound, sound_links
@@ -19,7 +21,46 @@ from share_compute_api.supervision.machines import MEASURE_S, Machine, Start
 _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
+AGAIN = timedelta(minutes=30)
+"""An idle machine is measured again when its figures are so old."""
+_RETRY = timedelta(seconds=30)
+"""Shortest time between two tries."""
+_MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
 _log = logging.getLogger(__name__)
+
+
+class Share(NamedTuple):
+    """What a machine has of its host's processors."""
+
+    threads: int
+    """That it computes with."""
+    beside: int
+    """That other machines use beside it, at most as many as are left."""
+
+
+def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
+    """Return what a machine has of its host's processors: no more threads than an equal part, and at least one.
+
+    Args:
+        record: the machine.
+        here: all machines that are here.
+    """
+    processors = int(record.limits.get("host_threads") or 0)
+    others = [
+        one
+        for one in here
+        if one.id != record.id and record.host_id and one.host_id == record.host_id and _uses_cpu(one)
+    ]
+    if not others or not processors or not _uses_cpu(record):
+        return Share(record.lent_threads, 0)
+    part = max(1, processors // (len(others) + 1))
+    threads = min(record.lent_threads, part)
+    wanted = sum(min(one.lent_threads, part) for one in others)
+    return Share(threads, max(0, min(wanted, processors - threads)))
+
+
+def _uses_cpu(record: ContributorRecord) -> bool:
+    return record.limits.get("device") == "cpu" or not record.limits.get("gpus")
 
 
 class Measurements:
@@ -51,10 +92,49 @@ class Measurements:
         """By the loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By address: contributors of one host are measured in turn, since they would slow each other down."""
+        """By host: its contributors are measured in turn, each beside a load that is known."""
+        self._wanted: set[str] = set()
+        """Contributors to measure again as soon as they are idle."""
+        self._tried_at: dict[str, datetime] = {}
+
+    def want(self, contributor_id: str) -> None:
+        """Measure a contributor again as soon as it and all others of its host are idle; from any thread."""
+        self._wanted.add(contributor_id)
+        self._tried_at.pop(contributor_id, None)
+
+    def measure_idle(self, here: Sequence[ContributorRecord]) -> None:
+        """Begin to measure again those that are idle and due, one of a host at a time.
+
+        A machine is due when that is wanted, when its figures are old, and when its share of its host's processors
+        is another than it was measured with.
+
+        Args:
+            here: all machines that are here.
+        """
+        hosts: dict[str, list[ContributorRecord]] = defaultdict(list)
+        for record in here:
+            hosts[_host(record)].append(record)
+        for machines in hosts.values():
+            if all(self._is_idle(machine) for machine in machines):
+                due = next((machine for machine in machines if self._is_due(machine, machines)), None)
+                if due is not None:
+                    self._tried_at[due.id] = self._store.clock()
+                    self.begin(due.id)
+
+    def _is_idle(self, record: ContributorRecord) -> bool:
+        return record.state in _MEASURABLE and not record.is_leased and not self.is_measuring(record.id)
+
+    def _is_due(self, record: ContributorRecord, machines: Sequence[ContributorRecord]) -> bool:
+        now = self._store.clock()
+        tried_at = self._tried_at.get(record.id)
+        if tried_at is not None and now - tried_at < _RETRY:
+            return False
+        if record.id in self._wanted or record.measured_at is None or now - record.measured_at >= AGAIN:
+            return True
+        return (record.threads or record.lent_threads) != share_of(record, machines).threads
 
     def begin(self, contributor_id: str) -> None:
-        """Measure a contributor whose node just came up; ends an earlier try, which was for an earlier node."""
+        """Measure a contributor whose node just came up, or that is idle; ends an earlier try."""
         earlier = self._tasks.get(contributor_id)
         if earlier is not None:
             earlier.cancel()
@@ -137,7 +217,7 @@ class Measurements:
         if earlier is not None:
             await asyncio.wait([earlier])
         record = await asyncio.to_thread(self._store.contributors.get, contributor_id)
-        if record.state is not ContributorState.probing or record.node_id is None:
+        if record.state not in (ContributorState.probing, *_MEASURABLE) or record.node_id is None:
             return  # it left, or lost its node again
         try:
             await self._measure(record, record.node_id)
@@ -153,21 +233,36 @@ class Measurements:
             await self._give_up(record, f"it could not be measured: {type(failure).__name__}")
 
     async def _measure(self, record: ContributorRecord, node_id: str) -> None:
-        self._drop(record.id, self._machines.get(record.id))
-        async with self._host_locks[record.address or record.id], asyncio.timeout(self._timeout_s):
-            machine = self._machines[record.id] = await self._start(record.id, node_id)
+        is_new = record.state is ContributorState.probing
+        if is_new:
+            self._drop(record.id, self._machines.get(record.id))
+        async with self._host_locks[_host(record)], asyncio.timeout(self._timeout_s):
+            machine = self._machines.get(record.id)
+            if machine is None:
+                machine = self._machines[record.id] = await self._start(record.id, node_id)
             await self._wait_for_siblings(record)
-            devices = await machine.probe(record.limits)
+            here = await asyncio.to_thread(self._store.contributors.list, HERE)
+            share = share_of(record, here)
+            devices = await machine.probe({**record.limits, "cpu_threads": share.threads}, share.beside)
             require_sound(devices, record.name, record.limits.get("memory_bytes"))
             links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
-        await asyncio.to_thread(self._store.contributors.ready, record.id, capacity=devices, links=links)
+        if not is_new and (await asyncio.to_thread(self._store.contributors.get, record.id)).is_leased:
+            return  # a job began meanwhile: both disturbed each other
+        self._wanted.discard(record.id)
+        await asyncio.to_thread(
+            self._store.contributors.ready,
+            record.id,
+            capacity=devices,
+            links=links,
+            threads=share.threads,
+        )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
         """Wait, not for long, while other contributors of the same host start: they would spoil the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
-            if not any(sibling.host == record.host for sibling in starting):
+            if not any(_computer(sibling) == _computer(record) for sibling in starting):
                 return
             await asyncio.sleep(_SIBLINGS_POLL_S)
 
@@ -190,6 +285,8 @@ class Measurements:
     async def _give_up(self, record: ContributorRecord, reason: str) -> None:
         _log.warning("contributor %s: %s", record.name, reason)
         self._drop(record.id, self._machines.get(record.id))
+        if record.state in _MEASURABLE:
+            return  # what was measured before stays
         # It may have come back with a new node meanwhile, or left: then this changes nothing.
         await asyncio.to_thread(self._store.contributors.set_state, record, ContributorState.lost, reason)
 
@@ -202,3 +299,13 @@ class Measurements:
 def _dead_links(record: ContributorRecord) -> list[str]:
     """Return the ids of the peers that a contributor did not reach when its links were measured."""
     return [link.target for link in record.links or () if link.is_dead]
+
+
+def _host(record: ContributorRecord) -> str:
+    """Return what contributors have in common that are measured in turn."""
+    return record.host_id or record.address or record.id
+
+
+def _computer(record: ContributorRecord) -> str:
+    """Return the same for one that has no address yet."""
+    return record.host_id or record.host

@@ -7,6 +7,8 @@ from times that are known before: no clock has to tick, one pass over the cells 
 
 - A link carries one tensor after the other in each direction; size / bandwidth keeps it busy, latency does not. Both
   directions work at once, sending does not hold up computing.
+- Machines of one host whose threads are more than its cores share these evenly among those that compute at a moment
+  (processor sharing, Kleinrock 1967). Then cells take longer than alone, and are laid out by a clock that ticks.
 - Members of a pool start to sum gradients when all of them are in their last backward; a last bucket follows it.
 - The member of a pool of one sends its gradient to its buddy, over the best link, before the step counts.
 - Copies of a tied weight, in the first and the last pool, are exchanged.
@@ -18,8 +20,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from typing import Literal, NamedTuple
 
 from share_compute.planning.cost import TrainingCost
@@ -70,6 +74,8 @@ class StepTimeline:
     """When a machine begins and ends to update its weights, by its index in the topology."""
     transfers: tuple[SimulatedTransfer, ...] = ()
     """Between pools, in the order they are sent; only where they were asked for."""
+    slowdowns: dict[int, float] = field(default_factory=dict)
+    """By how much the cells of a machine take longer because others share its cores, by its index in the topology."""
 
 
 def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = False) -> StepTimeline:
@@ -82,7 +88,11 @@ def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = 
     """
     transfers: list[SimulatedTransfer] | None = [] if with_transfers else None
     pipeline = _Pipeline(cost, layout, transfers)
-    pipeline.run()
+    hosts = _crowded_hosts(cost, layout)
+    if hosts:
+        pipeline.run_on(hosts)
+    else:
+        pipeline.run()
     prepared = [
         _prepared_s(cost, pool, members) + cost.log_s(pool, layout.machines)
         for pool, members in zip(layout.pools, pipeline.members, strict=True)
@@ -107,6 +117,12 @@ def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = 
             for machine, (done_s, takes_s) in updates.items()
         },
         transfers=tuple(transfers or ()),
+        slowdowns={
+            member.machine: sum(cell.stop_s - cell.start_s for cell in member.cells) / alone_s
+            for members in pipeline.members
+            for member in members
+            if hosts and 0 < (alone_s := sum(map(member.takes_s, member.actions))) < math.inf
+        },
     )
 
 
@@ -123,6 +139,39 @@ class _Member:
     free_s: float = 0.0
     """When it is done with what it has begun."""
     cells: list[SimulatedCell] = field(default_factory=list)
+
+    @property
+    def next(self) -> Action | None:
+        """What it computes next, or computes now."""
+        return self.actions[len(self.cells)] if len(self.cells) < len(self.actions) else None
+
+    def takes_s(self, action: Action) -> float:
+        """Return how long an action takes on cores of its own."""
+        return self.forward_s if action.kind == "F" else self.backward_s
+
+
+@dataclass(slots=True)
+class _Host:
+    """Cores that members share; each member that computes gets the same share of what it wants."""
+
+    threads: float
+    wants: dict[int, int] = field(default_factory=dict)
+    """Threads by machine."""
+    left_s: dict[int, float] = field(default_factory=dict)
+    """By machine that computes: seconds that are left of its cell, on cores of its own."""
+    at_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Speed of what computes now, as a share of that on cores of its own."""
+        wanted = sum(self.wants[machine] for machine in self.left_s)
+        return min(1.0, self.threads / wanted) if wanted else 1.0
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass."""
+        done_s = (now_s - self.at_s) * self.rate
+        self.left_s = {machine: left_s - done_s for machine, left_s in self.left_s.items()}
+        self.at_s = now_s
 
 
 class _Pipeline:
@@ -150,24 +199,67 @@ class _Pipeline:
         waiting = deque(member for members in self.members for member in members)
         while waiting:
             member = waiting.popleft()
-            while len(member.cells) < len(member.actions):
-                action = member.actions[len(member.cells)]
-                arrived_s = self._arrived[action.kind][member.pool][action.microbatch]
-                if math.isnan(arrived_s):
-                    break
-                woken = self._compute(member, action, arrived_s)
+            while (action := member.next) is not None and (begin_s := self._begin_s(member)) is not None:
+                woken = self._complete(member, action, begin_s, begin_s + member.takes_s(action))
                 if woken is not None:
                     waiting.append(woken)
-        assert all(len(member.cells) == len(member.actions) for members in self.members for member in members)
+        assert all(member.next is None for members in self.members for member in members)
 
-    def _compute(self, member: _Member, action: Action, arrived_s: float) -> _Member | None:
-        """Run one cell and send what comes out; return who was waiting for it."""
+    def run_on(self, hosts: Sequence[_Host]) -> None:
+        """Compute every cell as early as its input allows, and as fast as shared cores let it."""
+        host_of = {machine: host for host in hosts for machine in host.wants}
+        by_machine = {member.machine: member for members in self.members for member in members}
+        events: list[tuple[float, int, _Member]] = []
+        numbers = count()
+        current: dict[int, int] = {}  # by machine: number of its event that holds; earlier ones are outdated
+
+        def plan(at_s: float, member: _Member) -> None:
+            current[member.machine] = number = next(numbers)
+            heappush(events, (at_s, number, member))
+
+        def plan_host(host: _Host) -> None:
+            for machine, left_s in host.left_s.items():
+                plan(host.at_s + max(0.0, left_s) / host.rate, by_machine[machine])
+
+        def plan_begin(member: _Member) -> None:
+            if (begin_s := self._begin_s(member)) is not None:
+                plan(begin_s, member)
+
+        began_s: dict[int, float] = {}
+        for member in by_machine.values():
+            plan_begin(member)
+        while events:
+            now_s, number, member = heappop(events)
+            if current[member.machine] != number:
+                continue
+            host, action = host_of[member.machine], member.next
+            assert action is not None
+            host.advance(now_s)
+            if member.machine not in host.left_s:
+                began_s[member.machine] = now_s
+                host.left_s[member.machine] = member.takes_s(action)
+            else:
+                del host.left_s[member.machine]
+                woken = self._complete(member, action, began_s[member.machine], now_s)
+                plan_begin(member)
+                if woken is not None:
+                    plan_begin(woken)
+            plan_host(host)
+        assert all(member.next is None for member in by_machine.values())
+
+    def _begin_s(self, member: _Member) -> float | None:
+        """Return when a member can begin its next cell; None while its input is not known to arrive."""
+        action = member.next
+        if action is None:
+            return None
+        arrived_s = self._arrived[action.kind][member.pool][action.microbatch]
+        return None if math.isnan(arrived_s) else max(member.free_s, arrived_s)
+
+    def _complete(self, member: _Member, action: Action, start_s: float, stop_s: float) -> _Member | None:
+        """Write one cell down and send what comes out; return who was waiting for it."""
         forward = action.kind == "F"
-        start_s = max(member.free_s, arrived_s)
-        member.free_s = start_s + (member.forward_s if forward else member.backward_s)
-        cell = SimulatedCell(
-            member.pool, member.place, action.microbatch, action.kind, start_s, member.free_s
-        )
+        member.free_s = stop_s
+        cell = SimulatedCell(member.pool, member.place, action.microbatch, action.kind, start_s, stop_s)
         member.cells.append(cell)
         target_pool = member.pool + (1 if forward else -1)
         if not 0 <= target_pool < len(self.members):
@@ -181,8 +273,7 @@ class _Pipeline:
                 SimulatedTransfer(action.microbatch, action.kind, *ends, sent_s, arrival_s)
             )
         self._arrived[action.kind][target_pool][action.microbatch] = arrival_s
-        done = len(target.cells)
-        return target if done < len(target.actions) and target.actions[done] == action else None
+        return target if target.next == action else None
 
     def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
         """Return when the link begins to carry a tensor, and when it arrives."""
@@ -192,6 +283,24 @@ class _Pipeline:
         free_s = start_s + carried_s
         self._link_free_s[source, target] = free_s
         return start_s, free_s + latency_s
+
+
+def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
+    """Return the cores of all machines of a layout; nothing where each has cores of its own."""
+    if not cost.host_threads:
+        return []
+    shared: dict[str, _Host] = {host: _Host(threads) for host, threads in cost.host_threads.items()}
+    hosts: list[_Host] = []
+    for machine in layout.machines:
+        contributor = cost.topology.contributors[machine]
+        threads = contributor.cpu_threads
+        if cost.kinds[machine] == "cpu" and contributor.host in shared:
+            shared[contributor.host].wants[machine] = threads
+        else:
+            hosts.append(_Host(threads, {machine: threads}))
+    used = [host for host in shared.values() if host.wants]
+    is_crowded = any(sum(host.wants.values()) > host.threads for host in used)
+    return [*used, *hosts] if is_crowded else []
 
 
 def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member]:

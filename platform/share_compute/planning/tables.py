@@ -12,6 +12,7 @@ kind, or of all: what was measured must not make a machine look fast only becaus
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -76,6 +77,17 @@ class CostTables:
     def kinds(self) -> tuple[str, ...]:
         """Kind of device of each machine: the members of a pool sum gradients, which takes devices of one kind."""
         return tuple(machine.device.kind if machine.devices else "" for machine in self.topology.contributors)
+
+    @cached_property
+    def host_threads(self) -> Mapping[str, int]:
+        """Threads of each host on which the CPUs of several machines want more than there are, by host."""
+        wanted: dict[str, int] = defaultdict(int)
+        found: dict[str, int] = {}
+        for kind, machine in zip(self.kinds, self.topology.contributors, strict=True):
+            if kind == "cpu" and machine.host and machine.host_threads:
+                wanted[machine.host] += machine.cpu_threads
+                found[machine.host] = max(machine.host_threads, found.get(machine.host, 0))
+        return {host: threads for host, threads in found.items() if wanted[host] > threads}
 
     @cached_property
     def memory_bytes_per_s(self) -> Floats:

@@ -228,9 +228,20 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def ready(
-        self, contributor_id: str, *, capacity: Iterable[Device], links: Iterable[Link]
+        self,
+        contributor_id: str,
+        *,
+        capacity: Iterable[Device],
+        links: Iterable[Link],
+        threads: int | None = None,
     ) -> ContributorRecord:
         """Write down what was measured: from probing to ready.
+
+        Args:
+            contributor_id: the machine.
+            capacity: its devices.
+            links: to other machines and to the head.
+            threads: that it was measured with; None stands for those lent.
 
         Raises:
             Conflict: it is leaving or gone meanwhile.
@@ -245,6 +256,7 @@ class Contributors:
                 )
             row.capacity = [asdict(device) for device in capacity]
             row.links = [asdict(link) for link in links]
+            row.threads, row.measured_at = threads, self._clock()
             if row.quarantined_for is None:
                 _move(session, row, ContributorState.ready, "measured and ready", self._clock())
             else:

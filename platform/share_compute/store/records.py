@@ -107,10 +107,14 @@ class ContributorRecord(PresenceRecord):
     deployment_id: str | None = None
     """The deployment that it is leased to; never to a job as well."""
     limits: dict[str, Any]
-    """What its owner lends: memory_bytes, cpu_threads, device, gpu."""
+    """What its owner lends: memory_bytes, cpu_threads, device, gpu; and host_id, host_threads: on which processors."""
     capacity: tuple[topology.Device, ...] | None
     """What the probe measured; null until it ran."""
     links: tuple[topology.Link, ...] | None
+    threads: int | None = None
+    """Threads that it was measured with and computes with: those lent, or fewer where machines share its processors."""
+    measured_at: datetime | None = None
+    """When it was measured last."""
     joined_at: datetime
     sent_away_at: datetime | None
     """When the operator asked it to leave; it cannot come back without a new invite."""
@@ -131,13 +135,25 @@ class ContributorRecord(PresenceRecord):
         """Id of the contributor that joined with the invite: this one, or another device of its host."""
         return self.sibling_of or self.id
 
+    @property
+    def host_id(self) -> str:
+        """Label of the processors that it uses, which other machines may share; empty where that is not known."""
+        return str(self.limits.get("host_id") or "")
+
+    @property
+    def lent_threads(self) -> int:
+        """Threads that its owner lends."""
+        return int(self.limits.get("cpu_threads") or 1)
+
     def machine(self) -> topology.Contributor:
         """Return the contributor as the planner sees it."""
         return topology.Contributor(
             id=self.id,
             name=self.name,
             devices=self.capacity or (),
-            cpu_threads=int(self.limits.get("cpu_threads") or 1),
+            cpu_threads=self.threads or self.lent_threads,
+            host=self.host_id,
+            host_threads=int(self.limits.get("host_threads") or 0),
             node_id=self.node_id or "",
             address=self.address or "",
         )

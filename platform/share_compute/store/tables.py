@@ -177,6 +177,8 @@ class Contributor(Base):
     limits: Mapped[dict[str, Any]]
     capacity: Mapped[list[Any] | None]
     links: Mapped[list[Any] | None]
+    threads: Mapped[int | None]
+    measured_at: Mapped[datetime | None]
     joined_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     left_at: Mapped[datetime | None]

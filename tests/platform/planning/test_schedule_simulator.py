@@ -261,3 +261,74 @@ def test_a_thousand_pools_are_laid_out_in_seconds() -> None:
     assert time.process_time() - begun < 10
     assert len(timeline.cells) == 2 * 64 * 1000
     assert timeline.step_s == (64 + 1000 - 1) * 3.0
+
+
+def on_one_host(cost: TrainingCost, threads: int, machines: Sequence[int]) -> TrainingCost:
+    """Let some machines, of one thread each, share a host of so many threads."""
+    contributors = tuple(
+        replace(one, host="host", host_threads=threads) if index in machines else one
+        for index, one in enumerate(cost.topology.contributors)
+    )
+    return replace(cost, topology=Topology(contributors))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+def test_stages_that_share_one_core_take_the_sum_of_their_work(microbatches: int) -> None:
+    cost = on_one_host(plain_cost([(1.0, 2.0), (1.0, 2.0)], machines=2, microbatches=microbatches), 1, [0, 1])
+
+    assert simulate_step(cost, row(cost)).step_s == pytest.approx(2 * 3 * microbatches)
+
+
+def test_stages_that_share_two_cores_wait_for_these_only_while_three_compute() -> None:
+    """One microbatch is at one stage at a time; of many, three stages want two cores."""
+    alone = plain_cost([(1.0, 2.0)] * 3, machines=3, microbatches=1)
+    assert (
+        simulate_step(on_one_host(alone, 2, [0, 1, 2]), row(alone)).step_s
+        == simulate_step(alone, row(alone)).step_s
+    )
+
+    many = plain_cost([(1.0, 2.0)] * 3, machines=3, microbatches=100)
+    crowded = simulate_step(on_one_host(many, 2, [0, 1, 2]), row(many))
+    assert crowded.step_s == pytest.approx(100 * 3 * 3 / 2, rel=0.03)
+    assert all(slowdown == pytest.approx(1.5, rel=0.05) for slowdown in crowded.slowdowns.values())
+
+
+def test_a_host_with_cores_for_all_slows_nobody_down() -> None:
+    cost = plain_cost([(1.0, 2.0)] * 3, machines=3, microbatches=4)
+    roomy = simulate_step(on_one_host(cost, 3, [0, 1, 2]), row(cost))
+
+    assert roomy == simulate_step(cost, row(cost))
+    assert not roomy.slowdowns
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    layers=st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.1, 5.0)), min_size=2, max_size=6),
+    microbatches=st.integers(1, 6),
+    carry_s=st.floats(0.0, 2.0),
+    threads=st.integers(1, 3),
+    data=st.data(),
+)
+def test_shared_cores_cost_no_more_than_all_work_in_turn(
+    layers: list[tuple[float, float]], microbatches: int, carry_s: float, threads: int, data: st.DataObject
+) -> None:
+    """The work of a host fits into its cores, and no cell takes longer than a whole core's share says."""
+    count = len(layers)
+    shared = data.draw(st.sets(st.integers(0, count - 1), min_size=2))
+    cost = plain_cost(layers, machines=count, microbatches=microbatches, carry_s=carry_s)
+    alone = simulate_step(cost, row(cost))
+    crowded = simulate_step(on_one_host(cost, threads, sorted(shared)), row(cost))
+
+    work_s = sum(microbatches * sum(layers[index]) for index in shared)
+    assert crowded.step_s >= alone.step_s * (1 - 1e-9)
+    assert crowded.step_s >= work_s / threads * (1 - 1e-9)
+    assert crowded.step_s <= alone.step_s * max(1.0, len(shared) / threads) * (1 + 1e-9)
+    assert all(slowdown >= 1 - 1e-9 for slowdown in crowded.slowdowns.values())
+    assert [cell[:4] for cell in crowded.cells] == [cell[:4] for cell in alone.cells]
+
+
+def test_a_host_is_shared_with_a_machine_that_never_gets_its_input() -> None:
+    cost = plain_cost([(1.0, 2.0)] * 3, machines=3, microbatches=2)
+    cut = replace(cost, network=one_region(3, 0.0, 0.0))
+
+    assert simulate_step(on_one_host(cut, 1, [0, 1, 2]), row(cost)).step_s == math.inf

@@ -196,6 +196,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/contributors/{contributor_id}/measurement": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Measure Contributor
+         * @description Measure a machine again, as soon as it and all that share its processors are idle.
+         */
+        post: operations["measureContributor"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors/{contributor_id}/online": {
         parameters: {
             query?: never;
@@ -1928,6 +1948,18 @@ export interface components {
              */
             devices: components["schemas"]["DeviceEntry"][];
             /**
+             * Host
+             * @description Computer that it runs on, any label; the CPUs of machines with the same one share its cores.
+             * @default
+             */
+            host: string;
+            /**
+             * Host Threads
+             * @description Threads of that computer; 0 says that there are enough for all its machines.
+             * @default 0
+             */
+            host_threads: number;
+            /**
              * Id
              * @description What links call it; default: its name.
              */
@@ -1960,6 +1992,18 @@ export interface components {
              * @description The fastest one counts.
              */
             devices: components["schemas"]["DeviceEntryRequest"][];
+            /**
+             * Host
+             * @description Computer that it runs on, any label; the CPUs of machines with the same one share its cores.
+             * @default
+             */
+            host: string;
+            /**
+             * Host Threads
+             * @description Threads of that computer; 0 says that there are enough for all its machines.
+             * @default 0
+             */
+            host_threads: number;
             /**
              * Id
              * @description What links call it; default: its name.
@@ -2031,13 +2075,18 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu.
+             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu; and host_id, host_threads: on which processors.
              */
             limits: {
                 [key: string]: unknown;
             };
             /** Links */
             links: components["schemas"]["Link"][] | null;
+            /**
+             * Measured At
+             * @description When it was measured last.
+             */
+            measured_at?: string | null;
             /** Name */
             name: string;
             /**
@@ -2072,6 +2121,11 @@ export interface components {
              */
             sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
+            /**
+             * Threads
+             * @description Threads that it was measured with and computes with: those lent, or fewer where machines share its processors.
+             */
+            threads?: number | null;
             /** Versions */
             versions: {
                 [key: string]: string;
@@ -2131,13 +2185,18 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu.
+             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu; and host_id, host_threads: on which processors.
              */
             limits: {
                 [key: string]: unknown;
             };
             /** Links */
             links: components["schemas"]["Link"][] | null;
+            /**
+             * Measured At
+             * @description When it was measured last.
+             */
+            measured_at?: string | null;
             /** Name */
             name: string;
             /**
@@ -2177,6 +2236,11 @@ export interface components {
              */
             sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
+            /**
+             * Threads
+             * @description Threads that it was measured with and computes with: those lent, or fewer where machines share its processors.
+             */
+            threads?: number | null;
             /** Versions */
             versions: {
                 [key: string]: string;
@@ -3995,6 +4059,18 @@ export interface components {
              * @description UUID of the GPU, as NVIDIA's driver names it; null for a CPU.
              */
             gpu?: string | null;
+            /**
+             * Host Id
+             * @description Label of the processors that it uses: machines with the same one share them; empty where that is not known.
+             * @default
+             */
+            host_id: string;
+            /**
+             * Host Threads
+             * @description How many processors these are; 0 where that is not known.
+             * @default 0
+             */
+            host_threads: number;
             /** Memory Bytes */
             memory_bytes: number;
         };
@@ -7583,6 +7659,82 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    measureContributor: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ContributorRecord"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };
