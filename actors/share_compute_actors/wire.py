@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from inspect import signature
 from types import GenericAlias
 from typing import Annotated, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -288,6 +289,9 @@ def answers_by(
             except Exception as failure:  # noqa: BLE001 - the caller is told, and decides
                 return pack_failure(told(failure))
 
+        # Ray looks behind `__wrapped__` for the method's concurrency group, which is on the outermost function.
+        answer.__signature__ = signature(method)  # type: ignore[attr-defined]
+        del answer.__wrapped__  # type: ignore[attr-defined]
         return answer
 
     return decorate
