@@ -161,6 +161,7 @@ def run_server(
     """Run a server inside the block; jobs may name files below ``data_root``, which must not hold its data folder."""
     data_folder.mkdir(parents=True, exist_ok=True)
     root = data_root or data_folder.with_name(f"{data_folder.name}-files")
+    root.mkdir(parents=True, exist_ok=True)
     places = ("--data-folder", str(data_folder), "--data-root", str(root))
     given = ("--json", "--port", str(port), *places, *arguments)
     with run_command(data_folder, "up", *given, inside=inside) as command:

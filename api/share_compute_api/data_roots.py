@@ -39,6 +39,16 @@ def offered(settings: Settings, working_folder: Path) -> Settings:
     return settings.model_copy(update={"data_roots": (working_folder,)})
 
 
+def require_folders(settings: Settings) -> None:
+    """Raise UserError when a data root is no folder: the Ray head is allowed to read the folders that are there."""
+    for root in settings.data_roots:
+        if not root.is_dir():
+            raise UserError(
+                f"data root {root} is {'not a folder' if root.exists() else 'not there'}",
+                mend="make it first, or give another folder to --data-root (or SHARE_COMPUTE_DATA_ROOTS)",
+            )
+
+
 def require_unlinked(path: Path, field: str) -> None:
     """Raise UserError when a part of a path, which had no link when it was submitted, is one by now."""
     if os.path.realpath(path) != str(path):

@@ -27,6 +27,7 @@ from share_compute_api.children import Interrupts, own_command
 from share_compute_api.cluster.cluster import Cluster, for_url
 from share_compute_api.context import Context
 from share_compute_api.data_folder import first_api_key, locked, write_server_file
+from share_compute_api.data_roots import require_folders
 from share_compute_api.fencing import ends_within_grace
 from share_compute_api.fingerprints import join_invite
 from share_compute_api.join_line import INVITE_VARIABLE, join_command
@@ -103,8 +104,10 @@ def serve(
     Raises:
         Conflict: a port is taken, or another server uses the data folder.
         Unavailable: Ray, the database or the data folder cannot be used.
+        UserError: a data root is no folder.
         Fenced: another server took over the database.
     """
+    require_folders(settings)
     with Interrupts() as interrupts, ExitStack() as stack:
         stack.enter_context(locked(settings.data_folder))
         listener = stack.enter_context(_listen(settings.host, settings.port))

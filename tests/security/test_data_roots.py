@@ -26,7 +26,7 @@ from share_compute.settings import Settings
 from share_compute.specification import parse_any_job, parse_deployment
 from share_compute.store import Store, upgrade
 from share_compute_api.app import create_app
-from share_compute_api.data_roots import DataRoots, offered
+from share_compute_api.data_roots import DataRoots, offered, require_folders
 
 ROW = '{"text": "a secret line"}\n'
 
@@ -425,3 +425,12 @@ def test_a_result_that_is_told_to_be_elsewhere_is_not_given(house: House) -> Non
     house.store.progress.add_artifact(job_id, told)
     (house.settings.data_folder / "config.json").write_text("the server's own")
     assert client.get(f"/jobs/{job_id}/artifacts/forged/files/config.json").status_code == 404
+
+
+def test_a_data_root_that_is_no_folder_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    require_folders(Settings(data_roots=(tmp_path,)))
+    with pytest.raises(UserError, match=r"missing is not there"):
+        require_folders(Settings(data_roots=(tmp_path, tmp_path / "missing")))
+    with pytest.raises(UserError, match=r"file is not a folder"):
+        require_folders(Settings(data_roots=(tmp_path / "file",)))
