@@ -37,6 +37,7 @@ TABLE: dict[str, Scope | None] = {
     "online": AGENT,
     "heartbeat": AGENT,
     "rejoin": AGENT,
+    "joinSibling": AGENT,
     "leave": AGENT,
     "createSignInCode": R,
     "getStatus": R,
