@@ -291,7 +291,7 @@ def answers_by(
 
         # Ray looks behind `__wrapped__` for the method's concurrency group, which is on the outermost function.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]
-        del answer.__wrapped__  # type: ignore[attr-defined]
+        del answer.__wrapped__
         return answer
 
     return decorate
