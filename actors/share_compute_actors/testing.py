@@ -111,7 +111,8 @@ def freeze(duration_s: float) -> None:
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: of a signal to the process, another thread takes notice, and this one goes on for a moment.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
