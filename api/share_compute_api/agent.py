@@ -24,6 +24,8 @@ from share_compute.errors import (
 from share_compute.jobs.states import ContributorState
 from share_compute_actors.machine.launch import RayNode
 from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
+from share_compute_actors.machine.ports import NodePorts
+from share_compute_actors.machine.preflight import route_address
 from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api import agent_client
@@ -42,6 +44,7 @@ from share_compute_api.children import Interrupts
 from share_compute_api.identity import Identities, Identity, digest_of
 from share_compute_api.join_line import INVITE_VARIABLE
 from share_compute_api.joining import JoinOptions, check_machine, resolve_limits
+from share_compute_api.reachability import require_reachable
 from share_compute_api.versions import local_versions
 
 _HEARTBEAT_S = 2.0
@@ -94,6 +97,10 @@ class Agent:
         self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
         self._roster: Roster | None = None
         self._node: RayNode | None = None
+        self._ports: NodePorts | None = None
+        """That the node has, or is about to have."""
+        self._machine_warnings: tuple[str, ...] = ()
+        """Found when it was looked whether this machine is fit."""
         self._access: ClusterAccess | None = None
         """With which the node was started, or is to be."""
         self._node_started = 0.0
@@ -149,7 +156,8 @@ class Agent:
         return self._join(invite, limits)
 
     def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
-        self._view = replace(self._view, warnings=check_machine(self._options, limits, find_head))
+        self._machine_warnings = check_machine(self._options, limits, find_head)
+        self._view = replace(self._view, warnings=self._machine_warnings)
 
     def _join(self, invite: str, limits: Limits) -> tuple[Identity, ClusterAccess]:
         options = self._options
@@ -314,10 +322,11 @@ class Agent:
         assert self._roster is not None
         if self._node is None or self._node.end is not None:
             self._stop_node()
-            self._show("starting the Ray node")
             known = NodeAccess(access.ray_address, access.token, access.labels, access.environment)
             try:
-                self._node = start_node(self._roster, known, limits, address=self._options.address)
+                ports = self._take_ports(client, access, limits)
+                self._show("starting the Ray node")
+                self._node = start_node(self._roster, known, limits, ports, address=self._options.address)
             except NotAuthorized as refused:  # the token was changed on the way
                 raise ContributorLost(refused.message, mend="it asks for the new token") from refused
             self._node_started = time.monotonic()
@@ -327,10 +336,26 @@ class Agent:
             raise ContributorLost(silence.message, mend="it comes back") from silence
         self._show("being measured")
 
+    def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
+        """Hold the node's ports, once the server and other machines reach them."""
+        options = self._options
+        ports = self._ports = NodePorts.take(options.port_range, limits.cpu_threads)
+        address = options.address or route_address(access.ray_address.rpartition(":")[0].strip("[]"))
+        self._show("checking that others reach this machine")
+        try:
+            found = require_reachable(client.dial, address, ports.all, options.port_range, self._show)
+        except Unavailable as silence:
+            raise ContributorLost(silence.message, mend="it comes back") from silence
+        self._view = replace(self._view, warnings=(*self._machine_warnings, *found))
+        return ports
+
     def _stop_node(self) -> None:
         if self._node is not None and self._roster is not None:
             self._roster.stop(self._node.child, self._grace_s)
             self._node = None
+        if self._ports is not None:
+            self._ports.release()
+            self._ports = None
 
     def _leave(self, client: AgentClient) -> None:
         """Say goodbye and wait, not for ever, until no job holds this machine any more."""

@@ -10,6 +10,8 @@ from share_compute.store.records import ContributorRecord
 from share_compute_api.agent_schemas import (
     ClusterAccess,
     ContributorWork,
+    DialReport,
+    DialRequest,
     Joined,
     JoinRequest,
     Preflight,
@@ -20,6 +22,9 @@ from share_compute_api.agent_schemas import (
 from share_compute_api.discovery import Target
 from share_compute_api.schemas import Health
 from share_compute_api.transport import Transport
+
+_DIAL_S = 30.0
+"""Ports that do not answer are given up after some seconds, and other machines may be dialled first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,11 @@ class AgentClient:
         """Tell that the Ray node runs; measuring begins."""
         body = {"node_id": node_id, "address": address}
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
+
+    def dial(self, wanted: DialRequest) -> DialReport:
+        """Ask the server and some other machines to connect to ports on which this machine listens."""
+        body = wanted.model_dump(mode="json")
+        return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
     def heartbeat(self) -> ContributorWork:
         """Give a sign of life; returns what the contributor does and whether it should go."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, IPvAnyAddress
 
 from share_compute.jobs.states import ContributorState
 from share_compute.plain_text import PlainText
 from share_compute.strict import StrictModel
 from share_compute.topology import DeviceKind
 from share_compute_api.schemas import MOMENT, Versions, View, example
+
+SERVER = "the server"
+"""Source of the row that says what the server itself does not reach."""
+TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
 
 class PreflightRequest(StrictModel):
@@ -122,6 +126,44 @@ class Joined(View):
     contributor_key: str
     """Bearer key of this one contributor; not shown again."""
     cluster: ClusterAccess
+
+
+class DialRequest(StrictModel):
+    """A machine listens on the ports that its Ray node will have, and asks others to connect to them."""
+
+    model_config = example(address="192.0.2.7", ports=[24001, 24002], greeting="5e" * 16)
+
+    address: IPvAnyAddress
+    """That other machines are to reach it at."""
+    ports: tuple[TcpPort, ...] = Field(min_length=1, max_length=1024)
+    greeting: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """What it says on each connection, in hexadecimal: 16 random bytes."""
+
+
+class ClosedPorts(View):
+    """Ports of a machine that another one does not reach."""
+
+    source: str
+    """Name of the machine that tried to connect; ``the server`` for the server."""
+    ports: tuple[int, ...]
+    """Without those that it reaches; empty: it reaches all."""
+
+
+class NodePlace(View):
+    """Where the Ray node of another machine listens."""
+
+    name: str
+    address: str
+    port: int
+
+
+class DialReport(View):
+    """Which ports of a machine the server and some other machines do not reach."""
+
+    closed: tuple[ClosedPorts, ...]
+    """One row for each machine that tried: the server first."""
+    nodes: tuple[NodePlace, ...]
+    """Of the other machines that tried: the machine itself must reach them as well."""
 
 
 class OnlineRequest(StrictModel):

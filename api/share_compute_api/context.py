@@ -33,6 +33,7 @@ from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.uploads.shelf import Uploads
 
 _HEARTBEAT_THREADS = 4
+_DIALS = 4
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -61,6 +62,8 @@ class Context:
     """Which files of the server jobs may name."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
     """Threads for signs of life, which wait for no other request."""
+    dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
+    """Machines whose ports the server connects to at one time."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """What runs beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)

@@ -12,6 +12,7 @@ import psutil
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.planning.words import bytes_text
 from share_compute.settings import Settings
+from share_compute_actors.machine.ports import LEAST_FREE_PORTS, PortRange
 from share_compute_actors.machine.preflight import (
     LEAST_MEMORY_BYTES,
     Finding,
@@ -45,6 +46,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
     yield check_resolver()
     yield check_walls()
     yield _leftovers()
+    yield _node_ports(settings)
     server = _target(url)
     if server is None:
         yield _port("port", settings.host, settings.port)
@@ -100,6 +102,19 @@ def _leftovers() -> Finding:
         mend="share-compute doctor --clean ends them; so does the next `share-compute join`",
         details={"folders": list(left)},
     )
+
+
+def _node_ports(settings: Settings) -> Finding:
+    try:
+        within = PortRange.parse(settings.port_range)
+        free = within.free()
+    except ShareComputeError as failure:
+        return Finding("node ports", "fail", failure.message, mend=failure.mend)
+    text = f"Ray nodes use TCP {within}, and {free} of these ports are free; open them between machines"
+    if free >= LEAST_FREE_PORTS:
+        return Finding("node ports", "ok", text)
+    mend = "end what uses them, or choose other ports with --port-range (SHARE_COMPUTE_PORT_RANGE)"
+    return Finding("node ports", "warn", text, mend=mend)
 
 
 def _port(check: str, host: str, port: int) -> Finding:

@@ -154,6 +154,7 @@ class Host:
             "--cpu-threads": options.cpu_threads,
             "--address": options.address,
             "--fingerprint": options.fingerprint,
+            "--port-range": options.port_range,
             "--leave-within": options.leave_within_s,
         }
         words = [

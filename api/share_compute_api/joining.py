@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from share_compute.errors import ClockSkew, Unavailable, UserError
+from share_compute_actors.machine.ports import DEFAULT_RANGE, PortRange
 from share_compute_actors.machine.preflight import (
     check_clock,
     check_disk,
@@ -49,6 +50,8 @@ class JoinOptions:
     """Of the server's key; None lets certificate authorities decide."""
     is_insecure: bool = False
     """Whether the cluster's token may come over plain HTTP from another machine."""
+    port_range: PortRange = DEFAULT_RANGE
+    """TCP ports of the machine's Ray node: those to open in a firewall."""
     leave_within_s: float = 60.0
     """How long it hands over what it holds for a job when it leaves; then it goes anyway."""
 

@@ -43,6 +43,8 @@ class Settings(BaseSettings):
     """Whether the cluster's token may be sent over plain HTTP to other machines."""
     ray_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
+    port_range: str = Field(default="24000-25999", pattern=r"^\d{1,5}-\d{1,5}$")
+    """TCP ports of the head's Ray node and of its processes: the ones to open in a firewall, beside ``port``."""
     head_user: str | None = None
     """User that the Ray head runs as where the server runs as root; default: share-compute where there is such a user,
     else nobody."""

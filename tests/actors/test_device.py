@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.actors.test_node import access, rosters  # noqa: F401 - a fixture
+from tests.actors.test_node import StartHead, access, ports, rosters, start_head  # noqa: F401 - fixtures
 
 from share_compute.errors import ContributorLost
 from share_compute.settings import Settings
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.device import gpu_uuid, measured_device
-from share_compute_actors.machine.head import start_head
 from share_compute_actors.machine.launch import ray_environment
 from share_compute_actors.machine.node import NodeLimits, start_node
+from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.processes import Roster
 
@@ -58,13 +58,15 @@ def test_actors_of_a_node_see_its_gpu_alone(
     gpu: str | None,
     tmp_path: Path,
     rosters: list[Roster],  # noqa: F811
+    ports: NodePorts,  # noqa: F811
+    start_head: StartHead,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They ask Ray for no GPU. What the owner made visible to this process does not matter."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
     limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=gpu)
-    node = start_node(rosters[1], access(head), limits)
+    node = start_node(rosters[1], access(head), limits, ports)
     done = subprocess.run(
         [sys.executable, "-c", LOOK, head.ray_address, node.node_id],
         env={**os.environ, **ray_environment(head.token)},

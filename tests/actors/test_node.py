@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from share_compute.errors import Conflict, ShareComputeError
 from share_compute.settings import Settings
-from share_compute_actors.machine.head import Head, start_head
+from share_compute_actors.machine import head as head_module
+from share_compute_actors.machine.head import Head
 from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
-from share_compute_actors.machine.processes import Roster, is_alive
+from share_compute_actors.machine.ports import DEFAULT_RANGE, NodePorts
+from share_compute_actors.machine.processes import Child, Roster, is_alive
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 
 LIMITS = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1)
@@ -27,12 +32,38 @@ def rosters() -> Iterator[list[Roster]]:
         close_run_folder(roster)
 
 
+StartHead = Callable[..., Head]
+
+
+@pytest.fixture
+def start_head() -> Iterator[StartHead]:
+    """`start_head`, with the ports released in the end."""
+    with ExitStack() as stack:
+
+        def start(*arguments: Any, **options: Any) -> Head:
+            head = head_module.start_head(*arguments, **options)
+            stack.callback(head.ports.release)
+            return head
+
+        yield start
+
+
+@pytest.fixture
+def ports() -> Iterator[NodePorts]:
+    """Ports of one small node."""
+    held = NodePorts.take(DEFAULT_RANGE, threads=1)
+    yield held
+    held.release()
+
+
 def access(head: Head, **changes: str) -> NodeAccess:
     known = {"ray_address": head.ray_address, "token": head.token, **changes}
     return NodeAccess(labels={"share-compute-contributor": "con-1"}, environment={}, **known)
 
 
-def test_a_head_keeps_its_port_and_token_and_leaves_nothing(tmp_path: Path, rosters: list[Roster]):
+def test_a_head_keeps_its_port_and_token_and_leaves_nothing(
+    tmp_path: Path, rosters: list[Roster], start_head: StartHead
+):
     settings = Settings(data_folder=tmp_path)
     for spoilt_by_a_full_disk in ("ray-port", "ray-token"):
         (tmp_path / spoilt_by_a_full_disk).touch()
@@ -48,19 +79,34 @@ def test_a_head_keeps_its_port_and_token_and_leaves_nothing(tmp_path: Path, rost
 
 
 @pytest.mark.slow
-def test_a_node_joins_only_with_the_token(tmp_path: Path, rosters: list[Roster]):
+def test_a_node_joins_only_with_the_token(
+    tmp_path: Path, rosters: list[Roster], start_head: StartHead, ports: NodePorts
+):
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
-    node = start_node(rosters[1], access(head), LIMITS)
+    node = start_node(rosters[1], access(head), LIMITS, ports)
+    assert listened(node.child) <= set(ports.all)
+    assert listened(node.child) >= set(ports.own[:2]), "of the raylet; agents start later"
+    assert listened(head.node.child) <= {*head.ports.all, int(head.ray_address.rpartition(":")[2])}
     assert node.gcs_address == head.ray_address
     assert len(node.node_id) == 56
     rosters[1].stop(node.child)
     with pytest.raises(ShareComputeError) as refused:
-        start_node(rosters[1], access(head, token="0" * 64), LIMITS)
+        start_node(rosters[1], access(head, token="0" * 64), LIMITS, ports)
     assert refused.value.mend
     assert not rosters[1].leftovers()
 
 
-def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster]):
+def listened(child: Child) -> set[int]:
+    """Return the TCP ports on which processes of a node accept connections from other hosts."""
+    return {
+        connection.laddr.port
+        for process in child.family()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.startswith("127.")
+    }
+
+
+def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster], start_head: StartHead):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Conflict, match=str(port)) as refused:
@@ -69,7 +115,7 @@ def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster]):
 
 
 @pytest.mark.thorough
-def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[Roster]):
+def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[Roster], start_head: StartHead):
     heads = [
         start_head(Settings(data_folder=tmp_path / str(number)), roster, "127.0.0.1")
         for number, roster in enumerate(rosters)

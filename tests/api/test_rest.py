@@ -95,7 +95,7 @@ def test_a_contributors_key_opens_its_own_routes_only(plane: Any) -> None:
             if operation in OPEN:
                 continue
             answer = agent.request(method, path.replace("{contributor_id}", grace), json=body)
-            is_agents = operation in ("online", "heartbeat", "rejoin", "leave", "joinSibling")
+            is_agents = operation in ("online", "heartbeat", "rejoin", "leave", "joinSibling", "dial")
             problem(answer, *((401, "not-authorized") if is_agents else (403, "missing-scope")))
         assert agent.post(f"/api/v1/contributors/{ada}/heartbeat").json()["state"] == "joining"
 

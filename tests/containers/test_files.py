@@ -40,3 +40,12 @@ def test_containers_have_few_privileges(services: dict[str, Any]) -> None:
         assert services[name]["security_opt"] == ["no-new-privileges:true"]
     assert {name for name, one in services.items() if one.get("cap_add")} == {"server", "invite"}
     assert not any(one.get("privileged") for one in services.values())
+
+
+def test_with_the_network_of_the_host_services_find_each_other() -> None:
+    services = yaml.safe_load(FILE.with_name("docker-compose.host.yml").read_text(encoding="utf-8"))["services"]
+    hosts = {name for name, one in services.items() if one.get("network_mode") == "host"}
+    assert hosts == {"server", "contributor"}
+    assert services["server"]["extra_hosts"] == ["database:127.0.0.1"]
+    assert services["contributor"]["extra_hosts"] == ["server:127.0.0.1"]
+    assert services["database"]["ports"] == ["127.0.0.1:5432:5432"], "no other host reaches the database"

@@ -34,6 +34,7 @@ TABLE: dict[str, Scope | None] = {
     "signOut": None,
     "preflight": None,
     "join": None,
+    "dial": AGENT,
     "online": AGENT,
     "heartbeat": AGENT,
     "rejoin": AGENT,

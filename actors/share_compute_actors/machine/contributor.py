@@ -19,7 +19,7 @@ from share_compute.errors import UserError, as_ours
 from share_compute.topology import Link
 from share_compute_actors.machine.probe_links import Payload, measure_link
 from share_compute_actors.machine.processes import tied
-from share_compute_actors.machine.reach import Place, unanswered
+from share_compute_actors.machine.reach import Place, closed_ports, unanswered
 from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
@@ -79,6 +79,17 @@ class Contributor:
     def measure_links(self, peers: Sequence[tuple[str, Place, Any]]) -> str:
         """Return JSON of `links_to` these peers."""
         return json.dumps([asdict(link) for link in links_to(self._id, peers)])
+
+    @ray.method(concurrency_group="echo")
+    def dial(self, address: str, ports: Sequence[int], greeting: str) -> str:
+        """Return JSON of `closed_ports` as seen from this machine.
+
+        Args:
+            address: IP address of another machine.
+            ports: that it listens on.
+            greeting: what it says there, in hexadecimal.
+        """
+        return json.dumps(closed_ports(address, ports, bytes.fromhex(greeting)))
 
     @ray.method(concurrency_group="echo")
     def echo(self, payload: Payload) -> int:

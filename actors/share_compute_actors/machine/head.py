@@ -13,7 +13,8 @@ import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +25,13 @@ from share_compute.plain_files import opened_parent
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
+from share_compute_actors.machine.ports import NodePorts, PortRange
 from share_compute_actors.machine.processes import Roster
 
 _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
+_JOBS = 150
+"""Processes that may run on the head: a coordinator and a library for each job, a server for each deployment."""
 _RECONNECT_S = 600
 """How long nodes of contributors wait for a head that is being restarted."""
 HEALTH_CHECKS = {
@@ -54,6 +58,8 @@ class Head:
     """The policy that confines the head, and drivers beside it."""
     environment: dict[str, str]
     """Variables that drivers beside it must be started with."""
+    ports: NodePorts
+    """Held until whoever replaces the head releases them."""
 
     @property
     def ray_address(self) -> str:
@@ -75,7 +81,7 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         advertise_address: IP address that contributors reach this machine at.
 
     Raises:
-        Conflict: the port is taken.
+        Conflict: the port is taken, or the range has too few free ports.
         Unavailable: it did not start.
     """
     token = read_or_make_secret(settings.data_folder / _TOKEN)
@@ -85,7 +91,6 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
     tables = settings.data_folder / _TABLES
     policy = _policy(settings, roster.folder, tables)
     (folder / "ray_current_cluster").unlink(missing_ok=True)
-    port = _choose_port(settings, settings.data_folder / "ray-port")
     shared = {**ray_environment(token, roster.folder), "TMPDIR": str(roster.folder / "tmp")}
     environment = {
         **shared,
@@ -93,21 +98,29 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(tables),
     }
-    arguments = [
-        "--head",
-        f"--port={port}",
-        f"--node-ip-address={advertise_address}",
-        "--dashboard-host=127.0.0.1",
-        "--dashboard-port=0",
-        "--num-cpus=0",
-        "--num-gpus=0",
-        f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        f"--temp-dir={folder}",
-        "--no-monitor",
-        "--include-log-monitor=false",
-    ]
-    node = launch(roster, "head", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
-    return Head(node, token, folder, policy, shared)
+    with ExitStack() as stack:
+        ports = NodePorts.take(PortRange.parse(settings.port_range), _JOBS)
+        stack.callback(ports.release)
+        port = _choose_port(settings, settings.data_folder / "ray-port", ports.workers)
+        arguments = [
+            "--head",
+            f"--port={port}",
+            f"--node-ip-address={advertise_address}",
+            "--dashboard-host=127.0.0.1",
+            "--dashboard-port=0",
+            "--num-cpus=0",
+            "--num-gpus=0",
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
+            f"--temp-dir={folder}",
+            "--no-monitor",
+            "--include-log-monitor=false",
+            *ports.arguments(apart_from=port),
+        ]
+        node = launch(
+            roster, "head", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S
+        )
+        stack.pop_all()
+    return Head(node, token, folder, policy, shared, ports)
 
 
 def invalidate_token(data_folder: Path) -> None:
@@ -228,8 +241,8 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _choose_port(settings: Settings, remembered: Path) -> int:
-    """Keep the port of the last run: nodes of contributors come back to it by themselves."""
+def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> int:
+    """Keep the port of the last run: nodes of contributors come back to it by themselves. Else take a free one."""
     if settings.ray_port:
         if not _is_free(settings.ray_port):
             raise Conflict(
@@ -240,9 +253,8 @@ def _choose_port(settings: Settings, remembered: Path) -> int:
     last = _read(remembered)
     if last.isdecimal() and 0 < int(last) < 2**16 and _is_free(int(last)):
         return int(last)
-    port = _free_port()
-    write_private(remembered, str(port))
-    return port
+    write_private(remembered, str(free[-1]))
+    return free[-1]
 
 
 def _is_free(port: int) -> bool:
@@ -251,8 +263,3 @@ def _is_free(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])

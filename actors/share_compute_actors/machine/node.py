@@ -10,6 +10,7 @@ from pathlib import Path
 from share_compute.errors import Unavailable
 from share_compute_actors.machine.confine import Policy
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
+from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.processes import Roster
 from share_compute_actors.machine.temporary import temporary_folder
 
@@ -39,7 +40,12 @@ class NodeAccess:
 
 
 def start_node(
-    roster: Roster, access: NodeAccess, limits: NodeLimits, *, address: str | None = None
+    roster: Roster,
+    access: NodeAccess,
+    limits: NodeLimits,
+    ports: NodePorts,
+    *,
+    address: str | None = None,
 ) -> RayNode:
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
@@ -47,6 +53,7 @@ def start_node(
         roster: writes the child down; its folder must have a short path and be this node's own.
         access: where the head is and what it asks for.
         limits: what is lent.
+        ports: that it may listen on.
         address: IP address that other members reach this machine at; default: of the route to the head.
 
     Raises:
@@ -62,6 +69,7 @@ def start_node(
         f"--temp-dir={roster.folder / 'ray'}",
         f"--labels={labels}",
         "--include-log-monitor=false",
+        *ports.arguments(),
     ]
     if address:
         arguments.append(f"--node-ip-address={address}")
@@ -70,6 +78,7 @@ def start_node(
     environment = {
         **ray_environment(access.token, roster.folder),
         **access.environment,
+        **ports.environment,
         **_device_environment(limits.gpu),
         "TMPDIR": str(temporary),
     }

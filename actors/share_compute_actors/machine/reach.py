@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal
 
 Place = tuple[str, int]
@@ -14,6 +17,8 @@ Place = tuple[str, int]
 Answer = Literal["open", "refused"]
 _TRIES, _TRY_S = 2, 2.5
 """TCP repeats a connect that was lost after 1 s."""
+_AT_ONCE = 256
+_LOOK_S = 0.05
 
 
 def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Answer]:
@@ -55,6 +60,70 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
     for _ in range(_TRIES):
         silent -= answers(silent, _TRY_S).keys()
     return silent
+
+
+@contextmanager
+def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator[None]:
+    """Greet whoever connects to one of these ports inside the block, so that others can see whether they reach them.
+
+    Args:
+        address: IP address to listen at.
+        ports: TCP ports.
+        greeting: sent on each connection.
+
+    Raises:
+        OSError: a port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    is_over = threading.Event()
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for port in ports:
+            listener = stack.enter_context(socket.create_server((address, port), family=family))
+            listener.setblocking(False)  # noqa: FBT003 - the standard library's
+            selector.register(listener, selectors.EVENT_READ)
+
+        def greet() -> None:
+            while not is_over.is_set():
+                for key, _ in selector.select(_LOOK_S):
+                    with suppress(OSError), _socket(key).accept()[0] as connection:
+                        connection.sendall(greeting)
+
+        thread = threading.Thread(target=greet, name="greet", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def closed_ports(
+    address: str, ports: Collection[int], greeting: bytes, within_s: float = 3.0
+) -> tuple[int, ...]:
+    """Return the ports at which nobody greets as expected: they cannot be reached, or somebody else listens there.
+
+    Args:
+        address: IP address to connect to.
+        ports: TCP ports.
+        greeting: expected on each connection.
+        within_s: for each port; all are tried at once, some hundred at a time.
+    """
+
+    def is_closed(port: int) -> bool:
+        try:
+            with socket.create_connection((address, port), timeout=within_s) as connection:
+                received = b""
+                while len(received) < len(greeting) and (part := connection.recv(len(greeting))):
+                    received += part
+        except OSError:
+            return True
+        return received != greeting
+
+    ordered = sorted(ports)
+    with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="dial") as threads:
+        found = threads.map(is_closed, ordered)
+        return tuple(port for port, closed in zip(ordered, found, strict=True) if closed)
 
 
 def _socket(key: selectors.SelectorKey) -> socket.socket:

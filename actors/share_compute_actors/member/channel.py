@@ -32,8 +32,9 @@ import zmq
 from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 
-from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
+from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed, WrongTensor
 from share_compute.protocol.roster import Worker
+from share_compute_actors.machine.ports import channel_ports
 from share_compute_actors.member.arrivals import Arrivals
 from share_compute_actors.messages import Envelope, Label, Peer, Phase
 
@@ -151,7 +152,7 @@ class Channel:
         self._inbound.bind(self._inside)
         host = f"[{address}]" if ":" in address else address
         self._inbound.ipv6 = ":" in address
-        port = self._inbound.bind_to_random_port(f"tcp://{host}")
+        port = _bind(self._inbound, host)
         self.endpoint = f"tcp://{host}:{port}"
         self._direct: dict[Worker, zmq.Socket[bytes]] = {}
         self._by_call: dict[Worker, Deliver] = {}
@@ -391,6 +392,29 @@ class Channel:
         self._inbound.close(linger=0)
         self._authenticator.stop()
         self._context.destroy(linger=0)
+
+
+def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
+    """Bind a socket to a free port of this machine's channels and return the port.
+
+    Raises:
+        Unavailable: all of them are taken.
+    """
+    known = channel_ports()
+    if known is None:
+        return inbound.bind_to_random_port(f"tcp://{host}")
+    for port in range(known.first, known.last + 1):
+        try:
+            inbound.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as failure:
+            if failure.errno != zmq.EADDRINUSE:
+                raise
+        else:
+            return port
+    raise Unavailable(
+        f"all TCP ports for channels of this machine ({known}) are taken",
+        mend="end jobs or deployments that use this machine, or let it join again",
+    )
 
 
 def _tensor(message: Envelope, content: memoryview) -> Tensor | str:

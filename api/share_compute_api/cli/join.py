@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from share_compute_actors.machine.ports import DEFAULT_RANGE
 from share_compute_api.cli.completion import complete_device
 from share_compute_api.cli.options import PRIVATE_UMASK
 from share_compute_api.cli.output import console
@@ -66,6 +67,14 @@ Fingerprint = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the way can read.")
 ]
+PortRange = Annotated[
+    str,
+    typer.Option(
+        envvar="SHARE_COMPUTE_PORT_RANGE",
+        metavar="FIRST-LAST",
+        help="TCP ports that this machine uses: those to open in its firewall.",
+    ),
+]
 LeaveWithin = Annotated[
     float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
 ]
@@ -82,6 +91,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     address: Address = None,
     fingerprint: Fingerprint = None,
     insecure: Insecure = False,
+    port_range: PortRange = str(DEFAULT_RANGE),
     leave_within: LeaveWithin = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
 ) -> None:
@@ -97,7 +107,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     name = name or default_name()
     code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
     devices = join_options(
-        url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, leave_within
+        url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, port_range, leave_within
     )
     try:
         if as_json:
@@ -145,9 +155,11 @@ def join_options(  # noqa: PLR0917
     address: str | None,
     fingerprint: str | None,
     insecure: bool,
+    port_range: str,
     leave_within: float,
 ) -> tuple[JoinOptions, ...]:
     """Return what the options of the command line say, for each device."""
+    from share_compute_actors.machine import ports
     from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.devices import lent_devices
     from share_compute_api.fingerprints import parse_fingerprint, split_invite
@@ -163,6 +175,7 @@ def join_options(  # noqa: PLR0917
         memory_bytes=parse_bytes(memory) if memory else None,
         cpu_threads=cpu_threads,
         address=address,
+        port_range=ports.PortRange.parse(port_range),
         leave_within_s=leave_within,
     )
     return split(options, lent_devices(device or ()))

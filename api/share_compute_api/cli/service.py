@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from share_compute_actors.machine.ports import DEFAULT_RANGE
 from share_compute_api.cli.join import (
     Address,
     CpuThreads,
@@ -19,6 +20,7 @@ from share_compute_api.cli.join import (
     LeaveWithin,
     Memory,
     Name,
+    PortRange,
     Url,
     join_options,
     own_identities,
@@ -42,6 +44,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     address: Address = None,
     fingerprint: Fingerprint = None,
     insecure: Insecure = False,
+    port_range: PortRange = str(DEFAULT_RANGE),
     leave_within: LeaveWithin = 60.0,
     print_unit: Annotated[
         bool, typer.Option("--print", help="Print the unit; join nothing and install nothing.")
@@ -59,6 +62,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         "--cpu-threads": cpu_threads,
         "--address": address,
         "--fingerprint": fingerprint,
+        "--port-range": port_range,
         "--leave-within": leave_within,
     }
     words = [word for one in device or () for word in ("--device", one)]
@@ -76,7 +80,17 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         from share_compute_api.host import enroll
 
         devices = join_options(
-            url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, leave_within
+            url,
+            code,
+            name,
+            device,
+            memory,
+            cpu_threads,
+            address,
+            fingerprint,
+            insecure,
+            port_range,
+            leave_within,
         )
         enroll(devices, lambda _view: None, identities, name)
     warning = systemd.install(name, unit)

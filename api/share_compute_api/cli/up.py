@@ -58,6 +58,13 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         str | None,
         typer.Option(help="IP address that other machines reach this one at, if it has several."),
     ] = None,
+    port_range: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST-LAST",
+            help="TCP ports that the Ray head uses, to open in a firewall beside --port; default: 24000-25999.",
+        ),
+    ] = None,
     contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
     allow_failures: Annotated[
         bool,
@@ -81,6 +88,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         "tls_key": tls_key,
         "insecure": insecure or None,
         "advertise_address": advertise_address,
+        "port_range": port_range,
         "allow_failures": allow_failures or None,
     }
     settings = Settings(**{name: value for name, value in given.items() if value is not None})

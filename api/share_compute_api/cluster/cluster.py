@@ -341,6 +341,7 @@ class Cluster:
     def _start_another_head(self, *, renews: bool) -> None:
         """Start another head in place of one that may still run."""
         self._roster.stop(self._head.node.child, 2.0)
+        self._head.ports.release()
         self._head = self._start_head(renews=renews)
         self._hang = None
 

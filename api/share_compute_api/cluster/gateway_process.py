@@ -42,7 +42,7 @@ _RETRY_S = 0.2
 _METHODS: Final = {
     "coordinator": frozenset({"events", "cancel", "suspend", "offer", "drain"}),
     "deployment": frozenset({"submit", "cancel", "pull", "status", "offer", "stop"}),
-    "contributor": frozenset({"probe"}),
+    "contributor": frozenset({"dial", "probe"}),
 }
 _ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}
 """Methods that raise on purpose: their answers are bytes that say so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from ipaddress import IPv4Address, IPv6Address
 from time import monotonic
 from typing import Any
 
@@ -11,16 +12,22 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
-from share_compute.errors import ClockSkew, Unavailable
+from share_compute.errors import ClockSkew, Unavailable, UserError
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import Plan, layer_span
 from share_compute.store import ContributorRecord, DeploymentRecord
 from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
+from share_compute_actors.machine.reach import closed_ports
 from share_compute_api.agent_schemas import (
+    SERVER,
+    ClosedPorts,
     ClusterAccess,
     ContributorWork,
+    DialReport,
+    DialRequest,
     Joined,
     JoinRequest,
+    NodePlace,
     OnlineRequest,
     Preflight,
     PreflightRequest,
@@ -29,7 +36,7 @@ from share_compute_api.agent_schemas import (
 )
 from share_compute_api.auth import LivingContributor, SelfContributor
 from share_compute_api.context import Context, InContext
-from share_compute_api.private import require_private
+from share_compute_api.private import is_from_here, require_private
 from share_compute_api.problems import documented
 from share_compute_api.supervision import LABEL, ClusterInfo
 from share_compute_api.supervision.nodes import check_node, unknown_node
@@ -80,6 +87,46 @@ def join_sibling(
     _check_clock(wanted.clock, context)
     record, key = context.store.contributors.join_sibling(contributor.id, **_facts(wanted))
     return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
+
+
+@router.post("/{contributor_id}/dial", operation_id="dial", responses=documented(401, 403, 503))
+async def dial(
+    wanted: DialRequest, contributor: SelfContributor, context: InContext, request: Request
+) -> DialReport:
+    """Connect to the ports of a machine whose node is about to start, from here and from some other machines.
+
+    Nothing is told of a port but whether the machine's own greeting came from it.
+    """
+    if context.cluster is None or context.measurements is None:
+        raise _no_cluster()
+    if not _may_dial(wanted.address, request):
+        raise UserError(
+            f"other machines cannot reach {wanted.address}",
+            mend="give an IP address of this machine that they reach, with --address",
+        )
+    address, greeting = str(wanted.address), bytes.fromhex(wanted.greeting)
+    async with context.dials:
+        mine, found = await asyncio.gather(
+            asyncio.to_thread(closed_ports, address, wanted.ports, greeting),
+            context.measurements.dial(contributor, address, wanted.ports, wanted.greeting),
+        )
+    named = await run_in_threadpool(lambda: {one: context.store.contributors.get(one) for one in found})
+    rows = [ClosedPorts(source=SERVER, ports=mine)]
+    rows += [ClosedPorts(source=named[one].name, ports=tuple(sorted(ports))) for one, ports in found.items()]
+    nodes = {node.node_id: node for node in await context.cluster.nodes()} if named else {}
+    places = [
+        NodePlace(name=record.name, address=node.address, port=node.port)
+        for record in named.values()
+        if record.node_id is not None and (node := nodes.get(record.node_id)) is not None
+    ]
+    return DialReport(closed=tuple(rows), nodes=tuple(places))
+
+
+def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
+    """Return whether others may be asked to connect there; to this machine itself only if it asks."""
+    if address.is_unspecified or address.is_multicast or address.is_reserved:
+        return False
+    return not address.is_loopback or is_from_here(request)
 
 
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))

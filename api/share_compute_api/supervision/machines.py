@@ -15,10 +15,13 @@ from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
 
 MEASURE_S = 150.0
 """How long one measurement may take."""
+DIAL_S = 8.0
+"""How long a machine may take to see whether it reaches another one."""
 _MOST_CHARACTERS = 1 << 20
 """Longest answer to a measurement."""
 _devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
 _links: TypeAdapter[tuple[Link, ...]] = TypeAdapter(tuple[Link, ...])
+_ports: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
 _Read = TypeVar("_Read")
 
 
@@ -33,6 +36,9 @@ class Machine(Protocol):
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these; leaves out those that are gone."""
+
+    async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
+        """Return the ports of another machine, which listens and greets there, that this one does not reach."""
 
     def kill(self) -> None:
         """End it; what is lent stays."""
@@ -80,6 +86,13 @@ class RayMachine:
             links = self._read(_links, await self._actor.measure_links(actors, timeout_s=MEASURE_S))
         asked = {peer_id for peer_id, _ in actors}
         return tuple(link for link in links if link.source == self._id and link.target in asked)
+
+    async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
+        """Return the ports of another machine, which listens and greets there, that this one does not reach."""
+        with _translated(self._id):
+            answer = await self._actor.call("dial", address, list(ports), greeting, timeout_s=DIAL_S)
+        found: tuple[int, ...] = self._read(_ports, answer)
+        return frozenset(found) & frozenset(ports)
 
     def kill(self) -> None:
         """End the actor."""

@@ -21,6 +21,8 @@ from share_compute_api.supervision.machines import MEASURE_S, Machine, Start
 _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
+_DIALLERS = 3
+"""Machines that connect to one that is about to join."""
 AGAIN = timedelta(minutes=30)
 """An idle machine is measured again when its figures are so old."""
 _RETRY = timedelta(seconds=30)
@@ -197,6 +199,35 @@ class Measurements:
                 for link in alive:
                     other = names.get(link.target, link.target)
                     _log.info("contributors %s and %s reach each other again", record.name, other)
+
+    async def dial(
+        self, record: ContributorRecord, address: str, ports: Sequence[int], greeting: str
+    ) -> dict[str, frozenset[int]]:
+        """Have some machines of other hosts connect to ports of a machine, before its node starts there.
+
+        Args:
+            record: the machine.
+            address: its IP address.
+            ports: on which it listens.
+            greeting: what it says there, in hexadecimal.
+
+        Returns:
+            The ports that each of these machines does not reach, by contributor id.
+        """
+        ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
+        others = [
+            one.id
+            for one in ready
+            if one.id in self._machines and one.id != record.id and _computer(one) != _computer(record)
+        ]
+        sample = random.sample(others, min(_DIALLERS, len(others)))
+        answers = await asyncio.gather(
+            *(self._machines[one].dial(address, ports, greeting) for one in sample), return_exceptions=True
+        )
+        # A machine that fails while it tries says nothing about the other one.
+        return {
+            one: found for one, found in zip(sample, answers, strict=True) if isinstance(found, frozenset)
+        }
 
     async def close(self) -> None:
         """End all that is measured."""

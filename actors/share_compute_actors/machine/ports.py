@@ -1,0 +1,177 @@
+"""The TCP ports of a Ray node: part of one range, so that a firewall has to open nothing else. Free of Ray and torch.
+
+A range is divided into units of 50 ports. A node holds whole units for itself: the first port of each is bound by the
+process that supervises the node, as long as it lives, so that nodes of one host never use the same ports.
+
+Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Self
+
+from share_compute.errors import Conflict, UserError
+
+_UNIT = 50
+_OWN = 6
+"""Ports of the processes that every node has: raylet (2), dashboard agent (2), runtime environments, metrics."""
+_CHANNELS = 20
+"""Ports for channels between members: each member holds one, and a second one while epochs change."""
+_SPARE_WORKERS = 16
+"""Processes of Ray beside one for each thread, which Ray starts in advance."""
+_VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"
+"""Set by a node's supervisor for the processes of the node; nobody else sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """TCP ports from ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the range that is written as ``24000-25999``.
+
+        Raises:
+            UserError: it is no range of at least 50 ports above 1023.
+        """
+        found = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", text)
+        first, last = map(int, found.groups()) if found else (0, 0)
+        if not 1024 <= first <= last <= 65535 or last - first + 1 < _UNIT:
+            raise UserError(
+                f"{text!r} is no range of at least {_UNIT} TCP ports from 1024 to 65535",
+                mend="write its first and last port, e.g. 24000-25999",
+            )
+        return cls(first, last)
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    def units(self) -> Iterator[range]:
+        """Yield the whole units of the range."""
+        for first in range(self.first, self.last - _UNIT + 2, _UNIT):
+            yield range(first, first + _UNIT)
+
+    def free(self) -> int:
+        """Return the ports in those units of which none is taken."""
+        free = 0
+        for unit in self.units():
+            if (guard := _guard(unit)) is not None:
+                guard.close()
+                free += len(unit)
+        return free
+
+
+LEAST_FREE_PORTS = 5 * _UNIT
+"""For a head, and one small node beside it."""
+DEFAULT_RANGE = PortRange(24000, 25999)
+
+
+@dataclass(slots=True)
+class NodePorts:
+    """The ports that one node holds; `release` gives them back."""
+
+    own: tuple[int, ...]
+    channels: tuple[int, ...]
+    workers: tuple[int, ...]
+    _guards: ExitStack = field(repr=False)
+
+    @classmethod
+    def take(cls, within: PortRange, threads: int) -> Self:
+        """Hold as many units as a node with so many threads needs; the first ones that are free.
+
+        Args:
+            within: the range.
+            threads: that the node lends; Ray starts a process for each of them in advance.
+
+        Raises:
+            Conflict: too few units of the range are free.
+        """
+        count = math.ceil((_OWN + _CHANNELS + _SPARE_WORKERS + threads) / (_UNIT - 1))
+        with ExitStack() as stack:
+            ports: list[int] = []
+            taken = 0
+            for unit in within.units():
+                if (guard := _guard(unit)) is not None:
+                    stack.enter_context(guard)
+                    ports += unit[1:]
+                    taken += 1
+                if taken == count:
+                    own, channels = ports[:_OWN], ports[_OWN : _OWN + _CHANNELS]
+                    workers = ports[_OWN + _CHANNELS :]
+                    return cls(tuple(own), tuple(channels), tuple(workers), stack.pop_all())
+        raise Conflict(
+            f"a Ray node with {threads} threads needs {count * _UNIT} free TCP ports in a row of {_UNIT}, and "
+            f"{taken * _UNIT} of {within} are free",
+            mend="end what uses them, or give a larger range with --port-range",
+        )
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """All ports that processes of the node may listen on."""
+        return (*self.own, *self.channels, *self.workers)
+
+    def arguments(self, apart_from: int = 0) -> list[str]:
+        """Return the words of ``ray start`` that bind a node to its ports.
+
+        Args:
+            apart_from: a port that no worker is to have: the one of the head itself.
+        """
+        names = (
+            "node-manager-port",
+            "object-manager-port",
+            "dashboard-agent-listen-port",
+            "dashboard-agent-grpc-port",
+            "runtime-env-agent-port",
+            "metrics-export-port",
+        )
+        own = [f"--{name}={port}" for name, port in zip(names, self.own, strict=True)]
+        workers = ",".join(str(port) for port in self.workers if port != apart_from)
+        return [*own, f"--worker-port-list={workers}"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which processes of the node know their ports."""
+        return {_VARIABLE: f"{self.channels[0]}-{self.channels[-1]}"}
+
+    def release(self) -> None:
+        """Let others have these ports."""
+        self._guards.close()
+
+
+def channel_ports() -> PortRange | None:
+    """Return the ports that channels of this process may use; None outside a node that holds ports: any."""
+    text = os.environ.get(_VARIABLE)
+    return None if text is None else PortRange(*map(int, text.split("-")))
+
+
+def ports_text(ports: Collection[int]) -> str:
+    """Return ports for people, neighbours as a range: ``24001-24006, 24010``."""
+    parts = []
+    for _, run in groupby(enumerate(sorted(ports)), key=lambda pair: pair[1] - pair[0]):
+        row = [port for _, port in run]
+        parts.append(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]))
+    return ", ".join(parts)
+
+
+def _guard(unit: range) -> socket.socket | None:
+    """Return a socket that holds the first port of a unit; None if any port of it is taken."""
+    guard = socket.socket()
+    try:
+        guard.bind(("", unit[0]))  # without SO_REUSEADDR, nobody else can bind it; it never listens
+        for port in unit[1:]:
+            socket.create_server(("", port)).close()
+    except OSError:
+        guard.close()
+        return None
+    return guard

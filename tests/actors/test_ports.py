@@ -1,0 +1,84 @@
+"""Nodes hold their TCP ports in one range, and machines find out whether others reach these."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from share_compute.errors import Conflict, UserError
+from share_compute_actors.machine.ports import NodePorts, PortRange, ports_text
+from share_compute_actors.machine.reach import closed_ports, listening
+
+HELLO = b"0123456789abcdef"
+
+
+@pytest.fixture
+def small() -> PortRange:
+    """A range of two units of which nothing is taken."""
+    ranges = (PortRange(first, first + 99) for first in range(27000, 31000, 100))
+    return next(within for within in ranges if within.free() == 100)
+
+
+def test_ranges_are_read_and_bad_ones_are_named() -> None:
+    assert PortRange.parse(" 24000 - 24999 ") == PortRange(24000, 24999)
+    assert str(PortRange(24000, 24999)) == "24000-24999"
+    for text in ("", "24000", "24999-24000", "80-1000", "65000-70000", "24000-24010", "a-b", "1-2-3"):
+        with pytest.raises(UserError, match="no range") as refused:
+            PortRange.parse(text)
+        assert "24000-25999" in (refused.value.mend or "")
+
+
+def test_nodes_never_share_ports_and_give_them_back(small: PortRange) -> None:
+    with ExitStack() as stack:
+        held = [NodePorts.take(small, threads=2) for _ in range(2)]
+        for ports in held:
+            stack.callback(ports.release)
+        assert not set(held[0].all) & set(held[1].all)
+        assert all(small.first < port <= small.last for ports in held for port in ports.all)
+        with pytest.raises(Conflict, match=f"0 of {small}"):
+            NodePorts.take(small, threads=2)
+        held[0].release()
+        again = NodePorts.take(small, threads=2)
+        stack.callback(again.release)
+        assert again.all == held[0].all
+
+
+def test_a_node_of_many_threads_takes_more_and_leaves_out_what_is_taken(small: PortRange) -> None:
+    with pytest.raises(Conflict, match="150 free"):
+        NodePorts.take(small, threads=100)
+    with socket.create_server(("", small.first + 7)):
+        ports = NodePorts.take(small, threads=2)
+        ports.release()
+    assert ports.all[0] == small.first + 51
+    assert len(set(ports.all)) == len(ports.all) == 49
+
+
+def test_ray_is_told_all_its_ports(small: PortRange) -> None:
+    ports = NodePorts.take(small, threads=2)
+    ports.release()
+    words = dict(word.split("=", 1) for word in ports.arguments())
+    told = [int(port) for text in words.values() for port in text.split(",")]
+    assert sorted(told) == sorted({*ports.own, *ports.workers})
+
+
+def test_ports_are_written_for_people() -> None:
+    assert ports_text([24003, 24001, 24002, 24010]) == "24001-24003, 24010"
+    assert ports_text([]) == ""
+
+
+def test_closed_ports_are_those_where_nobody_or_somebody_else_answers(small: PortRange) -> None:
+    first = small.first
+    with (
+        listening("127.0.0.1", range(first, first + 20), HELLO),
+        listening("127.0.0.1", [first + 20], b"another one, yes"),
+    ):
+        ports = [*range(first, first + 20), first + 20, first + 21]
+        assert closed_ports("127.0.0.1", ports, HELLO) == (first + 20, first + 21)
+    assert closed_ports("127.0.0.1", [first], HELLO) == (first,)
+
+
+def test_somebody_who_says_nothing_is_given_up(small: PortRange) -> None:
+    with socket.create_server(("127.0.0.1", small.first)):
+        assert closed_ports("127.0.0.1", [small.first], HELLO, within_s=0.2) == (small.first,)
