@@ -136,6 +136,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/contributors/{contributor_id}/dial": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Dial
+         * @description Connect to the ports of a machine whose node is about to start, from here and from some other machines.
+         *
+         *     Nothing is told of a port but whether the machine's own greeting came from it.
+         */
+        post: operations["dial"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/contributors/{contributor_id}/events": {
         parameters: {
             query?: never;
@@ -1815,6 +1837,22 @@ export interface components {
             checkpoints: components["schemas"]["CheckpointEntry"][];
         };
         /**
+         * ClosedPorts
+         * @description Ports of a machine that another one does not reach.
+         */
+        ClosedPorts: {
+            /**
+             * Ports
+             * @description Without those that it reaches; empty: it reaches all.
+             */
+            ports: number[];
+            /**
+             * Source
+             * @description Name of the machine that tried to connect; ``the server`` for the server.
+             */
+            source: string;
+        };
+        /**
          * ClusterAccess
          * @description All that a machine needs to start its Ray node.
          */
@@ -2674,6 +2712,49 @@ export interface components {
              * @default 0
              */
             overhead_s: number;
+        };
+        /**
+         * DialReport
+         * @description Which ports of a machine the server and some other machines do not reach.
+         */
+        DialReport: {
+            /**
+             * Closed
+             * @description One row for each machine that tried: the server first.
+             */
+            closed: components["schemas"]["ClosedPorts"][];
+            /**
+             * Nodes
+             * @description Of the other machines that tried: the machine itself must reach them as well.
+             */
+            nodes: components["schemas"]["NodePlace"][];
+        };
+        /**
+         * DialRequest
+         * @description A machine listens on the ports that its Ray node will have, and asks others to connect to them.
+         * @example {
+         *       "address": "192.0.2.7",
+         *       "greeting": "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
+         *       "ports": [
+         *         24001,
+         *         24002
+         *       ]
+         *     }
+         */
+        DialRequest: {
+            /**
+             * Address
+             * Format: ipvanyaddress
+             * @description That other machines are to reach it at.
+             */
+            address: string;
+            /**
+             * Greeting
+             * @description What it says on each connection, in hexadecimal: 16 random bytes.
+             */
+            greeting: string;
+            /** Ports */
+            ports: number[];
         };
         /**
          * EarlyStoppingSpec
@@ -4444,6 +4525,18 @@ export interface components {
              * @default null
              */
             path: string | null;
+        };
+        /**
+         * NodePlace
+         * @description Where the Ray node of another machine listens.
+         */
+        NodePlace: {
+            /** Address */
+            address: string;
+            /** Name */
+            name: string;
+            /** Port */
+            port: number;
         };
         /**
          * OnlineRequest
@@ -7499,6 +7592,68 @@ export interface operations {
             };
             /** @description The request is not valid. */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    dial: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                contributor_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["DialRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DialReport"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };
