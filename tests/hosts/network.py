@@ -1,6 +1,6 @@
 """Hosts on one machine: network namespaces with addresses of their own, on one bridge.
 
-Links between hosts can be cut. A host can have a firewall, be behind NAT, or have a second
+Links between hosts can be cut, delayed and limited in rate. A host can have a firewall, be behind NAT, or have a second
 address. The test's own process is on the bridge, too, so it can watch a server whose links to the other hosts are cut.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -27,6 +29,8 @@ _NOBODY = "192.0.2.53"
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 """From linux/sched.h."""
+_SHIM = Path(__file__).with_name("shim.py")
+_GRACE_S = 10.0
 _networks = count()
 
 
@@ -133,6 +137,37 @@ class Host:
             undo.callback(self._iptables, "-D", "INPUT", "-j", "firewall")
             yield
 
+    @contextmanager
+    def slow(self, delay_s: float = 0.0, bytes_per_s: float = float("inf")) -> Iterator[None]:
+        """Delay all packets between this host and the bridge, and limit their rate, inside the block.
+
+        Both values hold for each direction, and connections go on. Frames that are on the way when the block ends are
+        lost. Blocks of one host cannot be nested, and must end before the network is closed.
+
+        Args:
+            delay_s: seconds that each packet is delayed.
+            bytes_per_s: rate of the link; frames count with their headers.
+        """
+        near, far, between = f"{self.port}-near", f"{self.port}-far", f"{self.port}-slow"
+        inside = ("ip", "netns", "exec", self.bridge)
+        command = (*inside, sys.executable, str(_SHIM), near, far, str(delay_s), str(bytes_per_s))
+        with ExitStack() as undo:
+            shim = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            undo.callback(_end, shim)
+            assert shim.stdout is not None
+            if not shim.stdout.readline():
+                raise RuntimeError(f"the shim of {self.name} did not start")
+            _run(*inside, "ip", "link", "add", between, "type", "bridge")
+            undo.callback(_run, *inside, "ip", "link", "delete", between)
+            for device in (near, far, between):
+                _run(*inside, "ip", "link", "set", device, "up")
+            for device, master in ((near, between), (far, "lan"), (self.port, between)):
+                _run(*inside, "ip", "link", "set", device, "master", master)
+            undo.callback(_run, *inside, "ip", "link", "set", self.port, "master", "lan")
+            yield
+            if shim.poll() is not None:
+                raise RuntimeError(f"the shim of {self.name} ended with {shim.returncode}")
+
     def _iptables(self, *rule: str) -> None:
         self.run("iptables", "-w", *rule)
 
@@ -211,6 +246,10 @@ class Network:
 
     def close(self) -> None:
         """Remove hosts and bridge; processes on hosts go on without a network."""
+        if self._id in self._namespaces:
+            for shim in _processes(self._id):
+                with suppress(ProcessLookupError):
+                    os.kill(shim, signal.SIGTERM)
         for name in reversed(self._namespaces):
             subprocess.run(["ip", "netns", "delete", name], check=False)
             shutil.rmtree(_RESOLVERS / name, ignore_errors=True)
@@ -277,6 +316,15 @@ def _socket_in(namespace: str, kind: socket.SocketKind) -> socket.socket:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns to {namespace}")
     return socket.socket(socket.AF_INET, kind)
+
+
+def _end(shim: subprocess.Popen[bytes]) -> None:
+    """End a shim, whose standard input is a pipe, and wait for it."""
+    try:
+        shim.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        shim.kill()
+        shim.communicate()
 
 
 def _run(*command: str) -> None:

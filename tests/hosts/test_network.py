@@ -1,14 +1,18 @@
-"""Hosts in network namespaces, with plain sockets: firewalls, NAT, second addresses and cuts."""
+"""Hosts in network namespaces, with plain sockets: firewalls, NAT, second addresses, delays, rates and cuts."""
 
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.conftest import wait_for
 from tests.hosts.network import Direction, Host, Network, why_not
 
 UNANSWERED_S = 0.3
@@ -20,7 +24,7 @@ ALL = "0.0.0.0"
 
 @dataclass
 class Hosts:
-    """A network and its hosts, to which a test may add firewalls and cuts while it runs."""
+    """A network and its hosts, to which a test may add firewalls, delays and cuts while it runs."""
 
     network: Network
     plain: Host
@@ -218,6 +222,97 @@ def test_the_second_address_is_the_one_towards_the_internet(hosts: Hosts) -> Non
         assert probe.getsockname()[0] == hosts.two.second_address
 
 
+def round_trip_s(caller: socket.socket, accepted: socket.socket) -> float:
+    """Return the shortest of three round trips, so that a busy machine does not count as delay."""
+    taken = []
+    for _ in range(3):
+        began = time.monotonic()
+        caller.sendall(b"ping")
+        assert accepted.recv(4) == b"ping"
+        accepted.sendall(b"pong")
+        assert caller.recv(4) == b"pong"
+        taken.append(time.monotonic() - began)
+    return min(taken)
+
+
+def transfer_s(sender: socket.socket, receiver: socket.socket, size: int) -> float:
+    """Return the time from the first byte sent to the last one received."""
+    data = bytes(range(256)) * (size // 256)
+    began = time.monotonic()
+    sending = threading.Thread(target=sender.sendall, args=(data,))
+    sending.start()
+    received = bytearray()
+    while len(received) < len(data):
+        received += receiver.recv(1 << 16)
+    sending.join()
+    assert received == data
+    return time.monotonic() - began
+
+
+def test_a_slow_link_delays_both_directions_and_keeps_connections(hosts: Hosts) -> None:
+    delay_s = 0.05
+    with connection(hosts.plain, hosts.other) as (here, there):
+        assert round_trip_s(here, there) < 2 * delay_s
+        with hosts.plain.slow(delay_s=delay_s):
+            assert round_trip_s(here, there) >= 2 * delay_s
+            assert round_trip_s(there, here) >= 2 * delay_s
+        assert round_trip_s(here, there) < 2 * delay_s
+
+
+def test_a_slow_link_leaves_the_links_of_other_hosts_alone(hosts: Hosts) -> None:
+    delay_s = 0.05
+    with hosts.plain.slow(delay_s=delay_s):
+        with connection(hosts.other, hosts.third) as ends:
+            assert round_trip_s(*ends) < 2 * delay_s
+        with hosts.other.slow(delay_s=delay_s), connection(hosts.plain, hosts.other) as ends:
+            assert round_trip_s(*ends) >= 4 * delay_s
+
+
+def test_delayed_packets_do_not_wait_for_each_other(hosts: Hosts) -> None:
+    with hosts.plain.slow(delay_s=0.2), datagram_sockets(hosts.plain, hosts.other) as (own, others):
+        others.settimeout(ANSWERED_S)
+        began = time.monotonic()
+        for number in range(50):
+            own.sendto(bytes([number]), (hosts.other.address, PORT))
+        assert [others.recv(64) for _ in range(50)] == [bytes([number]) for number in range(50)]
+        assert time.monotonic() - began < 50 * 0.2
+
+
+@pytest.mark.parametrize("is_sending", [True, False])
+def test_a_slow_link_limits_the_rate_of_each_direction(hosts: Hosts, is_sending: bool) -> None:
+    rate, size = 2e6, 1 << 20
+    with hosts.plain.slow(bytes_per_s=rate), connection(hosts.plain, hosts.other) as ends:
+        assert transfer_s(*(ends if is_sending else ends[::-1]), size) >= size / rate
+
+
+def test_a_slow_link_drops_what_its_queue_cannot_hold(hosts: Hosts) -> None:
+    sent = 4000
+    with (
+        hosts.plain.slow(bytes_per_s=5e5),
+        datagram_sockets(hosts.plain, hosts.other) as (own, others),
+    ):
+        others.settimeout(UNANSWERED_S)
+        for number in range(sent):
+            own.sendto(number.to_bytes(100), (hosts.other.address, PORT))
+        received = []
+        try:
+            while True:
+                received.append(int.from_bytes(others.recv(200)))
+        except TimeoutError:
+            pass
+    assert received == sorted(received)
+    assert 900 <= len(received) < sent
+
+
+def test_a_host_behind_nat_can_have_a_slow_link(hosts: Hosts) -> None:
+    with (
+        hosts.natted.slow(delay_s=0.05, bytes_per_s=1e7),
+        connection(hosts.natted, hosts.plain) as ends,
+    ):
+        assert round_trip_s(*ends) >= 2 * 0.05
+        assert transfer_s(*ends, 1 << 16) >= 0.05
+
+
 def test_a_network_leaves_nothing_behind() -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
@@ -227,9 +322,18 @@ def test_a_network_leaves_nothing_behind() -> None:
             each.run("grep", "-q", "192.0.2.53", "/etc/resolv.conf")
         with listening(host):
             assert reaches(natted, host.address)
+        left_open = host.slow(delay_s=0.01)
+        left_open.__enter__()
+        (shim,) = (
+            each for each in psutil.Process().children() if any("shim" in word for word in each.cmdline())
+        )
         assert len(namespaces(host.bridge)) == 4, "a bridge, a router and two hosts"
     assert namespaces(host.bridge) == []
     assert not (Path("/sys/class/net") / host.bridge).exists()
+    wait_for(lambda: shim.status() == psutil.STATUS_ZOMBIE, "the end of the shim", ANSWERED_S)
+    with pytest.raises(RuntimeError, match="netns exec"):
+        left_open.__exit__(None, None, None)
+    assert not shim.is_running()
 
 
 def namespaces(prefix: str) -> list[str]:
