@@ -26,6 +26,8 @@ _PROGRAMS = ("ip", "iptables")
 _RESOLVERS = Path("/etc/netns")
 _NOBODY = "192.0.2.53"
 """An address for documentation (RFC 5737)."""
+_NOBODYS_DEVICE = "00:00:5e:00:53:53"
+"""Also for documentation (RFC 7042)."""
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 """From linux/sched.h."""
@@ -240,8 +242,10 @@ class Network:
             configuration = _RESOLVERS / host.name / "resolv.conf"
             configuration.parent.mkdir(parents=True)
             configuration.write_text(f"nameserver {_NOBODY}\n")
+            # Look-ups must wait for their timeout: they would fail at once if iptables dropped the packets, and after
+            # three seconds if no neighbour had the address.
             host.run("ip", "route", "add", _NOBODY, "dev", "eth0")
-            host.run("iptables", "-w", "-A", "OUTPUT", "-d", _NOBODY, "-j", "DROP")
+            host.run("ip", "neighbour", "add", _NOBODY, "lladdr", _NOBODYS_DEVICE, "dev", "eth0")
         return host
 
     def close(self) -> None:
