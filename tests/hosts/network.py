@@ -1,15 +1,21 @@
-"""Hosts on one machine: network namespaces with addresses of their own, on one bridge, whose links can be cut.
+"""Hosts on one machine: network namespaces with addresses of their own, on one bridge.
 
-The test's own process is on the bridge, too, so it can watch a server whose links to the other hosts are cut.
+Links between hosts can be cut, delayed and limited in rate. A host can have a firewall, be behind NAT, or have a second
+address. The test's own process is on the bridge, too, so it can watch a server whose links to the other hosts are cut.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,6 +26,13 @@ _PROGRAMS = ("ip", "iptables")
 _RESOLVERS = Path("/etc/netns")
 _NOBODY = "192.0.2.53"
 """An address for documentation (RFC 5737)."""
+_NOBODYS_DEVICE = "00:00:5e:00:53:53"
+"""Also for documentation (RFC 7042)."""
+_NAMESPACES = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+"""From linux/sched.h."""
+_SHIM = Path(__file__).with_name("shim.py")
+_GRACE_S = 10.0
 _networks = count()
 
 
@@ -38,29 +51,42 @@ def why_not() -> str | None:
 
 @dataclass
 class Host:
-    """A host with one address.
+    """A host with an address.
 
     Args:
         name: of its namespace.
         address: its own.
+        public_address: source address of its packets on the bridge; that of its router if the host is behind NAT.
+        second_address: another address of its own, which no other host reaches.
+        bridge: namespace of the bridge.
+        port: device of the bridge that the host, or its router, is connected to.
     """
 
     name: str
     address: str
+    public_address: str
+    second_address: str | None
+    bridge: str
+    port: str
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What a command begins with that is to run on this host."""
+        """Words that run a command on this host when they are put before it."""
         return ("ip", "netns", "exec", self.name)
 
     def processes(self) -> list[int]:
         """Return the ids of the processes on this host."""
-        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
-        return [int(each) for each in found.stdout.split()]
+        return _processes(self.name)
 
     def run(self, *command: str) -> None:
         """Run a command on this host; it must succeed."""
         _run(*self.inside, *command)
+
+    def open_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+        """Return a new IPv4 socket on this host, for any thread of this process."""
+        # A thread can enter a namespace alone, and a socket stays in the namespace that it was made in.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_socket_in, self.name, kind).result()
 
     @contextmanager
     def cut_from(self, others: Sequence[Host], direction: Direction = "both") -> Iterator[None]:
@@ -73,16 +99,79 @@ class Host:
         rules = [
             rule
             for other in others
-            for rule in (("INPUT", "-s", other.address), ("OUTPUT", "-d", other.address))
+            for rule in (("INPUT", "-s", other.public_address), ("OUTPUT", "-d", other.public_address))
             if direction == "both" or rule[0] == {"in": "INPUT", "out": "OUTPUT"}[direction]
         ]
         for chain, *match in rules:
-            self.run("iptables", "-w", "-I", chain, *match, "-j", "DROP")
+            self._iptables("-I", chain, *match, "-j", "DROP")
         try:
             yield
         finally:
             for chain, *match in rules:
-                self.run("iptables", "-w", "-D", chain, *match, "-j", "DROP")
+                self._iptables("-D", chain, *match, "-j", "DROP")
+
+    @contextmanager
+    def firewall(self, open_ports: tuple[int, int]) -> Iterator[None]:
+        """Drop new incoming TCP connections and UDP packets inside the block.
+
+        Connections from this host, to itself, and from before the block go on. Blocks of one host cannot be nested.
+
+        Args:
+            open_ports: first and last port of the range that remains open, for TCP and UDP.
+        """
+        ports = f"{open_ports[0]}:{open_ports[1]}"
+        rules = [
+            ("-i", "lo", "-j", "ACCEPT"),
+            ("-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
+            ("-p", "tcp", "--dport", ports, "-j", "ACCEPT"),
+            ("-p", "udp", "--dport", ports, "-j", "ACCEPT"),
+            # conntrack may not know connections from before the block, so other TCP packets than the first pass.
+            ("-p", "tcp", "--syn", "-j", "DROP"),
+            ("-p", "udp", "-j", "DROP"),
+        ]
+        with ExitStack() as undo:
+            self._iptables("-N", "firewall")
+            undo.callback(self._iptables, "-X", "firewall")
+            undo.callback(self._iptables, "-F", "firewall")
+            for rule in rules:
+                self._iptables("-A", "firewall", *rule)
+            self._iptables("-A", "INPUT", "-j", "firewall")
+            undo.callback(self._iptables, "-D", "INPUT", "-j", "firewall")
+            yield
+
+    @contextmanager
+    def slow(self, delay_s: float = 0.0, bytes_per_s: float = float("inf")) -> Iterator[None]:
+        """Delay all packets between this host and the bridge, and limit their rate, inside the block.
+
+        Both values hold for each direction, and connections go on. Frames that are on the way when the block ends are
+        lost. Blocks of one host cannot be nested, and must end before the network is closed.
+
+        Args:
+            delay_s: seconds that each packet is delayed.
+            bytes_per_s: rate of the link; frames count with their headers.
+        """
+        near, far, between = f"{self.port}-near", f"{self.port}-far", f"{self.port}-slow"
+        inside = ("ip", "netns", "exec", self.bridge)
+        command = (*inside, sys.executable, str(_SHIM), near, far, str(delay_s), str(bytes_per_s))
+        with ExitStack() as undo:
+            shim = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            undo.callback(_end, shim)
+            assert shim.stdout is not None
+            if not shim.stdout.readline():
+                raise RuntimeError(f"the shim of {self.name} did not start")
+            _run(*inside, "ip", "link", "add", between, "type", "bridge")
+            undo.callback(_run, *inside, "ip", "link", "delete", between)
+            for device in (near, far, between):
+                _run(*inside, "ip", "link", "set", device, "up")
+            for device, master in ((near, between), (far, "lan"), (self.port, between)):
+                _run(*inside, "ip", "link", "set", device, "master", master)
+            undo.callback(_run, *inside, "ip", "link", "set", self.port, "master", "lan")
+            yield
+            if shim.poll() is not None:
+                raise RuntimeError(f"the shim of {self.name} ended with {shim.returncode}")
+
+    def _iptables(self, *rule: str) -> None:
+        self.run("iptables", "-w", *rule)
 
 
 @dataclass
@@ -97,16 +186,17 @@ class Network:
     hosts: list[Host] = field(default_factory=list)
     is_resolver_dead: bool = False
     _id: str = field(init=False)
+    _namespaces: list[str] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         number = os.getpid() * 8 + next(_networks)
         self._id = f"sc{number:x}"
         self._prefix = f"10.{64 + number // 256 % 64}.{number % 256}"
-        _run("ip", "netns", "add", self._id)
         try:
+            self._add_namespace(self._id)
             self._in_bridge("ip", "link", "add", "lan", "type", "bridge")
             self._in_bridge("ip", "link", "set", "lan", "up")
-            self._plug(None, f"{self._prefix}.254")
+            self._plug("port0", str(os.getpid()), f"{self._prefix}.254")
         except BaseException:
             self.close()
             raise
@@ -117,43 +207,128 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self) -> Host:
-        """Add a host."""
+    def add(self, *, behind_nat: bool = False, second_address: bool = False) -> Host:
+        """Add a host.
+
+        Args:
+            behind_nat: whether a router stands between the host and the bridge. It lets the host reach the others under
+                the router's address, and drops all packets from them that belong to no connection of the host.
+            second_address: whether the host has a second interface, ``eth1``, with an address that the others do not
+                reach. Its default route leads there, so that address is the one towards the internet.
+        """
         number = len(self.hosts) + 1
-        host = Host(f"{self._id}-{number}", f"{self._prefix}.{number}")
-        _run("ip", "netns", "add", host.name)
+        public = f"{self._prefix}.{number}"
+        host = Host(
+            name=f"{self._id}-{number}",
+            address=f"192.168.{number}.2" if behind_nat else public,
+            public_address=public,
+            second_address=f"172.31.{number}.1" if second_address else None,
+            bridge=self._id,
+            port=f"port{number}",
+        )
         self.hosts.append(host)
-        host.run("ip", "link", "set", "lo", "up")
-        self._plug(host, host.address)
+        self._add_namespace(host.name)
+        if behind_nat:
+            self._add_router(host, f"{host.name}-router", f"192.168.{number}.1")
+        else:
+            self._plug(host.port, host.name, public)
+        if host.second_address is not None:
+            aside = f"aside{number}"
+            _connect(self._id, aside, host.name, "eth1", host.second_address)
+            self._in_bridge("ip", "link", "set", aside, "up")
+            host.run("ip", "route", "add", "default", "dev", "eth1")
         if self.is_resolver_dead:
             # `ip netns exec` puts this file in the place of /etc/resolv.conf.
             configuration = _RESOLVERS / host.name / "resolv.conf"
             configuration.parent.mkdir(parents=True)
             configuration.write_text(f"nameserver {_NOBODY}\n")
+            # Look-ups must wait for their timeout: they would fail at once if iptables dropped the packets, and after
+            # three seconds if no neighbour had the address.
             host.run("ip", "route", "add", _NOBODY, "dev", "eth0")
-            host.run("iptables", "-w", "-A", "OUTPUT", "-d", _NOBODY, "-j", "DROP")
+            host.run("ip", "neighbour", "add", _NOBODY, "lladdr", _NOBODYS_DEVICE, "dev", "eth0")
         return host
 
     def close(self) -> None:
-        """Remove hosts and bridge; what still runs there has no network any more."""
-        for name in (*(host.name for host in self.hosts), self._id):
+        """Remove hosts and bridge; processes on hosts go on without a network."""
+        if self._id in self._namespaces:
+            for shim in _processes(self._id):
+                with suppress(ProcessLookupError):
+                    os.kill(shim, signal.SIGTERM)
+        for name in reversed(self._namespaces):
             subprocess.run(["ip", "netns", "delete", name], check=False)
             shutil.rmtree(_RESOLVERS / name, ignore_errors=True)
         subprocess.run(["ip", "link", "delete", self._id], capture_output=True, check=False)
 
-    def _plug(self, host: Host | None, address: str) -> None:
-        """Connect a host, or the test's own process, to the bridge."""
-        end = "eth0" if host is not None else self._id
-        port = f"port{len(self.hosts)}"
-        place = ["netns", host.name] if host is not None else ["netns", str(os.getpid())]
-        self._in_bridge("ip", "link", "add", port, "type", "veth", "peer", "name", end, *place)
+    def _add_namespace(self, name: str) -> None:
+        _run("ip", "netns", "add", name)
+        self._namespaces.append(name)
+        _run("ip", "netns", "exec", name, "ip", "link", "set", "lo", "up")
+
+    def _add_router(self, host: Host, name: str, address: str) -> None:
+        """Connect a host to the bridge through a router with NAT."""
+        self._add_namespace(name)
+        self._plug(host.port, name, host.public_address)
+        _connect(name, "inner", host.name, "eth0", host.address)
+        foreign = ("-i", "eth0", "-m", "conntrack", "!", "--ctstate", "ESTABLISHED,RELATED", "-j", "DROP")
+        for command in (
+            ("ip", "address", "add", f"{address}/24", "dev", "inner"),
+            ("ip", "link", "set", "inner", "up"),
+            ("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
+            ("iptables", "-w", "-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-j", "MASQUERADE"),
+            ("iptables", "-w", "-A", "INPUT", *foreign),
+            ("iptables", "-w", "-A", "FORWARD", *foreign),
+        ):
+            _run("ip", "netns", "exec", name, *command)
+        host.run("ip", "route", "add", f"{self._prefix}.0/24", "via", address)
+
+    def _plug(self, port: str, place: str, address: str) -> None:
+        """Connect a namespace, or that of a process, to the bridge."""
+        device = self._id if place.isdecimal() else "eth0"
+        _connect(self._id, port, place, device, address)
         self._in_bridge("ip", "link", "set", port, "master", "lan", "up")
-        inside = host.inside if host is not None else ()
-        _run(*inside, "ip", "address", "add", f"{address}/24", "dev", end)
-        _run(*inside, "ip", "link", "set", end, "up")
 
     def _in_bridge(self, *command: str) -> None:
         _run("ip", "netns", "exec", self._id, *command)
+
+
+def _connect(namespace: str, device: str, place: str, other_device: str, address: str) -> None:
+    """Make a pair of devices in two namespaces; the other one gets an address and is up.
+
+    Args:
+        namespace: that of the first device.
+        device: the first device.
+        place: name of the other namespace, or the id of a process in it.
+        other_device: the other device.
+        address: its own, in a subnet of 24 bits.
+    """
+    pair = ("type", "veth", "peer", "name", other_device, "netns", place)
+    _run("ip", "netns", "exec", namespace, "ip", "link", "add", device, *pair)
+    inside = () if place.isdecimal() else ("ip", "netns", "exec", place)
+    _run(*inside, "ip", "address", "add", f"{address}/24", "dev", other_device)
+    _run(*inside, "ip", "link", "set", other_device, "up")
+
+
+def _processes(namespace: str) -> list[int]:
+    found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+    return [int(each) for each in found.stdout.split()]
+
+
+def _socket_in(namespace: str, kind: socket.SocketKind) -> socket.socket:
+    """Return a socket in a namespace, in which the calling thread remains."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (_NAMESPACES / namespace).open() as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+    return socket.socket(socket.AF_INET, kind)
+
+
+def _end(shim: subprocess.Popen[bytes]) -> None:
+    """End a shim, whose standard input is a pipe, and wait for it."""
+    try:
+        shim.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        shim.kill()
+        shim.communicate()
 
 
 def _run(*command: str) -> None:

@@ -3,85 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from tests.conftest import wait_for
 from tests.hosts.network import Direction
 from tests.hosts.pool import Pool
-
-from share_compute.jobs.states import JobState
-from share_compute.models.weights import WeightFolder
-from share_compute.store import JobRecord
+from tests.hosts.training import Result, train, train_undisturbed
+from tests.thoroughly import thoroughly
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
-STEPS = 400
-JOB: dict[str, Any] = {
-    "model": {
-        "layers": [
-            {"type": "linear", "options": {"in_features": 64, "out_features": 128}},
-            {"type": "relu"},
-            {"type": "linear", "options": {"in_features": 128, "out_features": 10}},
-        ]
-    },
-    "data": {"dataset": "digits"},
-    "training": {"steps": STEPS, "batch_size": 64},
-    "parallelism": {"pools": 3},
-}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a job came to."""
-
-    losses: list[tuple[int, float]]
-    """Of each step that was told, in the order in which they were told."""
-    digest: str
-    """Of the weights."""
-
-
-def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> Result:
-    """Run the job; ``disturb`` is called when it has taken some steps."""
-    with pool.server.client() as client:
-        job_id = client.submit({**JOB, "name": name}).id
-
-        def stepping() -> bool:
-            job = client.job(job_id)
-            assert not job.state.is_final, job.reason
-            return job.step >= 20
-
-        def ended() -> JobRecord | None:
-            job = client.job(job_id)
-            return job if job.state.is_final else None
-
-        wait_for(stepping, "the first steps")
-        disturb()
-        job = wait_for(ended, "the end of the job")
-        assert job.state is JobState.succeeded, job.reason
-        losses = [(each.step, each.data["loss"]) for each in client.metrics(job_id) if each.split == "train"]
-        (model,) = client.artifacts(job_id)
-        return Result(losses, WeightFolder(model.path).digest())
 
 
 @pytest.fixture(scope="module")
 def undisturbed(pool: Pool) -> Result:
-    result = train(pool, "undisturbed")
-    assert [step for step, _ in result.losses] == list(range(1, STEPS + 1))
-    return result
+    return train_undisturbed(pool)
 
 
 @pytest.mark.parametrize(
     ("seconds", "direction"),
-    [
-        pytest.param(4, "both"),
-        pytest.param(4, "in", marks=pytest.mark.thorough),
-        pytest.param(4, "out", marks=pytest.mark.thorough),
-        pytest.param(30, "both", marks=pytest.mark.thorough),
-        pytest.param(300, "both", marks=pytest.mark.thorough),
-    ],
+    thoroughly([(4, "both"), (4, "in"), (4, "out"), (30, "both"), (300, "both")], quick=1),
 )
 def test_a_server_that_is_cut_off_loses_nothing(
     pool: Pool, undisturbed: Result, seconds: float, direction: Direction
@@ -94,19 +35,21 @@ def test_a_server_that_is_cut_off_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    "seconds",
-    [pytest.param(1, marks=pytest.mark.thorough), 5, pytest.param(30, marks=pytest.mark.thorough)],
+    ("seconds", "direction"),
+    thoroughly([(5, "both"), (5, "in"), (5, "out"), (1, "both"), (30, "both"), (120, "both")], quick=1),
 )
-def test_a_machine_that_is_cut_off_loses_nothing(pool: Pool, undisturbed: Result, seconds: float) -> None:
+def test_a_machine_that_is_cut_off_loses_nothing(
+    pool: Pool, undisturbed: Result, seconds: float, direction: Direction
+) -> None:
     def cut() -> None:
         host = pool.machines["machine-1"]
-        with host.cut_from([pool.host, *(each for each in pool.machines.values() if each is not host)]):
+        with host.cut_from(pool.others(host), direction):
             time.sleep(seconds)
 
-    assert train(pool, f"machine-{seconds}", cut) == undisturbed
+    assert train(pool, f"machine-{direction}-{seconds}", cut) == undisturbed
 
 
-@pytest.mark.parametrize("direction", ["both", pytest.param("in", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("direction", thoroughly(["both", "in", "out"], quick=1))
 def test_two_machines_that_are_cut_from_each_other_lose_nothing(
     pool: Pool, undisturbed: Result, direction: Direction
 ) -> None:

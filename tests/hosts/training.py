@@ -1,0 +1,75 @@
+"""A job in three stages that each file trains with disturbances, and once without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.conftest import ready, wait_for
+from tests.hosts.pool import Pool
+
+from share_compute.jobs.states import JobState
+from share_compute.models.weights import WeightFolder
+from share_compute.store import JobRecord
+
+STEPS = 400
+JOB: dict[str, Any] = {
+    "model": {
+        "layers": [
+            {"type": "linear", "options": {"in_features": 64, "out_features": 128}},
+            {"type": "relu"},
+            {"type": "linear", "options": {"in_features": 128, "out_features": 10}},
+        ]
+    },
+    "data": {"dataset": "digits"},
+    "training": {"steps": STEPS, "batch_size": 64},
+    "parallelism": {"pools": 3},
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Losses and weights of a job."""
+
+    losses: list[tuple[int, float]]
+    """Of each reported step, in the order of the reports."""
+    digest: str
+    """Of the weights."""
+
+
+def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> Result:
+    """Run the job once all machines are ready, and return its result.
+
+    Args:
+        pool: with three machines.
+        name: of the job.
+        disturb: called when the job has taken some steps.
+    """
+    with pool.server.client() as client:
+        wait_for(lambda: all(ready(client, each) for each in pool.machines), "all machines ready")
+        job_id = client.submit({**JOB, "name": name}).id
+
+        def stepping() -> bool:
+            job = client.job(job_id)
+            assert not job.state.is_final, job.reason
+            return job.step >= 20
+
+        def ended() -> JobRecord | None:
+            job = client.job(job_id)
+            return job if job.state.is_final else None
+
+        wait_for(stepping, "the first steps")
+        disturb()
+        job = wait_for(ended, "the end of the job")
+        assert job.state is JobState.succeeded, job.reason
+        losses = [(each.step, each.data["loss"]) for each in client.metrics(job_id) if each.split == "train"]
+        (model,) = client.artifacts(job_id)
+        return Result(losses, WeightFolder(model.path).digest())
+
+
+def train_undisturbed(pool: Pool) -> Result:
+    """Run the job without disturbances; it must report each step once."""
+    result = train(pool, "undisturbed")
+    assert [step for step, _ in result.losses] == list(range(1, STEPS + 1))
+    return result
