@@ -43,7 +43,9 @@ def test_containers_have_few_privileges(services: dict[str, Any]) -> None:
 
 
 def test_with_the_network_of_the_host_services_find_each_other() -> None:
-    services = yaml.safe_load(FILE.with_name("docker-compose.host.yml").read_text(encoding="utf-8"))["services"]
+    services = yaml.safe_load(FILE.with_name("docker-compose.host.yml").read_text(encoding="utf-8"))[
+        "services"
+    ]
     hosts = {name for name, one in services.items() if one.get("network_mode") == "host"}
     assert hosts == {"server", "contributor"}
     assert services["server"]["extra_hosts"] == ["database:127.0.0.1"]

@@ -203,7 +203,7 @@ class Measurements:
     async def dial(
         self, record: ContributorRecord, address: str, ports: Sequence[int], greeting: str
     ) -> dict[str, frozenset[int]]:
-        """Have some machines of other hosts connect to ports of a machine, before its node starts there.
+        """Have some machines with other addresses connect to ports of a machine, before its node starts there.
 
         Args:
             record: the machine.
@@ -218,7 +218,7 @@ class Measurements:
         others = [
             one.id
             for one in ready
-            if one.id in self._machines and one.id != record.id and _computer(one) != _computer(record)
+            if one.id in self._machines and one.id != record.id and one.address != address
         ]
         sample = random.sample(others, min(_DIALLERS, len(others)))
         answers = await asyncio.gather(

@@ -1,0 +1,101 @@
+"""A machine that others do not reach says so in one sentence, and ends; one whose range is open works."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.conftest import run_command, run_contributor, wait_for
+from tests.hosts.network import Host
+from tests.hosts.pool import Pool, run_pool
+
+from share_compute_actors.machine.ports import DEFAULT_RANGE
+
+pytestmark = [pytest.mark.slow]
+RANGE = (DEFAULT_RANGE.first, DEFAULT_RANGE.last)
+
+
+@pytest.fixture(scope="module", name="small_pool")
+def small_pool_fixture() -> Iterator[Pool]:
+    """A server and one machine."""
+    with run_pool(1) as pool:
+        yield pool
+
+
+def last_words(pool: Pool, host: Host, name: str) -> str:
+    """Let a host join that others do not reach; return what it printed until it ended."""
+    with pool.server.client() as client:
+        code = client.create_invite(label=name).code
+    lent = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu")
+    joining = ("join", pool.server.url, "--invite", code, "--name", name, "--address", host.address, *lent)
+    folder = pool.server.data_folder
+    own = str(folder / "contributors")
+    with run_command(
+        folder, *joining, "--insecure", "--json", inside=host.inside, SHARE_COMPUTE_DATA_FOLDER=own
+    ) as command:
+        status = command.process.wait(120.0)
+        assert status == 2, command.text()
+        return command.text()
+
+
+def test_a_machine_behind_a_firewall_names_its_closed_ports_and_ends(small_pool: Pool) -> None:
+    host = small_pool.network.add()
+    with host.firewall(open_ports=(22, 22)):
+        text = last_words(small_pool, host, "walled")
+    assert f"TCP ports of this machine ({host.address}) cannot be reached: {RANGE[0] + 1}-" in text
+    assert "from the server and" in text
+    assert "from machine-0" in text
+    assert f"open TCP ports {DEFAULT_RANGE} of this machine" in text
+    assert "; trying again" in text
+    with small_pool.server.client() as client:
+        states = {one.name: one.state.value for one in client.contributors()}
+    assert states.get("walled", "left") == "left"
+
+
+def test_a_machine_behind_nat_is_told_that_it_needs_an_overlay(small_pool: Pool) -> None:
+    host = small_pool.network.add(behind_nat=True)
+    text = last_words(small_pool, host, "behind")
+    assert "cannot be reached" in text
+    assert "behind NAT, connect the machines by an overlay network" in text
+
+
+def test_the_range_is_all_that_a_firewall_has_to_open(small_pool: Pool) -> None:
+    """Both hosts let in nothing else, and a job trains over them."""
+    host = small_pool.network.add()
+    names = {"machine-0", "open"}
+    with (
+        host.firewall(open_ports=RANGE),
+        small_pool.machines["machine-0"].firewall(open_ports=RANGE),
+        run_contributor(
+            small_pool.server, "open", "--address", host.address, "--insecure", inside=host.inside
+        ),
+        small_pool.server.client() as client,
+    ):
+        document: dict[str, Any] = {
+            "model": {
+                "layers": [
+                    {"type": "linear", "options": {"in_features": 64, "out_features": 32}},
+                    {"type": "linear", "options": {"in_features": 32, "out_features": 10}},
+                ]
+            },
+            "data": {"dataset": "digits"},
+            "training": {"steps": 20, "batch_size": 64},
+            "parallelism": {"pools": 2, "channel": "direct"},
+        }
+        job_id = client.submit(document).id
+        job = wait_for(
+            lambda: found if (found := client.job(job_id)).state.is_final else None, "the job's end"
+        )
+        assert job.state.value == "succeeded", job.reason
+        assert job.plan is not None
+        assert {member.name for stage in job.plan.pools for member in stage.members} == names
+        listening = subprocess.run(
+            [*host.inside, "ss", "-Htln"], capture_output=True, text=True, check=True
+        ).stdout.split("\n")
+        ports = {
+            int(row.split()[3].rpartition(":")[2]) for row in listening if row and "127.0.0.1" not in row
+        }
+        assert ports
+        assert all(RANGE[0] <= port <= RANGE[1] for port in ports)
