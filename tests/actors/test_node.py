@@ -97,10 +97,11 @@ def test_a_node_joins_only_with_the_token(
 
 
 def listened(child: Child) -> set[int]:
-    """Return the TCP ports on which processes of a node accept connections from other hosts."""
+    """Return the TCP ports on which processes of a node, but for Ray's agents, accept connections of other hosts."""
     return {
         connection.laddr.port
         for process in child.family()
+        if "Agent" not in " ".join(process.cmdline()) and "dashboard" not in " ".join(process.cmdline())
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.startswith("127.")
     }

@@ -21,8 +21,9 @@ from typing import Self
 from share_compute.errors import Conflict, UserError
 
 _UNIT = 50
-_OWN = 6
-"""Ports of the processes that every node has: raylet (2), dashboard agent (2), runtime environments, metrics."""
+_OWN = 2
+"""Ports of the raylet: node manager and object manager. Ray's agents, to which no other host connects, choose theirs:
+with ports that are told to them, the first worker of a node starts a minute late (Ray 2.60)."""
 _CHANNELS = 20
 """Ports for channels between members: each member holds one, and a second one while epochs change."""
 _SPARE_WORKERS = 16
@@ -127,14 +128,7 @@ class NodePorts:
         Args:
             apart_from: a port that no worker is to have: the one of the head itself.
         """
-        names = (
-            "node-manager-port",
-            "object-manager-port",
-            "dashboard-agent-listen-port",
-            "dashboard-agent-grpc-port",
-            "runtime-env-agent-port",
-            "metrics-export-port",
-        )
+        names = ("node-manager-port", "object-manager-port")
         own = [f"--{name}={port}" for name, port in zip(names, self.own, strict=True)]
         workers = ",".join(str(port) for port in self.workers if port != apart_from)
         return [*own, f"--worker-port-list={workers}"]
