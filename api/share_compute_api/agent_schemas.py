@@ -137,7 +137,7 @@ class DialRequest(StrictModel):
     """That other machines are to reach it at."""
     ports: tuple[TcpPort, ...] = Field(min_length=1, max_length=1024)
     greeting: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """What it says on each connection, in hexadecimal: 16 random bytes."""
+    """The machine sends these 16 random bytes on each connection; in hexadecimal."""
 
 
 class ClosedPorts(View):
@@ -163,7 +163,7 @@ class DialReport(View):
     closed: tuple[ClosedPorts, ...]
     """One row for each machine that tried: the server first."""
     nodes: tuple[NodePlace, ...]
-    """Of the other machines that tried: the machine itself must reach them as well."""
+    """Nodes of the other machines that tried; the machine itself must reach them as well."""
 
 
 class OnlineRequest(StrictModel):

@@ -20,7 +20,7 @@ _PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """What a dial report says of a machine, in sentences."""
+    """The conclusions from a dial report, as sentences for the owner."""
 
     problem: str | None
     """Why the machine cannot be used; None if it can."""

@@ -33,9 +33,9 @@ class Result:
     """Losses and weights of a job."""
 
     losses: list[tuple[int, float]]
-    """Of each reported step, in the order of the reports."""
+    """Step and loss of each reported step, in the order of the reports."""
     digest: str
-    """Of the weights."""
+    """Digest of the weights."""
 
 
 def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> Result:

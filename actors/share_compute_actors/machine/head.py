@@ -30,8 +30,8 @@ from share_compute_actors.machine.processes import Roster
 
 _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
-_JOBS = 150
-"""Processes that may run on the head: a coordinator and a library for each job, a server for each deployment."""
+_WORKERS = 150
+"""Ray workers that may run on the head: a coordinator and a library for each job, a server for each deployment."""
 _RECONNECT_S = 600
 """How long nodes of contributors wait for a head that is being restarted."""
 HEALTH_CHECKS = {
@@ -99,7 +99,7 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
         "RAY_gcs_storage_path": str(tables),
     }
     with ExitStack() as stack:
-        ports = NodePorts.take(PortRange.parse(settings.port_range), _JOBS)
+        ports = NodePorts.take(PortRange.parse(settings.port_range), _WORKERS)
         stack.callback(ports.release)
         port = _choose_port(settings, settings.data_folder / "ray-port", ports.workers)
         arguments = [

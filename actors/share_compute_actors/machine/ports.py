@@ -3,7 +3,8 @@
 A range is divided into units of 50 ports. A node holds whole units for itself: the first port of each is bound by the
 process that supervises the node, as long as it lives, so that nodes of one host never use the same ports.
 
-Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range.
+Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range. Ray's
+agents choose ports of their own, too; no other host connects to them.
 """
 
 from __future__ import annotations

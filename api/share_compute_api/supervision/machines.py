@@ -16,7 +16,7 @@ from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
 MEASURE_S = 150.0
 """How long one measurement may take."""
 DIAL_S = 8.0
-"""How long a machine may take to see whether it reaches another one."""
+"""Longest wait for a machine that connects to the ports of another one."""
 _MOST_CHARACTERS = 1 << 20
 """Longest answer to a measurement."""
 _devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])

@@ -2725,7 +2725,7 @@ export interface components {
             closed: components["schemas"]["ClosedPorts"][];
             /**
              * Nodes
-             * @description Of the other machines that tried: the machine itself must reach them as well.
+             * @description Nodes of the other machines that tried; the machine itself must reach them as well.
              */
             nodes: components["schemas"]["NodePlace"][];
         };
@@ -2750,7 +2750,7 @@ export interface components {
             address: string;
             /**
              * Greeting
-             * @description What it says on each connection, in hexadecimal: 16 random bytes.
+             * @description The machine sends these 16 random bytes on each connection; in hexadecimal.
              */
             greeting: string;
             /** Ports */
