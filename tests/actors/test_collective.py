@@ -69,6 +69,15 @@ class Worker:
         with self.progress:
             assert self.progress.wait_for(lambda: self.sums >= sums, 30.0)
 
+    def until_joining(self, group: str) -> None:
+        """Return when this member waits for the others of a group."""
+        from share_compute_actors.collective import backend
+
+        deadline = time.monotonic() + 30.0
+        while group not in backend._endings:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
     def process_id(self) -> int:
         return os.getpid()
 
@@ -403,10 +412,14 @@ def test_a_silent_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
 
 
 @pytest.mark.chaos
-def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, wait_for: Any) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, *, waits: bool) -> None:
+    """Whether it waits already, or its members have not begun to wait when they are told."""
     joining = mortals.start_joining("job/1/0/0", 3, mortals.workers[:2])
-    for worker in mortals.workers[:2]:
-        wait_for(lambda worker=worker: ray.get(worker.abort.remote("job/1/0/0")), "a group to end")
+    if waits:
+        ray.get([worker.until_joining.remote("job/1/0/0") for worker in mortals.workers[:2]])
+    known = ray.get([worker.abort.remote("job/1/0/0") for worker in mortals.workers[:2]])
+    assert not waits or known == [True, True]
     for one in joining:
         with pytest.raises(ray.exceptions.RayTaskError) as caught:
             ray.get(one, timeout=10)

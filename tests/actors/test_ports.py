@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -82,3 +83,17 @@ def test_closed_ports_are_those_where_nobody_or_somebody_else_answers(small: Por
 def test_somebody_who_says_nothing_is_given_up(small: PortRange) -> None:
     with socket.create_server(("127.0.0.1", small.first)):
         assert closed_ports("127.0.0.1", [small.first], HELLO, within_s=0.2) == (small.first,)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_ports_that_were_dialled_are_free_at_once(small: PortRange, *, hangs_up: bool) -> None:
+    """Ray gives a worker only a port that it can bind without ``SO_REUSEADDR``: none is left in TIME-WAIT."""
+    with ExitStack() as stack:
+        with listening("127.0.0.1", [small.first], HELLO):
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", small.first)))
+            assert caller.recv(len(HELLO)) == HELLO
+            if hangs_up:
+                caller.close()
+                time.sleep(0.2)
+        with socket.socket() as worker:
+            worker.bind(("127.0.0.1", small.first))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,3 +91,11 @@ def test_the_range_is_all_that_a_firewall_has_to_open(small_pool: Pool) -> None:
         assert job.state.value == "succeeded", job.reason
         assert job.plan is not None
         assert {member.name for stage in job.plan.pools for member in stage.members} == names
+        listening = subprocess.run(
+            [*host.inside, "ss", "-Htln"], capture_output=True, text=True, check=True
+        ).stdout.split("\n")
+        ports = {
+            int(row.split()[3].rpartition(":")[2]) for row in listening if row and "127.0.0.1" not in row
+        }
+        assert ports
+        assert all(RANGE[0] <= port <= RANGE[1] for port in ports)

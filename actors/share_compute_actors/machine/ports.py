@@ -3,8 +3,7 @@
 A range is divided into units of 50 ports. A node holds whole units for itself: the first port of each is bound by the
 process that supervises the node, as long as it lives, so that nodes of one host never use the same ports.
 
-Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range. Ray's
-agents choose ports of their own, too; no other host connects to them.
+Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from typing import Self
 from share_compute.errors import Conflict, UserError
 
 _UNIT = 50
-_OWN = 2
-"""Ports of the raylet: node manager and object manager. Ray's agents, to which no other host connects, choose theirs:
-with ports that are told to them, the first worker of a node starts a minute late (Ray 2.60)."""
+_OWN = 6
+"""Ports of the processes that every node has: raylet (2), dashboard agent (2), runtime environments, metrics."""
 _CHANNELS = 20
 """Ports for channels between members: each member holds one, and a second one while epochs change."""
 _SPARE_WORKERS = 16
@@ -129,7 +127,14 @@ class NodePorts:
         Args:
             apart_from: a port that no worker is to have: the one of the head itself.
         """
-        names = ("node-manager-port", "object-manager-port")
+        names = (
+            "node-manager-port",
+            "object-manager-port",
+            "dashboard-agent-listen-port",
+            "dashboard-agent-grpc-port",
+            "runtime-env-agent-port",
+            "metrics-export-port",
+        )
         own = [f"--{name}={port}" for name, port in zip(names, self.own, strict=True)]
         workers = ",".join(str(port) for port in self.workers if port != apart_from)
         return [*own, f"--worker-port-list={workers}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -19,6 +20,8 @@ _TRIES, _TRY_S = 2, 2.5
 """TCP repeats a connect that was lost after 1 s."""
 _AT_ONCE = 256
 _LOOK_S = 0.05
+_RESET = struct.pack("ii", 1, 0)
+"""Value of ``SO_LINGER``: closing resets the connection."""
 
 
 def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Answer]:
@@ -66,6 +69,9 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
 def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator[None]:
     """Greet whoever connects to one of these ports inside the block, so that others can see whether they reach them.
 
+    The other side closes first, or the connection is reset at the end: the side that closes first would keep the port
+    in TIME-WAIT for a minute (RFC 9293, 3.6), in which Ray takes it for busy and ends the worker that was to have it.
+
     Args:
         address: IP address to listen at.
         ports: TCP ports.
@@ -83,11 +89,22 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
             listener.setblocking(False)  # noqa: FBT003 - the standard library's
             selector.register(listener, selectors.EVENT_READ)
 
+        def accept(listener: socket.socket) -> None:
+            connection = stack.enter_context(listener.accept()[0])
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            connection.setblocking(False)  # noqa: FBT003
+            connection.sendall(greeting)
+            selector.register(connection, selectors.EVENT_READ, connection)
+
         def greet() -> None:
             while not is_over.is_set():
                 for key, _ in selector.select(_LOOK_S):
-                    with suppress(OSError), _socket(key).accept()[0] as connection:
-                        connection.sendall(greeting)
+                    with suppress(OSError):
+                        if key.data is None:
+                            accept(_socket(key))
+                        else:
+                            selector.unregister(key.data)
+                            key.data.close()
 
         thread = threading.Thread(target=greet, name="greet", daemon=True)
         thread.start()
