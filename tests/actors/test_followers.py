@@ -166,6 +166,31 @@ def test_what_is_frozen_is_there_too(shard: ShardRange, follow: Callable[..., Fo
     assert same(follower, trainer)
 
 
+@pytest.mark.parametrize("scales", [(1.0, SKIPPED, 0.5), (SKIPPED,) * 20])
+def test_a_shard_without_parameters_has_its_step_and_loss_scale(
+    scales: tuple[float, ...], follow: Callable[..., Follower]
+) -> None:
+    """A stage may be an activation alone. Who loses it needs no weights, but must know that nothing is missing."""
+    trainer = Trainer(shard=(2, 3), precision="float16")
+    trainer.take_step()
+    follower = fetched(follow(trainer), trainer)
+    assert follower.is_whole
+    for scale in scales:
+        trainer.take_step(follower, scale)
+    assert follower.reaches(trainer.step)
+    assert not follower.reaches(trainer.step + 1)
+    assert follower.bring_to(trainer.step, trainer.scales)
+    assert same(follower, trainer)
+    assert follower.loss_scale() == trainer.runner.loss_scale
+    legacy = follower.legacy(trainer.step)
+    assert legacy is not None
+    heir = follow(trainer)
+    heir.inherit(trainer.copier.outline((2, 3)), [legacy]).result()
+    trainer.take_step(heir)
+    assert heir.bring_to(trainer.step, trainer.scales)
+    assert heir.loss_scale() == trainer.runner.loss_scale
+
+
 def test_steps_are_taken_while_it_is_fetched(
     follow: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,21 @@ def test_the_only_member_of_a_pool_is_killed(
     assert weights == calm.digest
 
 
+def test_a_stage_without_parameters_is_lost(attempt: Attempt, topology: Topology, tmp_path: Path) -> None:
+    document = job(3, 1, steps=STEPS, checkpoint_every=None)
+    layers = document["model"]["layers"]
+    document["model"]["layers"] = [layers[0], {"type": "relu"}, layers[-1]]
+    machines = Topology(topology.contributors[:3])
+    calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
+    death = Failure(FailureKind.kill, Point.cell_done, worker="c1", step=STEP)
+    weights, curve, events = train(attempt, tmp_path / "lost", document, [death], machines=machines)
+    (change,) = (event for event in events if isinstance(event, Reformed))
+    assert change.lost == ("c1",)
+    assert len({member.name for pool in change.plan.pools for member in pool.members}) == 2
+    assert curve == calm_curve
+    assert weights == calm_weights
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,12 @@ def run_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[P
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-hosts-", dir="/tmp")))
         listening = ("--host", host.address, "--insecure")
         server = stack.enter_context(run_server(folder / "data", *listening, inside=host.inside))
-        for number, machine in enumerate(others):
-            joining = ("--address", machine.address, "--insecure")
-            stack.enter_context(run_contributor(server, f"machine-{number}", *joining, inside=machine.inside))
         named = {f"machine-{number}": machine for number, machine in enumerate(others)}
+
+        def join(name: str) -> None:
+            joining = ("--address", named[name].address, "--insecure")
+            stack.enter_context(run_contributor(server, name, *joining, inside=named[name].inside))
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(join, named))
         yield Pool(server, host, named, network)

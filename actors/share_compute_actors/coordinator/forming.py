@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from share_compute.errors import ContributorLost, PlanInfeasible
-from share_compute.planning.planner import Solution, solve
+from share_compute.planning.drift import plan_again
+from share_compute.planning.planner import Solution
 from share_compute.planning.timings import Timings
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.messages import Form
@@ -160,21 +161,20 @@ class Former:
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)
 
     def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
-        """Lay the job over these machines: as it asks, or, where too few are left for that, as is best."""
+        """Lay the job over these machines; see `plan_again`."""
         usable = self._changes.usable
         machines = Topology(
             tuple(machine for machine in usable.contributors if machine.id in able), usable.links
         )
-        profile = self.solution.cost.profile
-        try:
-            return solve(self._spec, machines, profile, epoch, self._timings())
-        except PlanInfeasible:
-            asked = self._spec.parallelism
-            if asked.pools is None and asked.members_per_pool is None:
-                raise
-            free = asked.model_copy(update={"strategy": "auto", "pools": None, "members_per_pool": None})
-            spec = self._spec.model_copy(update={"parallelism": free})
-            return solve(spec, machines, profile, epoch, self._timings())
+        is_several = len(self.solution.layout.machines) > 1
+        return plan_again(
+            self._spec,
+            machines,
+            self.solution.cost.profile,
+            epoch,
+            self._timings(),
+            wants_copies=is_several and self._spec.parallelism.buddies,
+        )
 
     def _is_tied(self, pools: int) -> bool:
         return pools > 1 and self.solution.cost.profile.tied_name is not None

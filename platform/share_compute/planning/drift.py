@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 
 from share_compute.errors import PlanInfeasible
@@ -12,7 +13,7 @@ from share_compute.planning.layout import Layout
 from share_compute.planning.network import transfer_s
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve
-from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.planning.profile import FLOAT_BYTES, ModelProfile
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.timings import Timings
 from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
@@ -77,6 +78,54 @@ class Replan:
     sentence: str
 
 
+def plan_again(
+    spec: TrainJob,
+    topology: Topology,
+    profile: ModelProfile,
+    epoch: int,
+    timings: Timings,
+    *,
+    wants_copies: bool,
+) -> Solution:
+    """Lay a running job over machines: as it asks, or, where they are too few for that, as is best.
+
+    Args:
+        spec: the job, its number of microbatches settled.
+        topology: the machines.
+        profile: of the model.
+        epoch: of the plan.
+        timings: what was measured of the layers.
+        wants_copies: whether the plan is to have two machines if two can hold it: what one machine alone holds has its
+            copy on another one.
+
+    Raises:
+        PlanInfeasible: they cannot hold the model.
+    """
+    try:
+        found = solve(spec, topology, profile, epoch, timings)
+    except PlanInfeasible:
+        if spec.parallelism.pools is None and spec.parallelism.members_per_pool is None:
+            raise
+        spec = _laid_out(spec, None, None)
+        found = solve(spec, topology, profile, epoch, timings)
+    if not wants_copies or len(found.layout.machines) > 1 or len(topology.contributors) == 1:
+        return found
+    spread = []
+    for pools, members in ((2, None), (1, 2)):
+        with suppress(PlanInfeasible):
+            spread.append(solve(_laid_out(spec, pools, members), topology, profile, epoch, timings))
+    return min(spread, key=_predicted_s, default=found)
+
+
+def _laid_out(spec: TrainJob, pools: int | None, members: int | None) -> TrainJob:
+    layout = {"strategy": "auto", "pools": pools, "members_per_pool": members}
+    return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=layout)})
+
+
+def _predicted_s(solution: Solution) -> float:
+    return math.inf if solution.timeline is None else solution.timeline.step_s
+
+
 def propose(
     spec: TrainJob,
     topology: Topology,
@@ -88,8 +137,10 @@ def propose(
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
 
-    None, too, when a machine of the plan in use is gone: then its job is not moved, but starts again. What machines
-    have fetched for a plan that is under way they fetch anew for one with other shards: that must pay beside it, too.
+    A job that asks for several machines, and is left on one, moves to several whatever that costs: nobody else has a
+    copy of what it knows. None, too, when a machine of the plan in use is gone: then its job is not moved, but starts
+    again. What machines have fetched for a plan that is under way they fetch anew for one with other shards: that must
+    pay beside it, too.
 
     Args:
         spec: the job.
@@ -101,8 +152,17 @@ def propose(
         under_way: the plan that the job is about to move to, if there is one.
     """
     fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
+    is_several = len(current.layout.machines) > 1
+    wants_copies = spec.parallelism.buddies and (is_several or spec.parallelism.machines_needed > 1)
     try:
-        better = solve(fixed, topology, current.cost.profile, current.plan.epoch + 1, timings)
+        better = plan_again(
+            fixed,
+            topology,
+            current.cost.profile,
+            current.plan.epoch + 1,
+            timings,
+            wants_copies=wants_copies,
+        )
     except PlanInfeasible:
         return None
     present = _numbered_as_in(current, better)
@@ -115,19 +175,23 @@ def propose(
     def pays(step_s: float) -> bool:
         return (step_s - better_s) * steps_left > max(move_cost_s, limits.least_gain * step_s * steps_left)
 
-    if not pays(now_s):
+    brings_copies = wants_copies and not is_several and len(better.layout.machines) > 1
+    if not (brings_copies or pays(now_s)):
         return None
     if under_way is not None and not have_same_shards(under_way.plan, better.plan):
         expected = _numbered_as_in(under_way, better)
         expected_s = math.inf if expected is None else simulate_step(better.cost, expected).step_s
-        if math.isfinite(expected_s) and not pays(expected_s):
+        if math.isfinite(expected_s) and not (brings_copies or pays(expected_s)):
             return None
     gain_s = (now_s - better_s) * steps_left
-    sentence = (
-        f"with layers moved, a step would take {seconds_text(better_s)} instead of "
-        f"{seconds_text(now_s)} ({percent_text(1 - better_s / now_s)} less); over {steps_left} "
-        f"steps that saves {seconds_text(gain_s)}, moving {bytes_text(moved_bytes)} costs {seconds_text(move_cost_s)}"
-    )
+    step_text = f"a step would take {seconds_text(better_s)} instead of {seconds_text(now_s)}"
+    if brings_copies:
+        sentence = f"so that no machine alone holds the model, whose loss would cost steps; {step_text}"
+    else:
+        sentence = (
+            f"with layers moved, {step_text} ({percent_text(1 - better_s / now_s)} less); over {steps_left} steps "
+            f"that saves {seconds_text(gain_s)}, moving {bytes_text(moved_bytes)} costs {seconds_text(move_cost_s)}"
+        )
     used = {topology[machine].name for _, _, members in seats(current.plan) for machine, _ in members}
     taken_in = sorted(
         {topology[machine].name for _, _, members in seats(better.plan) for machine, _ in members} - used

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
-from share_compute.planning.drift import DriftLimits, DriftWatch, moving, propose
+from share_compute.planning.drift import DriftLimits, DriftWatch, moving, plan_again, propose
 from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
@@ -145,3 +145,38 @@ class TestMoving:
         assert size == 2 * 12_000_000 * 4 * 3
         assert seconds == pytest.approx(size / 1e9 + 2 * 5e-4)
         assert moving(cost, before, before) == (0.0, 0)
+
+
+class TestCopies:
+    """What one machine alone holds has its copy on another one, so a job does not end up on one by itself."""
+
+    narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e5)
+    asks_for_three = job(pools=3, members_per_pool=1, microbatches=4)
+
+    def again(self, topology: Topology, *, wants_copies: bool) -> list[str]:
+        found = plan_again(self.asks_for_three, topology, PROFILE, 1, {}, wants_copies=wants_copies)
+        return sorted(member.name for pool in found.plan.pools for member in pool.members)
+
+    def test_two_that_are_left_both_go_on_though_one_alone_were_faster(self) -> None:
+        assert len(self.again(self.narrow, wants_copies=False)) == 1
+        assert self.again(self.narrow, wants_copies=True) == ["a", "b"]
+
+    def test_one_that_is_left_goes_on_alone(self) -> None:
+        alone = Topology(self.narrow.contributors[:1])
+        assert self.again(alone, wants_copies=True) == ["a"]
+
+    def test_a_job_that_was_left_on_one_machine_takes_in_another_whatever_it_costs(self) -> None:
+        alone = Topology(self.narrow.contributors[:1])
+        current = plan_again(self.asks_for_three, alone, PROFILE, 0, {}, wants_copies=False)
+        replan = propose(self.asks_for_three, self.narrow, current, {}, 3, LIMITS)
+        assert replan is not None
+        assert {member.name for pool in replan.solution.plan.pools for member in pool.members} == {"a", "b"}
+        assert replan.sentence.startswith("so that no machine alone holds the model")
+
+    @pytest.mark.parametrize("asked", [{"pools": None}, {"buddies": False}])
+    def test_a_job_that_chose_one_machine_stays_there(self, asked: dict[str, object]) -> None:
+        parallelism = self.asks_for_three.parallelism.model_copy(update={"members_per_pool": None, **asked})
+        spec = self.asks_for_three.model_copy(update={"parallelism": parallelism})
+        alone = Topology(self.narrow.contributors[:1])
+        current = plan_again(spec, alone, PROFILE, 0, {}, wants_copies=False)
+        assert propose(spec, self.narrow, current, {}, 10_000, LIMITS) is None

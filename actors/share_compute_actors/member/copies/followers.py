@@ -298,7 +298,9 @@ class Follower:
                 self._snapshot.put(part, tensor)
             self._loss_scales[legacy.step] = legacy.loss_scale
             self._have[name] = legacy.step
-        self._is_fetched = self._have.keys() == outline.sizes.keys()
+        if not outline.sizes and legacies:
+            self._loss_scales[legacies[0].step] = legacies[0].loss_scale
+        self._is_fetched = self._have.keys() == outline.sizes.keys() and bool(self._loss_scales)
 
     def _fetch(self, owner: Owner, stopping: threading.Event) -> None:
         while not stopping.is_set():
@@ -327,7 +329,9 @@ class Follower:
             self._have.update(dict.fromkeys(names, copied.step))
             if self._is_long():
                 self._compact()
-        owner.copy(self.shard, ())  # so that it keeps nothing for us
+        copied = owner.copy(self.shard, ())  # so that it keeps nothing for us
+        if not self._outline.sizes:
+            self._loss_scales[copied.step] = copied.loss_scale
         self._is_fetched = True
 
     def _received(self, owner: Owner, stopping: threading.Event, ticket: int, part: Part) -> Tensor:
@@ -382,8 +386,13 @@ class Follower:
 
     @property
     def _floor(self) -> int:
-        """Whose update all that is there of the snapshot has; -1 before anything is there."""
+        """Whose update all that is there of the snapshot has; -1 before anything is there.
+
+        Of a shard without parameters and buffers nothing but the loss scale changes.
+        """
         have = dict(self._have)
+        if self._is_fetched and not have:
+            return max(self._loss_scales)
         trained = [step for name, step in have.items() if name in self._trained]
         if self._trained and not trained:
             return max(have.values(), default=-1)  # those that are trained will not be older
