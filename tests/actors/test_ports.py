@@ -10,7 +10,7 @@ import pytest
 
 from share_compute.errors import Conflict, UserError
 from share_compute_actors.machine.ports import NodePorts, PortRange, ports_text
-from share_compute_actors.machine.reach import closed_ports, listening
+from share_compute_actors.machine.reach import answers, closed_ports, listening
 
 HELLO = b"0123456789abcdef"
 
@@ -97,3 +97,21 @@ def test_ports_that_were_dialled_are_free_at_once(small: PortRange, *, hangs_up:
                 time.sleep(0.2)
         with socket.socket() as worker:
             worker.bind(("127.0.0.1", small.first))
+
+
+def test_one_answer_is_enough_where_others_are_silent(small: PortRange) -> None:
+    with ExitStack() as stack:
+        places = []
+        for port, backlog in ((small.first, 8), (small.first + 1, 0)):
+            server = stack.enter_context(socket.socket())
+            server.bind(("127.0.0.1", port))
+            server.listen(backlog)
+            places.append(("127.0.0.1", port))
+        for _ in range(4):  # the kernel drops what a full backlog has no room for, so the last ones hang
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)  # noqa: FBT003
+            waiting.connect_ex(places[1])
+        began_s = time.monotonic()
+        assert answers(places, 5.0, until_first=True) == {places[0]: "open"}
+        assert time.monotonic() - began_s < 2.0
+        assert answers(places[1:], 0.3, until_first=True) == {}

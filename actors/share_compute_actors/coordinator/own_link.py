@@ -59,7 +59,7 @@ class OwnLink:
         hosts = {address for address, _ in others}
         if not hosts or (len(hosts) == 1 and self._here in all_):
             return False
-        return not answers(others)
+        return not answers(others, until_first=True)
 
     @property
     def _others(self) -> frozenset[Place]:
@@ -81,7 +81,7 @@ class OwnLink:
             "no other machine can be reached: the server's own network may be cut. All machines keep what they hold, "
             "and training waits"
         )
-        while time.monotonic() - begun_s < _LONGEST_CUT_S and not answers(self._others):
+        while time.monotonic() - begun_s < _LONGEST_CUT_S and not answers(self._others, until_first=True):
             if self._cancelled.wait(_LOOK_S):
                 raise Cancelled
         self._mended_s = time.monotonic()

@@ -24,7 +24,9 @@ _RESET = struct.pack("ii", 1, 0)
 """Value of ``SO_LINGER``: closing resets the connection."""
 
 
-def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Answer]:
+def answers(
+    places: Collection[Place], within_s: float = 1.0, *, until_first: bool = False
+) -> dict[Place, Answer]:
     """Connect to all places at once; return what answered.
 
     The kernel of a host answers, however busy its programs are. A host that refuses is there, and nobody listens.
@@ -32,6 +34,7 @@ def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Ans
     Args:
         places: where to connect.
         within_s: how long that may take.
+        until_first: whether one answer is enough, so that those who are silent are not waited for.
     """
     deadline_s = time.monotonic() + within_s
     found: dict[Place, Answer] = {}
@@ -44,6 +47,8 @@ def answers(places: Collection[Place], within_s: float = 1.0) -> dict[Place, Ans
                 connection.settimeout(0.0)
                 connection.connect_ex(place)
             while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+                if found and until_first:
+                    break
                 for key, _ in selector.select(left_s):
                     connection = _socket(key)
                     failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
