@@ -153,6 +153,22 @@ def test_a_job_with_fixed_pools_is_offered_nothing(store: Store, tmp_path: Path)
     run(store, tmp_path, story)
 
 
+def test_a_job_with_fixed_pools_is_offered_machines_when_it_was_left_on_fewer(
+    store: Store, tmp_path: Path
+) -> None:
+    async def story(pool: Pool) -> None:
+        ada, fixed = pool.contributor("ada"), pool.submit("fixed", pools=2)
+        grace = pool.contributor("grace")
+        attempt = await training(pool, fixed, ada, grace)
+        edsger = pool.contributor("edsger")
+        assert attempt.offers.empty()
+        await attempt.tell(reformed(ada, left=(grace,)))
+        while not {ada, edsger} <= await offered(attempt):
+            pass
+
+    run(store, tmp_path, story)
+
+
 def test_who_leaves_hands_over_first(store: Store, tmp_path: Path) -> None:
     async def story(pool: Pool) -> None:
         ada, grace = pool.contributor("ada"), pool.contributor("grace")

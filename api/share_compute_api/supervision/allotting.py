@@ -133,8 +133,11 @@ def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[
 
 
 def _takes_more(job: JobRecord) -> bool:
-    is_open = job.plan is not None and job.training.parallelism.pools is None
-    return is_open and job.cancel_requested_at is None
+    """Whether a job can use more machines: it leaves their number open, or was left on fewer than it asks for."""
+    if job.plan is None or job.cancel_requested_at is not None:
+        return False
+    asked = job.training.parallelism
+    return asked.pools is None or sum(len(pool.members) for pool in job.plan.pools) < asked.machines_needed
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:

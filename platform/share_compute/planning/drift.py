@@ -137,10 +137,9 @@ def propose(
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
 
-    A job that asks for several machines, and is left on one, moves to several whatever that costs: nobody else has a
-    copy of what it knows. None, too, when a machine of the plan in use is gone: then its job is not moved, but starts
-    again. What machines have fetched for a plan that is under way they fetch anew for one with other shards: that must
-    pay beside it, too.
+    A job that was left on fewer machines than it asks for moves to more whatever that costs. None, too, when a machine
+    of the plan in use is gone: then its job is not moved, but starts again. What machines have fetched for a plan that
+    is under way they fetch anew for one with other shards: that must pay beside it, too.
 
     Args:
         spec: the job.
@@ -152,8 +151,8 @@ def propose(
         under_way: the plan that the job is about to move to, if there is one.
     """
     fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
-    is_several = len(current.layout.machines) > 1
-    wants_copies = spec.parallelism.buddies and (is_several or spec.parallelism.machines_needed > 1)
+    count, asked = len(current.layout.machines), spec.parallelism.machines_needed
+    wants_copies = spec.parallelism.buddies and max(count, asked) > 1
     try:
         better = plan_again(
             fixed,
@@ -175,18 +174,18 @@ def propose(
     def pays(step_s: float) -> bool:
         return (step_s - better_s) * steps_left > max(move_cost_s, limits.least_gain * step_s * steps_left)
 
-    brings_copies = wants_copies and not is_several and len(better.layout.machines) > 1
-    if not (brings_copies or pays(now_s)):
+    is_restored = count < min(asked, len(better.layout.machines))
+    if not (is_restored or pays(now_s)):
         return None
     if under_way is not None and not have_same_shards(under_way.plan, better.plan):
         expected = _numbered_as_in(under_way, better)
         expected_s = math.inf if expected is None else simulate_step(better.cost, expected).step_s
-        if math.isfinite(expected_s) and not (brings_copies or pays(expected_s)):
+        if math.isfinite(expected_s) and not (is_restored or pays(expected_s)):
             return None
     gain_s = (now_s - better_s) * steps_left
     step_text = f"a step would take {seconds_text(better_s)} instead of {seconds_text(now_s)}"
-    if brings_copies:
-        sentence = f"so that no machine alone holds the model, whose loss would cost steps; {step_text}"
+    if is_restored:
+        sentence = f"the job asks for {asked} machines and was left on {count}; {step_text}"
     else:
         sentence = (
             f"with layers moved, {step_text} ({percent_text(1 - better_s / now_s)} less); over {steps_left} steps "
