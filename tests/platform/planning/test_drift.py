@@ -148,7 +148,7 @@ class TestMoving:
 
 
 class TestCopies:
-    """What one machine alone holds has its copy on another one, so a job does not end up on one by itself."""
+    """A re-plan keeps a job on two machines or more, so that a second machine can hold a copy of the state."""
 
     narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e5)
     asks_for_three = job(pools=3, members_per_pool=1, microbatches=4)

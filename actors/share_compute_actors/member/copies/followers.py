@@ -386,9 +386,9 @@ class Follower:
 
     @property
     def _floor(self) -> int:
-        """Whose update all that is there of the snapshot has; -1 before anything is there.
+        """The last step whose update every tensor of the snapshot has; -1 while the snapshot is empty.
 
-        Of a shard without parameters and buffers nothing but the loss scale changes.
+        In a shard without parameters and buffers only the loss scale changes from step to step.
         """
         have = dict(self._have)
         if self._is_fetched and not have:
