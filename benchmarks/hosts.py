@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
-import signal
 import statistics
 import sys
 import time
@@ -31,7 +29,7 @@ from _harness import print_figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import ready, run_command, run_server, wait_for
-from tests.hosts.network import Direction, Host
+from tests.hosts.network import Direction, has_title
 from tests.hosts.pool import Pool, run_pool
 
 from share_compute.jobs.states import ContributorState, JobState
@@ -103,17 +101,6 @@ class Hosts:
             return all(ready(client, name) is not None for name in self.pool.machines)
         return False
 
-    def kill(self, host: Host, is_victim: Callable[[psutil.Process], bool]) -> None:
-        """Kill the processes of a host that answer a description; there must be one."""
-        killed = 0
-        for pid in host.processes():
-            with suppress(psutil.NoSuchProcess):
-                if is_victim(psutil.Process(pid)):
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-        if not killed:
-            raise RuntimeError(f"nothing to kill on {host.name}")
-
     def join_again(self, name: str) -> None:
         """Start the agent of a machine again, as its service manager would: with the key that it kept."""
         host = self.pool.machines[name]
@@ -152,11 +139,6 @@ def cut(
     return inflict
 
 
-def title(word: str) -> Callable[[psutil.Process], bool]:
-    """Return whether a process calls itself so."""
-    return lambda process: word in " ".join(process.cmdline()) or process.name() == word
-
-
 def kill(
     word: str, *, of_server: bool = False, then: Callable[[Hosts, str], None] | None = None
 ) -> Callable[[Hosts, str], float]:
@@ -164,7 +146,7 @@ def kill(
 
     def inflict(hosts: Hosts, victim: str) -> float:
         host = hosts.pool.host if of_server else hosts.pool.machines[victim]
-        hosts.kill(host, title(word))
+        host.kill(has_title(word))
         if then is not None:
             then(hosts, victim)
         return 0.0
@@ -179,7 +161,7 @@ def is_command(command: str) -> Callable[[psutil.Process], bool]:
 
 def kill_agent(hosts: Hosts, victim: str) -> float:
     """Kill the agent of a machine, and start it again."""
-    hosts.kill(hosts.pool.machines[victim], is_command("join"))
+    hosts.pool.machines[victim].kill(is_command("join"))
     time.sleep(1.0)
     hosts.join_again(victim)
     return 0.0
@@ -187,7 +169,7 @@ def kill_agent(hosts: Hosts, victim: str) -> float:
 
 def kill_server(hosts: Hosts, _: str) -> float:
     """Kill the control plane, and start it again."""
-    hosts.kill(hosts.pool.host, is_command("up"))
+    hosts.pool.host.kill(is_command("up"))
     hosts.start_server_again()
     return 0.0
 
@@ -295,14 +277,14 @@ def stall(steps: Sequence[tuple[int, datetime]], since: datetime, until: datetim
 
 
 def settled(hosts: Hosts, job_id: str) -> int | None:
-    """Wait until the job takes steps with all machines ready; return its step, or None when it is over."""
+    """Wait until the job is protected and steps with all machines ready; return its step, or None at its end."""
 
     def look() -> int | None:
         with suppress(OSError), hosts.client() as client:
             found = client.job(job_id)
             if found.state.is_final:
                 return -1
-            if found.state is not JobState.running or not hosts.all_ready():
+            if not (found.state is JobState.running and found.is_protected and hosts.all_ready()):
                 return None
             last = found.step
             time.sleep(1.0)

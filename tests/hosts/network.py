@@ -13,13 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Literal, Self
+
+import psutil
 
 Direction = Literal["both", "in", "out"]
 _PROGRAMS = ("ip", "iptables")
@@ -34,6 +36,11 @@ _CLONE_NEWNET = 0x40000000
 _SHIM = Path(__file__).with_name("shim.py")
 _GRACE_S = 10.0
 _networks = count()
+
+
+def has_title(word: str) -> Callable[[psutil.Process], bool]:
+    """Return whether a process has this name, or the word in its command line."""
+    return lambda process: word in " ".join(process.cmdline()) or process.name() == word
 
 
 def why_not() -> str | None:
@@ -77,6 +84,21 @@ class Host:
     def processes(self) -> list[int]:
         """Return the ids of the processes on this host."""
         return _processes(self.name)
+
+    def kill(self, is_victim: Callable[[psutil.Process], bool]) -> None:
+        """Kill the processes on this host that answer a description.
+
+        Raises:
+            RuntimeError: none does.
+        """
+        killed = 0
+        for pid in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if is_victim(psutil.Process(pid)):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+        if not killed:
+            raise RuntimeError(f"nothing to kill on {self.name}")
 
     def run(self, *command: str) -> None:
         """Run a command on this host; it must succeed."""

@@ -38,17 +38,18 @@ class Result:
     """Digest of the weights."""
 
 
-def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> Result:
+def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None, *, steps: int = STEPS) -> Result:
     """Run the job once all machines are ready, and return its result.
 
     Args:
         pool: with three machines.
         name: of the job.
         disturb: called when the job has taken some steps.
+        steps: in all.
     """
     with pool.server.client() as client:
         wait_for(lambda: all(ready(client, each) for each in pool.machines), "all machines ready")
-        job_id = client.submit({**JOB, "name": name}).id
+        job_id = client.submit({**JOB, "name": name, "training": {**JOB["training"], "steps": steps}}).id
 
         def stepping() -> bool:
             job = client.job(job_id)
@@ -68,8 +69,8 @@ def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None) -> 
         return Result(losses, WeightFolder(model.path).digest())
 
 
-def train_undisturbed(pool: Pool) -> Result:
+def train_undisturbed(pool: Pool, *, steps: int = STEPS) -> Result:
     """Run the job without disturbances; it must report each step once."""
-    result = train(pool, "undisturbed")
-    assert [step for step, _ in result.losses] == list(range(1, STEPS + 1))
+    result = train(pool, "undisturbed", steps=steps)
+    assert [step for step, _ in result.losses] == list(range(1, steps + 1))
     return result

@@ -218,6 +218,7 @@ class TrainingAttempt:
 
             def ticked() -> None:
                 keeper.look()
+                changes.protection.look(loop.state.step)
 
             listener = Listener(loop.account, loop.committed, reformed, self._note, self._tell, ticked)
             conductor = Conductor(
@@ -233,6 +234,7 @@ class TrainingAttempt:
                 self._tell(Planned(plan=former.solution.plan))
             for step in record.steps(after=assignment.told):
                 self._tell(step.event)
+            changes.protection.reform(conductor.roster)
             self._tell(Started(first_step=start.state.step + 1, total_steps=total))
             with keeper.salvaging(), self._saving_when_cut(keeper, loop, facts):
                 reason = loop.run(

@@ -16,6 +16,7 @@ from share_compute_actors.coordinator.buddies import buddies_of
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
+from share_compute_actors.coordinator.protection import ProtectionWatch
 from share_compute_actors.coordinator.rosters import Shares, pools_of, shards_of
 
 _REST_S = 5.0
@@ -156,6 +157,7 @@ class Changes:
         self._room: dict[Worker, int] = {}
         """Memory, in bytes, of machines that had less than they lend."""
         self.recopying = Recopying()
+        self.protection = ProtectionWatch(crew, tell)
         self.parting: frozenset[Worker] = frozenset()
         """Members that the next epoch does without, though they are there."""
         self.why = ""
@@ -313,6 +315,7 @@ class Changes:
             if self._joining is not None:
                 expected |= self._joining.machines - set(roster.workers)
             self._tell(event.model_copy(update={"expected": tuple(sorted(expected))}))
+        self.protection.reform(roster)
 
     @property
     def expected(self) -> frozenset[Worker]:

@@ -292,6 +292,8 @@ class Conductor:
                 self._changes.recopying.lost(
                     worker, lacks_room=message.lacks_room, is_begun_anew=not is_current
                 )
+                if is_current:
+                    self._changes.protection.lose_copy(self._machine.committed)
             self._listener.note(f"{self._crew.name(worker)}: {message.message}")
         elif isinstance(message, ShareComputeError):
             if worker in self._crew.workers:

@@ -253,8 +253,13 @@ class Crew(Party):
         """Ask machines that are about to join whether they have caught up; returns what will tell."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
-    def has_caught_up(self, worker: Worker, asked: Any) -> bool:
-        """Return what a member answered to `ask_following`."""
+    def ask_for_whole_copies(self, keepers: Collection[Worker]) -> dict[Any, Worker]:
+        """Ask members whether the copies that they keep are whole; returns what will tell."""
+        present = self.workers.intersection(keepers)
+        return {self._actors[worker].has_whole_copies.remote(): worker for worker in present}
+
+    def is_affirmed(self, worker: Worker, asked: Any) -> bool:
+        """Return whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
         try:
             return answered(FLAG, asked, self.name(worker))
         except (Undeclared, RayError) as failure:

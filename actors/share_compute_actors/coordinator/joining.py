@@ -119,7 +119,7 @@ class Joining:
         if len(answered) < len(self._asked):
             return False
         asked, self._asked = self._asked, {}
-        self.is_ready = all(self._crew.has_caught_up(worker, ref) for ref, worker in asked.items())
+        self.is_ready = all(self._crew.is_affirmed(worker, ref) for ref, worker in asked.items())
         return self.is_ready
 
     def _follows(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:

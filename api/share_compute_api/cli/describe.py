@@ -10,6 +10,7 @@ from rich.markup import escape
 from share_compute.jobs.events import Measured
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
 from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
+from share_compute.specification import TrainJob
 from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.cli.output import duration, number, rate, speed, state_text
 
@@ -80,6 +81,19 @@ def rows_text(job: JobRecord) -> str | None:
     return text
 
 
+def protection_text(job: JobRecord) -> str | None:
+    """Return whether a running training job can lose any one machine without losing a step; None for other jobs."""
+    if not isinstance(job.spec, TrainJob) or job.state != "running":
+        return None
+    if job.is_protected:
+        return "yes: every layer is on two machines"
+    if job.plan is not None and len(job.plan.machines) == 1:
+        return "no: one machine holds all of it; after its loss the job goes on from its last checkpoint"
+    if not job.spec.parallelism.buddies:
+        return "no: parallelism.buddies is false"
+    return "not yet: copies are being made"
+
+
 def _rows(data: dict[str, Any]) -> str:
     text = f"rows {data['done']} of {data['total']}"
     if data["failed"]:
@@ -115,6 +129,12 @@ def _proposed(data: dict[str, Any]) -> str:
     return f"[yellow]a better plan[/yellow]  {escape(data['sentence'])}: {escape(placed)}"
 
 
+def _protection(data: dict[str, Any]) -> str:
+    if data["is_protected"]:
+        return "protected  every layer is on two machines: losing any one of them costs no step"
+    return "[yellow]not protected[/yellow]  a copy of what one machine alone holds was lost"
+
+
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
     "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
@@ -132,6 +152,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "offended": lambda data: f"[red]wrong numbers[/red]  {escape(data['sentence'])}",
     "link-cut": lambda data: f"[red]cut off[/red]  {escape(data['sentence'])}",
+    "protection": _protection,
     "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
     "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
     "note": _note,

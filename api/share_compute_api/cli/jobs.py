@@ -91,7 +91,7 @@ def list_jobs(
 
 def show(job: Job, as_json: Json = False) -> None:
     """Show one job: state, progress, and which layers are on which machines."""
-    from share_compute_api.cli.describe import placement, plan_lines, rows_text, step_times
+    from share_compute_api.cli.describe import placement, plan_lines, protection_text, rows_text, step_times
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -114,6 +114,7 @@ def show(job: Job, as_json: Json = False) -> None:
         "started": since(record.started_at),
         "finished": since(record.finished_at),
         "checkpoint": None if record.checkpoint_step is None else f"step {record.checkpoint_step}",
+        "protected": protection_text(record),
         "measured": step_times(record.measured) if record.measured else None,
         "proposal": escape(record.proposal.sentence) if record.proposal else None,
         "placement": escape(plan) if plan else None,

@@ -221,6 +221,16 @@ class LinkCut(StrictModel):
     sentence: str
 
 
+class Protection(StrictModel):
+    """Whether the job can lose any one of its machines without losing a step; false again with each epoch."""
+
+    type: Literal["protection"] = "protection"
+    step: int
+    """The last committed one."""
+    is_protected: bool
+    """Whether each layer is on two machines, whole copies included."""
+
+
 class CheckpointSaved(StrictModel):
     """A checkpoint that the job can be resumed from is on disk."""
 
@@ -285,6 +295,7 @@ AttemptEvent: TypeAlias = Annotated[
     | ReplanAbandoned
     | Offended
     | LinkCut
+    | Protection
     | CheckpointSaved
     | ArtifactSaved
     | RowsDone

@@ -21,6 +21,7 @@ from share_compute.jobs.events import (
     Measured,
     Offended,
     Planned,
+    Protection,
     Reformed,
     ReplanAbandoned,
     ReplanProposed,
@@ -182,7 +183,7 @@ def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
 
 def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> None:
     match event:
-        case Planned() | Reformed() | ReplanProposed() | ReplanAbandoned():
+        case Planned() | Reformed() | Protection() | ReplanProposed() | ReplanAbandoned():
             _apply_plan(session, row, event, now)
         case Started():
             # Where members of an earlier attempt go on, that is not where the checkpoint is.
@@ -223,7 +224,10 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
 
 
 def _apply_plan(
-    session: Session, row: Job, event: Planned | Reformed | ReplanProposed | ReplanAbandoned, now: datetime
+    session: Session,
+    row: Job,
+    event: Planned | Reformed | Protection | ReplanProposed | ReplanAbandoned,
+    now: datetime,
 ) -> None:
     """Write down who holds the job, or is to hold it, and with that which machines it has leased."""
     match event:
@@ -236,6 +240,8 @@ def _apply_plan(
             row.reason = _placement(plan)
             row.measured = None  # of the plan that is over
             row.proposal = row.proposal if expected else None
+        case Protection():
+            row.is_protected = event.is_protected
         case ReplanProposed(plan=plan):
             row.proposal = event.model_dump(mode="json")
             _lease(session, row, plan, now, ContributorState.ready)
@@ -246,7 +252,7 @@ def _apply_plan(
 
 def _lay(session: Session, row: Job, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
     """Write a plan down: the job holds the machines in it and those that are expected, and no others."""
-    row.plan = plan.model_dump(mode="json")
+    row.plan, row.is_protected = plan.model_dump(mode="json"), False
     _release_all_but(session, row, plan.machines.union(expected), now)
     _lease(session, row, plan, now, *_USABLE)
 

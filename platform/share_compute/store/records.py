@@ -176,6 +176,8 @@ class JobRecord(Record):
     """Step times of this attempt, beside what its plan predicted; null until some steps are done."""
     proposal: ReplanProposed | None = None
     """A plan that would pay for moving to it, when reality drifted away from the prediction."""
+    is_protected: bool = False
+    """Whether each layer is on two machines of a running training job, so that losing any one loses no step."""
     error: dict[str, Any] | None
     """Code and facts of the error, when it failed."""
     attempt: int

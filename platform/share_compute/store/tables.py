@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -121,6 +122,7 @@ class Job(Base):
     plan: Mapped[dict[str, Any] | None]
     measured: Mapped[dict[str, Any] | None]
     proposal: Mapped[dict[str, Any] | None]
+    is_protected: Mapped[bool] = mapped_column(server_default=false())
     timings: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
     error: Mapped[dict[str, Any] | None]
     attempt: Mapped[int]

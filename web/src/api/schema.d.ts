@@ -3796,6 +3796,12 @@ export interface components {
             fruitless_attempts: number;
             /** Id */
             id: string;
+            /**
+             * Is Protected
+             * @description Whether each layer is on two machines of a running training job, so that losing any one loses no step.
+             * @default false
+             */
+            is_protected: boolean;
             /** Kind */
             kind: string;
             /**

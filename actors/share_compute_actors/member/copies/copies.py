@@ -96,7 +96,7 @@ class _Deadline:
 class Copies:
     """All copies of other shards that one member keeps.
 
-    All methods but `of` and `catch_up` belong to the compute thread.
+    All methods but `of`, `catch_up` and `are_whole` belong to the compute thread.
 
     Args:
         keeper: whose they are.
@@ -219,6 +219,10 @@ class Copies:
         """Bring all forward as far as can be while steps go on; return whether nothing is left to be waited for."""
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
+
+    def are_whole(self) -> bool:
+        """Return whether each copy has everything that its owner has."""
+        return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: Label, tensor: Tensor) -> str | None:
         """Return what makes part of a gradient unusable, for people; None where nothing does."""

@@ -79,3 +79,9 @@ class KeepsCopies:
     def is_up_to_date(self) -> bool:
         """Return whether all copies are whole, and little is left to bring them to the last committed step."""
         return self._engine.copies.catch_up()
+
+    @ray.method(concurrency_group="copies")
+    @answers(FLAG)
+    def has_whole_copies(self) -> bool:
+        """Return whether each copy that it is to keep is whole."""
+        return self._engine.copies.are_whole()

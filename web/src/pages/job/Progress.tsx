@@ -35,6 +35,9 @@ export function Progress({ job }: { job: Job }) {
             {unit === "steps" ? t("Step {{done}} of {{total}}", numbers) : t("Rows: {{done}} of {{total}}", numbers)}
             {job.rows != null && job.rows.failed > 0 && ` · ${t("{{number}} with an error", { number: count(job.rows.failed) })}`}
             {job.checkpoint_step !== null && ` · ${t("checkpoint at {{step}}", { step: count(job.checkpoint_step) })}`}
+            {job.state === "running" && job.is_protected === true && (
+              <span title={t("Every layer is on two machines: losing any one of them costs no step.")}>{` · ${t("protected")}`}</span>
+            )}
           </Text>
           <Text size="sm" c="dimmed">
             {Math.floor(100 * share)} %

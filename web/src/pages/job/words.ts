@@ -75,6 +75,10 @@ export function wordsFor({ kind, data }: PoolEvent): string {
       return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
     case "replan-abandoned":
       return sentence(`the better plan is given up: ${(data as { reason: string }).reason}`);
+    case "protection":
+      return (data as { is_protected: boolean }).is_protected
+        ? "Every layer is on two machines: losing any one of them costs no step."
+        : "Not protected: a copy of what one machine alone holds was lost.";
     case "offended":
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
