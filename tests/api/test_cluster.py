@@ -64,9 +64,9 @@ def test_the_server_outlives_every_head(
 ) -> None:
     with run_server(tmp_path / "data") as own, own.client() as client:
         for _ in range(kills):
-            gcs = wait_for(lambda: child(own, GATEWAY) and child(own, "gcs_server"), "a head with a gateway")
-            gcs.kill()
-            wait_for(lambda victim=gcs: not is_alive(victim), "its end")
+            raylet = wait_for(lambda: child(own, GATEWAY) and child(own, "raylet"), "a head with a gateway")
+            raylet.kill()
+            wait_for(lambda victim=raylet: not is_alive(victim), "its end")
             assert client.health().status == "ok"
         (alert,) = wait_for(client.alerts, "an alert")
         assert alert.kind == "no-cluster"

@@ -8,6 +8,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from share_compute_actors.machine.head_process import SOUND_S
 from share_compute_actors.machine.processes import is_alive
 from share_compute_api.children import own_command
 
@@ -78,27 +80,55 @@ def test_a_killed_server_leaves_no_obstacle(tmp_path: Path, run_server: Any):
         assert not any(is_alive(process) for process in family)
 
 
-def heads(pid: int) -> list[psutil.Process]:
+def gcs_of(pid: int) -> psutil.Process | None:
+    """Return the GCS of a server's head, if one runs."""
     family = psutil.Process(pid).children(recursive=True)
-    return [process for process in family if process.name() == "gcs_server"]
+    return next((process for process in family if process.name() == "gcs_server"), None)
+
+
+def another_gcs(pid: int, than: psutil.Process) -> psutil.Process | None:
+    found = gcs_of(pid)
+    return found if found != than else None
+
+
+def test_a_gcs_that_dies_is_started_again_beside_the_rest_of_the_head(
+    tmp_path: Path, run_server: Any, wait_for: Any
+):
+    with run_server(tmp_path) as running:
+        pid = running.command.process.pid
+        first = wait_for(lambda: gcs_of(pid), "a GCS")
+        wait_for(lambda: time.time() - first.create_time() > SOUND_S + 1, "a GCS that is sound")
+        others = [one for one in psutil.Process(pid).children(recursive=True) if one != first]
+        command = first.cmdline()
+        first.kill()
+        second = wait_for(lambda: another_gcs(pid, first), "another GCS")
+        assert second.cmdline() == command
+        with running.client() as client:
+            assert client.status().has_cluster
+        assert all(is_alive(one) for one in others)
+        assert "started again" not in running.command.text()
+        assert running.command.stop() == 0
+    assert not is_alive(second)
 
 
 def test_a_head_that_dies_is_started_again(tmp_path: Path, run_server: Any, wait_for: Any):
+    """Its GCS dies twice within seconds: that is not started again in place."""
     with run_server(tmp_path) as running:
+        pid = running.command.process.pid
         address = running.command.first_json()["ray_address"]
-        (first,) = heads(running.command.process.pid)
-        family = psutil.Process(running.command.process.pid).children(recursive=True)
+        first = wait_for(lambda: gcs_of(pid), "a GCS")
+        family = psutil.Process(pid).children(recursive=True)
         first.kill()
-        again = wait_for(
-            lambda: [one for one in heads(running.command.process.pid) if one != first], "a head"
-        )
+        second = wait_for(lambda: another_gcs(pid, first), "another GCS")
+        second.kill()
+        wait_for(lambda: "it is started again" in running.command.text(), "the news")
+        again = wait_for(lambda: another_gcs(pid, second), "a head")
         with running.client() as client:
             assert client.health().status == "ok"  # it was asked for while the server was away
-        assert f"--gcs_server_port={address.rpartition(':')[2]}" in again[0].cmdline()
+        assert f"--gcs_server_port={address.rpartition(':')[2]}" in again.cmdline()
         assert not any(is_alive(process) for process in family)
-        assert "it is started again" in running.command.text()
         assert running.command.stop() == 0
-    assert not is_alive(again[0])
+    assert not is_alive(again)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def child(process: psutil.Process, name: str) -> psutil.Process:
     "victim",
     [
         pytest.param("ray::Coordinator", marks=pytest.mark.thorough),
-        pytest.param("gcs_server", marks=pytest.mark.thorough),
+        pytest.param("raylet", marks=pytest.mark.thorough),
         "the server",
     ],
 )

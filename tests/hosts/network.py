@@ -39,8 +39,8 @@ _networks = count()
 
 
 def has_title(word: str) -> Callable[[psutil.Process], bool]:
-    """Return whether a process has this name, or the word in its command line."""
-    return lambda process: word in " ".join(process.cmdline()) or process.name() == word
+    """Return whether a process has this name, or a title that begins so."""
+    return lambda process: process.name() == word or "".join(process.cmdline()[:1]).startswith(word)
 
 
 def why_not() -> str | None:

@@ -21,14 +21,16 @@ def settled_step(pool: Pool, after: int = 0) -> int | None:
     return next((job.step for job in running if job.is_protected and job.step > after + 20), None)
 
 
-def test_a_stage_that_is_lost_right_after_the_head_loses_nothing(pool: Pool) -> None:
-    """The members hold everything that is needed, also after Ray's head was replaced."""
+def test_a_stage_that_is_lost_right_after_the_gcs_loses_nothing(pool: Pool) -> None:
     undisturbed = train_undisturbed(pool, steps=STEPS)
 
-    def kill_head_and_member() -> None:
+    def kill_gcs_and_member() -> None:
         step = wait_for(lambda: settled_step(pool), "two copies of each layer")
         pool.host.kill(has_title("gcs_server"))
-        wait_for(lambda: settled_step(pool, after=step), "steps after the death of the head")
+        wait_for(lambda: settled_step(pool, after=step), "steps after the death of the GCS")
+        with pool.server.client() as client:
+            (job,) = client.jobs(state=[JobState.running]).jobs
+            assert job.attempt == 1, "the coordinator continues"
         pool.machines["machine-1"].kill(has_title("ray::Member"))
 
-    assert train(pool, "head and member", kill_head_and_member, steps=STEPS) == undisturbed
+    assert train(pool, "gcs and member", kill_gcs_and_member, steps=STEPS) == undisturbed

@@ -24,7 +24,7 @@ from share_compute.jobs.folders import BATCHES, TRAINING
 from share_compute.plain_files import opened_parent
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
-from share_compute_actors.machine.launch import RayNode, launch, ray_environment
+from share_compute_actors.machine.launch import GCS_SUPERVISOR, RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts, PortRange
 from share_compute_actors.machine.processes import Roster
 
@@ -42,6 +42,7 @@ HEALTH_CHECKS = {
 }
 """What Ray counts as dead ends itself when it hears so, with all that runs there; so Ray is as patient with nodes as
 they are with the head. Who is lost is found much sooner: members by coordinators, machines by what their agents say."""
+_PROGRAM = "share_compute_actors.machine.head_process"
 _TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
 _log = logging.getLogger(__name__)
 
@@ -117,7 +118,13 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
             *ports.arguments(apart_from=port),
         ]
         node = launch(
-            roster, "head", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S
+            roster,
+            "head",
+            arguments,
+            environment=environment,
+            policy=policy,
+            deadline_s=_DEADLINE_S,
+            program=(_PROGRAM, str(folder.parent / GCS_SUPERVISOR)),
         )
         stack.pop_all()
     return Head(node, token, folder, policy, shared, ports)

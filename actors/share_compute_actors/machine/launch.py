@@ -19,7 +19,9 @@ from share_compute_actors.machine.confine import Policy, clean_environment, conf
 from share_compute_actors.machine.processes import Child, Roster, is_alive
 
 _STARTED = "Ray runtime started"
-_VITAL = ("gcs_server", "raylet")
+GCS_SUPERVISOR = "gcs-supervisor"
+"""Program of the head that starts the GCS again; see `head_process`."""
+_VITAL = (GCS_SUPERVISOR, "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
 """Payloads up to this size travel inside the call itself: one round trip."""
 
@@ -52,7 +54,7 @@ class RayNode:
     gcs_address: str
     """host:port of the head that it belongs to."""
     vital: Mapping[str, psutil.Process]
-    """Its raylet, and the head's GCS, by the names of their programs."""
+    """Its raylet, and what supervises the head's GCS, by the names of their programs."""
 
     @property
     def end(self) -> str | None:
@@ -86,6 +88,7 @@ def launch(
     environment: Mapping[str, str],
     policy: Policy,
     deadline_s: float,
+    program: Sequence[str] = ("ray.scripts.scripts",),
 ) -> RayNode:
     """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
 
@@ -96,6 +99,7 @@ def launch(
         environment: variables beside the harmless ones of ours.
         policy: what the node may reach.
         deadline_s: how long it may take.
+        program: the module that is Ray's command line, and what comes before the name of the command.
 
     Raises:
         Unavailable: it did not stand after ``deadline_s``, or ended; says why.
@@ -108,7 +112,7 @@ def launch(
     command = [
         sys.executable,
         "-m",
-        "ray.scripts.scripts",
+        *program,
         "start",
         "--block",
         "--disable-usage-stats",

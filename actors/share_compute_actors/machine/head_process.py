@@ -1,0 +1,45 @@
+"""Runs ``ray start --head`` so that its GCS is started again in place when it ends.
+
+Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. By itself Ray ends the whole
+head with its GCS, and with the head all coordinators. Nodes, drivers and actors wait for a GCS that comes back at the
+same port with the same tables, and continue: see "GCS fault tolerance" in Ray's documentation.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from ray._private import services
+from ray.scripts import scripts
+
+SOUND_S = 5
+"""A GCS that ends sooner has a reason that lasts, damaged tables for example: then the head ends with it."""
+_SCRIPT = """\
+#!/bin/sh
+# Starts Ray's GCS again when it ends, unless it was told to end.
+trap 'ended=1; kill -TERM "$gcs" 2>/dev/null' TERM INT
+while :; do
+  began=$(date +%s)
+  {program} "$@" &
+  gcs=$!
+  wait "$gcs"; status=$?
+  [ -n "$ended" ] && {{ wait "$gcs"; exit "$status"; }}
+  [ $(($(date +%s) - began)) -lt {sound_s} ] && exit "$status"
+done
+"""
+
+
+def main() -> None:
+    """Write the script, and start Ray with it in place of the GCS."""
+    script = Path(sys.argv.pop(1))
+    program = shlex.quote(services.GCS_SERVER_EXECUTABLE)
+    script.write_text(_SCRIPT.format(program=program, sound_s=SOUND_S))
+    script.chmod(0o700)
+    services.GCS_SERVER_EXECUTABLE = str(script)
+    scripts.main()
+
+
+if __name__ == "__main__":
+    main()
