@@ -241,12 +241,17 @@ class Cluster:
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
         """Let the gateway be used until it or the head has ended, or does not answer; return what does not answer."""
+        connecting = asyncio.create_task(gateway.connect())
         try:
-            reader = await gateway.connect()
+            if not await self._is_done_first(connecting):
+                return None
+            reader = connecting.result()
         except Unavailable as failure:
             # The cause may be the head. Another one costs little: jobs have no coordinators without a gateway.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
+        finally:
+            connecting.cancel()
         self._gateway = gateway
         self._is_connected.set()
         self.trouble = None
@@ -258,10 +263,7 @@ class Cluster:
             )
         )
         try:
-            while not (listening.done() or watching.done() or self._is_over):
-                await asyncio.wait(
-                    [listening, watching], timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED
-                )
+            await self._is_done_first(listening, watching)
         finally:
             self._is_connected.clear()
             self._gateway = None
@@ -273,6 +275,12 @@ class Cluster:
         if watching.result() == "head":
             self._hang = silent
         return f"the process that calls Ray does not answer: {silent}"
+
+    async def _is_done_first(self, *tasks: asyncio.Task[Any]) -> bool:
+        """Wait until a task is done, or the present head has ended or is to be replaced; return whether a task is."""
+        while not (any(task.done() for task in tasks) or self._is_over):
+            await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        return any(task.done() for task in tasks)
 
     @property
     def _is_over(self) -> bool:
