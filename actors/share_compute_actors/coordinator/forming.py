@@ -166,14 +166,13 @@ class Former:
         machines = Topology(
             tuple(machine for machine in usable.contributors if machine.id in able), usable.links
         )
-        is_several = len(self.solution.layout.machines) > 1
         return plan_again(
             self._spec,
             machines,
             self.solution.cost.profile,
             epoch,
             self._timings(),
-            wants_copies=is_several and self._spec.parallelism.buddies,
+            in_use=len(self.solution.layout.machines),
         )
 
     def _is_tied(self, pools: int) -> bool:

@@ -85,9 +85,12 @@ def plan_again(
     epoch: int,
     timings: Timings,
     *,
-    wants_copies: bool,
+    in_use: int,
 ) -> Solution:
     """Lay a running job over machines: as it asks, or, where they are too few for that, as is best.
+
+    A job that is on several machines, or asks for several, stays on two at least if two can hold it: each layer that
+    one machine alone holds has its backup on another one. `parallelism.buddies` set to false lifts that.
 
     Args:
         spec: the job, its number of microbatches settled.
@@ -95,12 +98,12 @@ def plan_again(
         profile: of the model.
         epoch: of the plan.
         timings: what was measured of the layers.
-        wants_copies: whether the plan is to have two machines if two can hold it: what one machine alone holds has its
-            copy on another one.
+        in_use: number of machines that the job is on.
 
     Raises:
         PlanInfeasible: they cannot hold the model.
     """
+    needs_two = spec.parallelism.buddies and max(in_use, spec.parallelism.machines_needed) > 1
     try:
         found = solve(spec, topology, profile, epoch, timings)
     except PlanInfeasible:
@@ -108,7 +111,7 @@ def plan_again(
             raise
         spec = _laid_out(spec, None, None)
         found = solve(spec, topology, profile, epoch, timings)
-    if not wants_copies or len(found.layout.machines) > 1 or len(topology.contributors) == 1:
+    if not needs_two or len(found.layout.machines) > 1 or len(topology.contributors) == 1:
         return found
     spread = []
     for pools, members in ((2, None), (1, 2)):
@@ -152,7 +155,6 @@ def propose(
     """
     fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
     count, asked = len(current.layout.machines), spec.parallelism.machines_needed
-    wants_copies = spec.parallelism.buddies and max(count, asked) > 1
     try:
         better = plan_again(
             fixed,
@@ -160,7 +162,7 @@ def propose(
             current.cost.profile,
             current.plan.epoch + 1,
             timings,
-            wants_copies=wants_copies,
+            in_use=count,
         )
     except PlanInfeasible:
         return None

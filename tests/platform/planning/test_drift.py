@@ -153,21 +153,22 @@ class TestCopies:
     narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e5)
     asks_for_three = job(pools=3, members_per_pool=1, microbatches=4)
 
-    def again(self, topology: Topology, *, wants_copies: bool) -> list[str]:
-        found = plan_again(self.asks_for_three, topology, PROFILE, 1, {}, wants_copies=wants_copies)
+    def again(self, topology: Topology, spec: TrainJob | None = None) -> list[str]:
+        found = plan_again(spec or self.asks_for_three, topology, PROFILE, 1, {}, in_use=3)
         return sorted(member.name for pool in found.plan.pools for member in pool.members)
 
     def test_two_that_are_left_both_go_on_though_one_alone_were_faster(self) -> None:
-        assert len(self.again(self.narrow, wants_copies=False)) == 1
-        assert self.again(self.narrow, wants_copies=True) == ["a", "b"]
+        without = job(pools=3, members_per_pool=1, microbatches=4, buddies=False)
+        assert len(self.again(self.narrow, without)) == 1
+        assert self.again(self.narrow) == ["a", "b"]
 
     def test_one_that_is_left_goes_on_alone(self) -> None:
         alone = Topology(self.narrow.contributors[:1])
-        assert self.again(alone, wants_copies=True) == ["a"]
+        assert self.again(alone) == ["a"]
 
     def test_a_job_that_was_left_on_one_machine_takes_in_another_whatever_it_costs(self) -> None:
         alone = Topology(self.narrow.contributors[:1])
-        current = plan_again(self.asks_for_three, alone, PROFILE, 0, {}, wants_copies=False)
+        current = plan_again(self.asks_for_three, alone, PROFILE, 0, {}, in_use=3)
         replan = propose(self.asks_for_three, self.narrow, current, {}, 3, LIMITS)
         assert replan is not None
         assert {member.name for pool in replan.solution.plan.pools for member in pool.members} == {"a", "b"}
@@ -176,5 +177,5 @@ class TestCopies:
     def test_a_job_that_chose_one_machine_stays_there(self) -> None:
         spec = job(microbatches=4)
         alone = Topology(self.narrow.contributors[:1])
-        current = plan_again(spec, alone, PROFILE, 0, {}, wants_copies=False)
+        current = plan_again(spec, alone, PROFILE, 0, {}, in_use=1)
         assert propose(spec, self.narrow, current, {}, 10_000, LIMITS) is None
