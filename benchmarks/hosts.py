@@ -242,17 +242,24 @@ def disturb(
         step = settled(hosts, job_id)
         if step is None or step > LAST_FAULT_STEP:
             break
+        with hosts.client() as client:
+            at_work = working(client, job_id)
+        if not at_work:  # it has just ended
+            continue
         if (fault := next(faults, None)) is None:
             more = False
             break
         time.sleep(chance.uniform(0.0, 1.0))
-        with hosts.client() as client:
-            victim = chance.choice(working(client, job_id))
+        victim = chance.choice(at_work)
         begun = datetime.now(UTC)
         fault.inflict(hosts, victim)
         marks.append((fault, begun, datetime.now(UTC)))
         found.faults += 1
-        print(f"{found.faults}: {fault.detail} ({victim}) at step {step}", file=sys.stderr, flush=True)
+        print(
+            f"{found.faults}: {fault.figure} {fault.detail} ({victim}) at step {step}",
+            file=sys.stderr,
+            flush=True,
+        )
     events, digest = finished(hosts, job_id)
     steps = steps_of(events)
     found.repeated += len(steps) - len({step for step, _ in steps})
@@ -261,7 +268,7 @@ def disturb(
     for (fault, begun, ended), until in zip(marks, ends, strict=True):
         seconds = stall(steps, ended if fault.figure == "stall_server_cut" else begun, until)
         found.stalls[fault.figure, fault.detail].append(seconds)
-        print(f"   {fault.detail}: {seconds:.2f} s", file=sys.stderr, flush=True)
+        print(f"   {fault.figure} {fault.detail}: {seconds:.2f} s", file=sys.stderr, flush=True)
     return more
 
 

@@ -306,3 +306,5 @@ class MemberStatus:
     """Layers that were loaded, and are not worked with before it is told to."""
     loaded_step: StepNumber = 0
     """Last step whose update those have."""
+    unacknowledged: tuple[str, ...] = ()
+    """Messages to the coordinator that it has not acknowledged in time, as they were sent."""

@@ -345,6 +345,22 @@ class TestWaiting:
         pool.members[ada] = {job_id}
         assert self.why_not(pool, waiting, job_id) is None
 
+    def test_a_job_waits_for_the_machines_that_its_members_are_on(self, pool: Pool) -> None:
+        now = [0.0]
+        waiting = Waiting(Patience(arrival_s=120), clock=lambda: now[0])
+        ada, _, late = pool.contributor("ada"), pool.contributor("grace"), pool.join("late")
+        job_id = pool.submit(pools=2)
+        assert self.why_not(pool, waiting, job_id) is None
+        pool.members |= {ada: {job_id}, late: {job_id}}
+        assert self.why_not(pool, waiting, job_id) == (
+            "waiting for contributors: 2 are ready, 1 is about to be; goes on with what its members hold on 2 machines"
+        )
+        now[0] = 121.0
+        assert self.why_not(pool, waiting, job_id) is None
+        now[0] = 0.0
+        pool.arrive(late)
+        assert self.why_not(pool, waiting, job_id) is None
+
 
 @pytest.mark.parametrize("timeout_s", [0.01, 20])
 def test_a_bell_is_heard_though_it_rang_before_the_wait(timeout_s: float) -> None:

@@ -238,6 +238,9 @@ class Conductor:
             if self._wishes.cancelled.is_set():
                 raise Cancelled
             self._lose(self._crew.feel_pulse())
+            for worker, sign in self._crew.pulse.take_fresh().items():
+                for repeated in sign.unacknowledged:
+                    self._unpack(worker, repeated.encode())
             if not self._crew.workers:
                 raise machines_lost(self._crew.topology, self._lost)
             self._pause_if_due()
@@ -270,8 +273,10 @@ class Conductor:
 
     def _open(self, worker: Any, key: Any, data: Any) -> None:
         """Take in what came as from a member; one that says what it should not is lost."""
-        if not self._crew.is_from(worker, key):
-            return
+        if self._crew.is_from(worker, key):
+            self._unpack(worker, data)
+
+    def _unpack(self, worker: Worker, data: Any) -> None:
         try:
             message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
         except Undeclared as failure:

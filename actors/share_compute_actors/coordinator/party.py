@@ -174,10 +174,10 @@ class Party(ABC):
                 {self.address(worker) for worker in silent}, {self.address(worker) for worker in self._actors}
             ):
                 self._own_link.wait()
-                self.pulse.begin_anew()
+                self.pulse.begin_anew(self._actors)
                 return frozenset()
-            if self._own_link.was_cut:
-                lost = self.cut_off(lost)
+            if returning := lost & self.pulse.returning:
+                lost = lost - returning | self.cut_off(returning)
         self.remove(lost)
         return lost
 

@@ -50,6 +50,10 @@ class Pulse:
         """Members that the last look found lost only because nothing came from them."""
         self.signs: dict[Worker, Any] = {}
         """The last sign of life of each member."""
+        self._fresh: dict[Worker, Any] = {}
+        """Those of them that were not taken yet."""
+        self.returning: frozenset[Worker] = frozenset()
+        """Members that have not answered since the network of this host came back."""
         self._owed: dict[Any, Worker] = {}
         self._asked_s = self._looked_s = time.monotonic()
         self._worried_until_s = self._returning_until_s = 0.0
@@ -83,8 +87,14 @@ class Pulse:
         """Return, once, what a member was accused of; nothing if it was not."""
         return self._faults.pop(worker, "")
 
-    def begin_anew(self) -> None:
-        """The network is back: forget who owes a sign of life, ask everybody at once, and be patient for a while."""
+    def take_fresh(self) -> dict[Worker, Any]:
+        """Return, once, each member's last sign of life, if one came since the last call."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
+
+    def begin_anew(self, workers: Collection[Worker]) -> None:
+        """The network is back: forget who owes a sign of life, and be patient with these until each has answered."""
+        self.returning = frozenset(workers)
         self._owed.clear()
         self._asks_at_once = True
         self._asked_s = time.monotonic()
@@ -98,6 +108,8 @@ class Pulse:
         """Expect nothing of others than these."""
         self._owed = {ref: worker for ref, worker in self._owed.items() if worker in workers}
         self.signs = {worker: sign for worker, sign in self.signs.items() if worker in workers}
+        self._fresh = {worker: sign for worker, sign in self._fresh.items() if worker in workers}
+        self.returning = self.returning.intersection(workers)
 
     def feel(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
         """Ask these members now and then; return who is dead, or owes a sign of life for too long."""
@@ -112,7 +124,7 @@ class Pulse:
         if self._owed:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
-            if now_s < self._returning_until_s and (returning := lost & self.silent):
+            if now_s < self._returning_until_s and (returning := lost & self.silent & self.returning):
                 # Ray needs a moment to connect again after a cut, and fails calls until then: ask these again.
                 lost -= returning
                 self.silent -= returning
@@ -149,13 +161,14 @@ class Pulse:
             elif isinstance(failure, ActorUnavailableError):
                 self.silent |= {worker}
             return False
-        self.signs[worker] = sign
+        self.signs[worker] = self._fresh[worker] = sign
+        self.returning -= {worker}
         return True
 
     def _longest_silence_s(self, now_s: float) -> float:
         if self.is_patient:
             return _PATIENT_SILENCE_S
-        if now_s < self._returning_until_s:
+        if self.returning and now_s < self._returning_until_s:
             return _RETURN_S
         return _WORRIED_SILENCE_S if now_s < self._worried_until_s else _SILENCE_S
 

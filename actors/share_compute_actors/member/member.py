@@ -48,6 +48,7 @@ from share_compute_actors.member.schemas import (
     WORKERS,
     pack_said,
 )
+from share_compute_actors.member.unacknowledged import Unacknowledged
 from share_compute_actors.messages import (
     EvaluationResult,
     FolderKind,
@@ -98,10 +99,12 @@ class Member(GivesState, KeepsCopies):
         self._library: Any = None
         self._pieces: Pieces | None = None
         self._lifeline = Lifeline()
+        self._unacknowledged = Unacknowledged()
 
     def _tell(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
         coordinator, key = self._coordinator
-        coordinator.hear.remote(self._setup.worker, key, pack_said(message, figures))
+        said = pack_said(message, figures)
+        self._unacknowledged.add(coordinator.hear.remote(self._setup.worker, key, said), said)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -318,6 +321,7 @@ class Member(GivesState, KeepsCopies):
         """Listen to another attempt's coordinator, show it this key, and ask its library, from now on."""
         self._library, self._pieces = library, None
         self._engine.use_library(library)
+        self._unacknowledged.clear()
         self._coordinator = coordinator, key  # last: what was said of the library before is not for this one
 
     @ray.method(concurrency_group="control")
@@ -367,6 +371,7 @@ class Member(GivesState, KeepsCopies):
             holds=None if shard is None else (shard.start, shard.stop),
             loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
             loaded_step=self._next_applied,
+            unacknowledged=tuple(message.decode() for message in self._unacknowledged.overdue()),
         )
 
     @ray.method(concurrency_group="control")

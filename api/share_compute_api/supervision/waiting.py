@@ -178,12 +178,18 @@ class Supply:
             return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
         if self._cannot_hold(job):
             return job.reason  # it says already what is missing
-        if parallelism.pools is None and self.coming and self.waiting.is_patient(job):
+        may_gain = parallelism.pools is None or self._lacks_members(job)
+        if may_gain and self.coming and self.waiting.is_patient(job):
             return (
                 f"waiting for contributors: {free} {_be(free)} ready, "
                 f"{self.coming} {_be(self.coming)} about to be{self._continues(job)}"
             )
         return None
+
+    def _lacks_members(self, job: JobRecord) -> bool:
+        """Whether the job left members on machines that are not ready yet: they may hold what nobody else does."""
+        here = sum(job.id in jobs for jobs in self.held.values())
+        return here < self.living.get(job.id, 0)
 
     def _others(self, kept: int) -> str:
         """Say what other machines there are, of which some hold members of jobs that wait as well."""

@@ -1,0 +1,72 @@
+"""Messages of a member that its coordinator has not acknowledged yet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+
+_LATE_S = 0.7
+"""A message that is not acknowledged within this time is repeated. On an idle machine that takes 1 to 2 ms."""
+_MOST = 64
+"""Messages that are kept. The coordinator asks again for what is older."""
+
+
+class _Sent(NamedTuple):
+    call: Any
+    """Of the coordinator's method; ready once that has returned or failed."""
+    sent_s: float
+    message: bytes
+
+
+class Unacknowledged:
+    """Keeps messages until they are acknowledged, for heartbeats to repeat them.
+
+    A call to the coordinator may hang, or be lost, after a cut of the network: TCP takes up to the length of the cut to
+    send again what was lost. Heartbeats come over a connection of the coordinator's own.
+    """
+
+    def __init__(self) -> None:
+        self._sent: deque[_Sent] = deque(maxlen=_MOST)
+        self._lock = threading.Lock()
+
+    def add(self, call: Any, message: bytes) -> None:
+        """Keep a message.
+
+        Args:
+            call: the reference that the call with this message returned.
+            message: as it was sent.
+        """
+        with self._lock:
+            self._drop_acknowledged()
+            self._sent.append(_Sent(call, time.monotonic(), message))
+
+    def overdue(self) -> tuple[bytes, ...]:
+        """Return the messages that should have been acknowledged by now, in the order in which they were sent."""
+        with self._lock:
+            self._drop_acknowledged()
+            late_s = time.monotonic() - _LATE_S
+            return tuple(sent.message for sent in self._sent if sent.sent_s < late_s)
+
+    def clear(self) -> None:
+        """Forget all: another coordinator asks for what it needs."""
+        with self._lock:
+            self._sent.clear()
+
+    def _drop_acknowledged(self) -> None:
+        while self._sent and _is_acknowledged(self._sent[0].call):
+            self._sent.popleft()
+
+
+def _is_acknowledged(call: Any) -> bool:
+    if not ray.wait([call], timeout=0)[0]:
+        return False
+    try:
+        ray.get(call)
+    except RayError:
+        return False
+    return True
