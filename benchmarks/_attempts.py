@@ -1,4 +1,4 @@
-"""Whole attempts on a small Ray cluster, as the control plane makes them, and machines of it that die."""
+"""Whole attempts on a small Ray cluster, started as by the control plane, with machines that can be killed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from share_compute.models.weights import WeightFolder
 from share_compute.topology import Contributor, Device, Topology
 
 Scope = Literal["member", "machine"]
-"""What is killed of a machine: the member's process, or all processes, raylet included."""
+"""Part of a machine that is killed: the member's process, or all processes including the raylet."""
 
 
 NOMINAL = Device("cpu", "cpu", 4 * 2**30, {"float32": 1e10})
 
 
 class Machines:
-    """Raylets by contributor id; those that died are started again when they are asked for.
+    """Raylets by contributor id. `topology` starts raylets again that were killed.
 
     Args:
         cluster: the `ray.cluster_utils.Cluster`.
-        device: what each says of itself.
+        device: device that each machine reports.
     """
 
     def __init__(self, cluster: Any, device: Device = NOMINAL) -> None:
@@ -35,7 +35,7 @@ class Machines:
         self._nodes: dict[str, Any] = {}
 
     def topology(self, count: int) -> Topology:
-        """Return this many machines, all alike."""
+        """Return a topology of this many equal machines."""
         found = []
         for place in range(count):
             worker = f"c{place}"
@@ -50,7 +50,10 @@ class Machines:
         return Topology(tuple(found))
 
     def killing(self, worker: str, scope: Scope) -> Callable[[], None]:
-        """Return what kills a machine or the member on it: looking for its processes takes time."""
+        """Return a function that kills a machine or the member on it; its processes are looked up beforehand.
+
+        The look-up takes time, which would delay the kill.
+        """
         node = self._nodes[worker]
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         family = raylet.children(recursive=True)
@@ -65,13 +68,13 @@ class Machines:
 
         def kill() -> None:
             for process in doomed:
-                with suppress(psutil.NoSuchProcess):  # its parent has ended it
+                with suppress(psutil.NoSuchProcess):  # its parent ended it meanwhile
                     process.kill()
 
         return kill
 
     def bury(self) -> None:
-        """Let Ray's own list of nodes forget those that died."""
+        """Remove the killed nodes from Ray's list of nodes."""
         living = {id(node) for node in self._nodes.values()}
         for node in [node for node in self._cluster.worker_nodes if id(node) not in living]:
             self._cluster.remove_node(node, allow_graceful=False)
@@ -85,10 +88,10 @@ def _title(process: psutil.Process) -> str:
 
 
 class Attempt:
-    """A running coordinator; it is given all machines that it asks for, as the control plane gives free ones.
+    """A running coordinator that gets all machines that it asks for, as the control plane offers free ones.
 
     Args:
-        assignment: what it is to do.
+        assignment: assignment of the attempt.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -106,10 +109,10 @@ class Attempt:
         self._running = self._actor.run.remote()
 
     def events(self) -> Generator[tuple[AttemptEvent, float], None, None]:
-        """Give what it tells, and when that was heard; ends it.
+        """Yield its events with the times at which they were received; end the attempt afterwards.
 
         Raises:
-            RuntimeError: it did not succeed.
+            RuntimeError: the attempt did not succeed.
         """
         import ray
 
@@ -120,7 +123,7 @@ class Attempt:
                 now_s = time.monotonic()
                 told += len(news)
                 if not news and ray.wait([self._running], timeout=0)[0]:
-                    ray.get(self._running)  # raises what kept it from telling anything
+                    ray.get(self._running)  # raises the error that stopped its events
                 for event in news:
                     if event.type == "ended":
                         if event.outcome != "succeeded":
@@ -134,7 +137,7 @@ class Attempt:
             self.end()
 
     def end(self) -> None:
-        """End it with all that it started: nobody takes over."""
+        """End the coordinator and the members that it started; no other coordinator takes them over."""
         import ray
 
         from share_compute_actors.member.naming import end_members
@@ -144,5 +147,5 @@ class Attempt:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 of all weights of a finished job, by name."""
+    """Return the SHA-256 of all weights of a finished job, in the order of their names."""
     return WeightFolder(folder / "artifacts" / "model").digest()

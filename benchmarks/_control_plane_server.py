@@ -1,7 +1,7 @@
-"""Serves a control plane without a Ray cluster for `control_plane.py`, from whatever checkout is on its path.
+"""Serve a control plane without a Ray cluster for `control_plane.py`, from the checkout that is on the path.
 
-``python _control_plane_server.py FOLDER CONTRIBUTORS`` prints one JSON line: its port, a key that may do everything,
-and id and key of each contributor. It uses only what all checkouts have; keys get scopes where there are any.
+``python _control_plane_server.py FOLDER CONTRIBUTORS`` prints one JSON line: its port, a key with all rights, and the
+id and key of each contributor. It uses only functions that all checkouts have. Keys get scopes if the checkout has any.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def key_for_everything(store: Any) -> str:
 
 
 def server_config(settings: Settings, app: Any) -> uvicorn.Config:
-    """Return how this checkout serves: with its limits of connections, if it has some."""
+    """Return the server configuration of this checkout: with its limits of connections, if it has any."""
     try:
         listening = import_module("share_compute_api.listening")
     except ImportError:
@@ -42,7 +42,7 @@ def server_config(settings: Settings, app: Any) -> uvicorn.Config:
 
 
 def main() -> None:
-    """Serve until somebody ends this process."""
+    """Serve until this process is ended."""
     folder, contributors = Path(sys.argv[1]), int(sys.argv[2])
     settings = Settings(data_folder=folder, database_url=None)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def main() -> None:
         )
         joined.append((record.id, own))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    # Else both sides wait 40 ms for acknowledgements that the client delays.
+    # Otherwise both sides wait 40 ms for delayed acknowledgements of the client (Nagle's algorithm).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = uvicorn.Server(server_config(settings, create_app(settings, store)))
     print(json.dumps({"port": listener.getsockname()[1], "api_key": key, "contributors": joined}), flush=True)

@@ -1,6 +1,6 @@
-"""What the training benchmarks share: a small Ray cluster, our crew in blocks of steps, a rival in blocks of steps.
+"""Shared code of the training benchmarks: a small Ray cluster, and blocks of steps of share-compute and of a rival.
 
-Ours and the rival are both resident and take turns, a block each, so that whatever else the machine does falls on both.
+Both are resident and take turns, one block each, so that other load of the machine affects both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from share_compute_actors.machine.launch import RAY_SETTINGS
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")  # rivals are not niced either
+os.environ.setdefault("RAY_worker_niceness", "0")  # because rivals are not niced either
 os.environ.update(RAY_SETTINGS)
 
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
@@ -43,7 +43,13 @@ VOCABULARY = 8192
 
 
 def job(folder: Path, steps: int, **parallelism: Any) -> TrainJob:
-    """Return the job that both sides train: Llama architecture, 10 M parameters, batch 16 x 128, AdamW, float32."""
+    """Return the job that both sides train: Llama architecture, 10 M parameters, batch 16 x 128, AdamW, float32.
+
+    Args:
+        folder: folder for the corpus.
+        steps: number of steps.
+        parallelism: fields of the job's ``parallelism``.
+    """
     return parse_job(
         {
             "name": "benchmark",
@@ -87,7 +93,7 @@ def corpus(folder: Path, size: int = 3_000_000) -> Path:
 
 @contextmanager
 def cluster(nodes: int) -> Iterator[list[str]]:
-    """Start a head and ``nodes`` raylets of one thread each on this machine; yield the nodes' ids."""
+    """Start a head and ``nodes`` raylets with one thread each on this machine; yield the ids of the nodes."""
     with start_cluster() as local:
         yield [local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id for _ in range(nodes)]
 
@@ -113,7 +119,7 @@ def start_cluster() -> Iterator[Any]:
 
 
 class Ours:
-    """The crew that a coordinator would lead, in blocks of steps."""
+    """Members of share-compute that run blocks of steps, as under a coordinator."""
 
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
 
@@ -163,7 +169,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Led:
-    """A crew that this process leads as a coordinator would."""
+    """Members that this process leads as a coordinator would."""
 
     conductor: Any
     crew: Any
@@ -179,7 +185,7 @@ def lead(
     observe: Callable[[int, float, Any], None] = lambda _step, _seconds, _figures: None,
     crew_class: Any = None,
 ) -> Led:
-    """Start the members of a plan, with their shards, ready for the first step."""
+    """Start the members of a plan and load their shards; return them ready for the first step."""
     import ray
 
     from share_compute_actors.coordinator.changes import Changes
@@ -230,7 +236,7 @@ def lead(
 
 
 class Rival:
-    """Processes of plain torch.distributed that run blocks of steps when told."""
+    """Processes of plain torch.distributed that run blocks of steps on request."""
 
     def __init__(self, worker: Callable[..., None], world: int, *arguments: Any) -> None:
         context = mp.get_context("spawn")
@@ -246,12 +252,12 @@ class Rival:
             self._ends.append(here)
             self._processes.append(process)
         for end in self._ends:
-            end.recv()  # ready
+            end.recv()  # the process reports that it is ready
 
     def block(self, first: int, count: int) -> tuple[float, list[float]]:
         """Run ``count`` steps; return the seconds and the losses of the last process.
 
-        Its samples are read before the clock starts, since ours reads them ahead too.
+        The samples are read before the clock starts, because share-compute prefetches them too.
         """
         for end in self._ends:
             end.send((first, count))
@@ -266,7 +272,7 @@ class Rival:
     def close(self) -> None:
         """End the processes."""
         for end in self._ends:
-            with suppress(OSError):  # it failed, and has said so
+            with suppress(OSError):  # the process failed, and has reported that
                 end.send(None)
         for process in self._processes:
             process.join()
@@ -274,7 +280,7 @@ class Rival:
 
 
 def rows(folder: str, text: str) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return step -> (inputs, targets) ``[batch, seq]``: the very samples that ours trains on."""
+    """Return step -> (inputs, targets), each ``[batch, seq]``: the same samples that share-compute trains on."""
     from share_compute.data import StepOrder, prepare
 
     spec = TrainJob.model_validate_json(text)
@@ -291,7 +297,7 @@ def rows(folder: str, text: str) -> Callable[[int], tuple[torch.Tensor, torch.Te
 def told_blocks(
     end: Connection, take: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Give the samples of each block of steps that the driver tells a rival's process to run, when it says go."""
+    """Yield the samples of each block of steps that the driver requests of a rival's process, when it says go."""
     end.send("ready")
     while (block := end.recv()) is not None:
         samples = [take(step) for step in range(block[0], sum(block))]
@@ -303,7 +309,7 @@ def told_blocks(
 def compare(
     name: str, peer_name: str, ours: Ours, rival: Rival, spec: TrainJob, options: argparse.Namespace
 ) -> None:
-    """Let both run in turn and print the figure."""
+    """Run both sides in turn and print the figure."""
     tokens = spec.training.batch_size * spec.training.sequence_length
     own: list[float] = []
     other: list[float] = []
@@ -313,7 +319,7 @@ def compare(
         seconds = ours.block(first, options.steps)
         rival_seconds, losses = rival.block(first, options.steps)
         gap = max(gap, *(abs(a - b) for a, b in zip(ours.losses[-options.steps :], losses, strict=True)))
-        if turn:  # the first block warms up
+        if turn:  # the first block is warm-up
             own.append(tokens * options.steps / seconds)
             other.append(tokens * options.steps / rival_seconds)
     print_figure(
@@ -335,13 +341,13 @@ def compare(
 def print_figure(
     figure: str, *, ours: float, peer: float, peer_name: str, ratio: float, unit: str, **more: Any
 ) -> None:
-    """Print one line of JSON; ``ratio`` is at least 1 where ours is ahead or the goal is reached."""
+    """Print one line of JSON; ``ratio`` is at least 1 if share-compute is ahead or the goal is reached."""
     line = {"figure": figure, "ours": round(ours, 3), "peer": round(peer, 3), "peer_name": peer_name}
     print(json.dumps({**line, "ratio": round(ratio, 3), "unit": unit, **more}), flush=True)
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """Read the options that all training benchmarks take."""
+    """Return the parsed options that all training benchmarks take."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="smoke run: two short blocks")
     parser.add_argument("--blocks", type=int, default=8, help="turns of each side")

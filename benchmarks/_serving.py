@@ -1,4 +1,4 @@
-"""Deployments on a small Ray cluster, as the control plane makes them, and what their streams tell, with times."""
+"""Deployments on a small Ray cluster, started as by the control plane, and their streams with times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 300.0
 
 
 def make_model(folder: Path, **config: Any) -> int:
-    """Write a Llama with weights that nobody trained; returns its number of parameters."""
+    """Write a Llama with untrained weights to a folder; return its number of parameters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -32,38 +32,38 @@ def make_model(folder: Path, **config: Any) -> int:
 
 
 def with_threads(topology: Topology, threads: int) -> Topology:
-    """Return the same machines with so many threads each."""
+    """Return the same machines with ``threads`` CPU threads each."""
     return Topology(tuple(replace(machine, cpu_threads=threads) for machine in topology.contributors))
 
 
 @dataclass
 class Streams:
-    """What came of the sequences of one call."""
+    """Results of the sequences of one call."""
 
     sequences: range
     begun_s: float
     tokens: dict[int, list[int]] = field(default_factory=dict)
     times_s: dict[int, list[float]] = field(default_factory=dict)
-    """When each token was heard of, since they were asked for."""
+    """Seconds from the request to the arrival of each token, by sequence."""
     ends: dict[int, Finished | Failed | Embedded] = field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will be told of any."""
+        """Return whether all sequences have ended."""
         return len(self.ends) == len(self.sequences)
 
     @property
     def seconds(self) -> float:
-        """From the call to the last token."""
+        """Return the seconds from the call to the last token."""
         return max(times[-1] for times in self.times_s.values())
 
     @property
     def texts(self) -> list[list[int]]:
-        """Tokens of each sequence."""
+        """Return the tokens of each sequence."""
         return [self.tokens.get(sequence, []) for sequence in self.sequences]
 
     def hear(self, event: SequenceEvent, now_s: float) -> None:
-        """Take in what is told; nothing may be told twice, and nothing left out."""
+        """Record an event; raise RuntimeError if a token is repeated or missing."""
         if not isinstance(event, Emitted):
             self.ends[event.sequence] = event
             return
@@ -78,10 +78,10 @@ class Served:
     """One replica, with its server.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         topology: machines that it may use.
-        window: most tokens of a prompt and its answer together.
-        wanted: the rest of the deployment's specification.
+        window: maximum number of tokens of a prompt and its answer together.
+        wanted: further fields of the deployment's specification.
     """
 
     def __init__(self, folder: Path, topology: Topology, window: int, **wanted: Any) -> None:
@@ -103,13 +103,13 @@ class Served:
         self._next = 0
 
     def status(self) -> ServingStatus:
-        """Return how it is."""
+        """Return the status of the deployment."""
         import ray
 
         return ServingStatus.model_validate_json(ray.get(self.server.status.remote()))
 
     def wait_for(self, pools: int) -> ServingStatus:
-        """Wait until it answers, with so many pools."""
+        """Wait until it is ready with ``pools`` stages; return its status."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             status = self.status()
@@ -120,7 +120,7 @@ class Served:
             time.sleep(0.1)
 
     def offer(self, topology: Topology) -> None:
-        """Let it use these machines from now on, and no others."""
+        """Replace the machines that it may use."""
         import ray
 
         from share_compute_actors.serving.server import topologies
@@ -131,7 +131,7 @@ class Served:
     def submit(
         self, prompts: Sequence[Prompt], count: int, *, owners: Sequence[str] = ("key",), seed: int = 0
     ) -> Streams:
-        """Ask for ``count`` tokens behind each prompt, greedily; owners take turns."""
+        """Request ``count`` greedily decoded tokens after each prompt; prompts are assigned to owners in turn."""
         import ray
 
         from share_compute_actors.serving.server import generations_adapter
@@ -155,7 +155,7 @@ class Served:
         return streams
 
     def pull(self) -> list[SequenceEvent]:
-        """Return what was told since the last call; waits a little."""
+        """Return the events since the last call; wait a short time for some."""
         import ray
 
         events = read_events(ray.get(self.server.pull.remote(self._told, 1.0)))
@@ -163,7 +163,7 @@ class Served:
         return events
 
     def follow(self, streams: Streams, until: Callable[[], bool] | None = None) -> Streams:
-        """Listen until these have ended, or something else is reached."""
+        """Receive events until these sequences have ended, or ``until`` returns True; return ``streams``."""
         deadline = time.monotonic() + DEADLINE_S
         while not (streams.has_ended if until is None else until()):
             if time.monotonic() > deadline:
@@ -173,7 +173,7 @@ class Served:
         return streams
 
     def close(self) -> None:
-        """End it, with its members."""
+        """End the deployment with its members."""
         import ray
 
         ray.get(self.server.stop.remote())

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PERIOD_US = 10_000
-"""Short, so that a limited process runs slower rather than in bursts."""
+"""Period of the CPU quota in microseconds; short, so that a limited process runs slower rather than in bursts."""
 _CHUNK_BYTES = 64 * 2**10
 
 
 @contextmanager
 def processor_share(name: str, cores: float) -> Iterator[Path]:
-    """Make a control group (version 1 or 2) that gets ``cores`` of processor time; yield its list of processes.
+    """Make a control group (version 1 or 2) limited to ``cores`` of processor time; yield its ``cgroup.procs`` file.
 
     Raises:
-        OSError: control groups cannot be made here; it takes root and a writable /sys/fs/cgroup.
+        OSError: control groups cannot be made; that needs root and a writable /sys/fs/cgroup.
     """
     root = Path("/sys/fs/cgroup")
     first = root / "cpu"
@@ -36,14 +36,14 @@ def processor_share(name: str, cores: float) -> Iterator[Path]:
         yield group / "cgroup.procs"
     finally:
         for process in (group / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):  # it ended by itself
+            with suppress(ProcessLookupError):  # the process ended meanwhile
                 (_own_group(group.parent) / "cgroup.procs").write_text(process)
         group.rmdir()
 
 
 @contextmanager
 def inside(processes: Path) -> Iterator[None]:
-    """What is started meanwhile belongs to the control group; this process goes back to the one that it came from."""
+    """Put this process into the control group for the block, so that processes started in it belong to the group."""
     before = _own_group(processes.parent.parent)
     processes.write_text(str(os.getpid()))
     try:
@@ -55,7 +55,7 @@ def inside(processes: Path) -> Iterator[None]:
 def _own_group(root: Path) -> Path:
     """Return the control group of this process in the hierarchy that begins at ``root``.
 
-    Where ``/proc`` names it from outside of a container, it is the root that the container sees.
+    If ``/proc`` gives its path as seen from outside of a container, return the root that the container sees.
     """
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -66,30 +66,30 @@ def _own_group(root: Path) -> Path:
 
 
 class Road(NamedTuple):
-    """One way between two places."""
+    """Simulated one-directional link."""
 
     host: str
     port: int
-    """Where it ends."""
+    """Port of its end."""
     latency_s: float
     bytes_per_s: float
 
 
 class Relays:
-    """A process that passes connections on, later and slower."""
+    """A process that relays connections with added latency and limited bandwidth."""
 
     def __init__(self, roads: list[Road]) -> None:
         here, there = mp.get_context("spawn").Pipe(duplex=False)
         self._process = mp.get_context("spawn").Process(target=_run, args=(roads, there), daemon=True)
         self._process.start()
-        there.close()  # so that only the child holds its end, and its death is noticed
+        there.close()  # so that only the child holds its end, and the end of the child is noticed
         try:
             ports: list[int] = here.recv()
         except EOFError:
             self._process.join()
             raise RuntimeError(f"the relays ended with exit code {self._process.exitcode}") from None
         self.ports = ports
-        """Where each road begins, on 127.0.0.1."""
+        """Ports on 127.0.0.1 at which the links begin."""
 
     def close(self) -> None:
         """End the process."""
@@ -108,14 +108,14 @@ async def _serve(roads: list[Road], there: object) -> None:
 
 
 class _Pass:
-    """Passes one connection on, both ways."""
+    """Relay of one connection, in both directions."""
 
     def __init__(self, road: Road) -> None:
         self._road = road
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._road.host, self._road.port)
-        with suppress(ConnectionError):  # one end went: the other learns it
+        with suppress(ConnectionError):  # one end closed; the other end is closed, too
             await asyncio.gather(self._flow(reader, there_writer), self._flow(there_reader, writer))
 
     async def _flow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

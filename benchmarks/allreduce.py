@@ -1,7 +1,8 @@
-"""GB/s of sums over 2 and 3 members: ours, and sums in a fixed order, against raw gloo and Ray's own gloo backend.
+"""Compare GB/s of share-compute's sums over 2 and 3 members with raw gloo and Ray's own gloo backend.
 
-All four run in the same actors and take turns, a few sums each, so that whatever else the machine does falls on all.
-GB/s are bytes of the tensor over seconds of one sum.
+Two kinds of sums of share-compute are measured: allreduce, with each algorithm, and sums in a fixed order. All sides
+run in the same actors and take turns, a few sums each, so that other load of the machine affects all of them. GB/s are
+the bytes of the tensor divided by the seconds of one sum.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SIZES_MIB = (1, 16, 64)
 GOALS = {"raw gloo": 0.9, "ray.util.collective, gloo": 1.0}
 ALGORITHMS: tuple[Literal["auto", "ring", "tree", "sharded"], ...] = ("auto", "ring", "tree", "sharded")
 _TURN_BYTES = 64 * MIB
-"""Summed in one turn of one side, or three times, whatever is more."""
+"""Bytes that one side sums in a turn, in at least 3 and at most 200 sums."""
 
 
 def _sum(group: EpochGroup, tensor: torch.Tensor) -> None:
@@ -36,7 +37,7 @@ def _sum(group: EpochGroup, tensor: torch.Tensor) -> None:
 
 
 class Member:
-    """One member of all the groups."""
+    """One member of all groups."""
 
     def __init__(self, rank: int, world: int, store_file: str) -> None:
         from ray.util import collective
@@ -63,14 +64,14 @@ class Member:
         self._together = lambda: raw.barrier().wait()
 
     def turn(self, number: int, elements: int) -> dict[str, float]:
-        """Let each side sum a few tensors, another one first in each turn; return the seconds of one sum, by side."""
+        """Let each side sum a few tensors, starting with another side in each turn; return seconds per sum by side."""
         tensor = torch.zeros(elements)
         times = min(200, max(3, _TURN_BYTES // tensor.nbytes))
         sides = list(self._sums.items())
         first = number % len(sides)
         seconds = {}
         for name, add in sides[first:] + sides[:first]:
-            add(tensor)  # warms up
+            add(tensor)  # warm-up
             self._together()
             start = time.perf_counter()
             for _ in range(times):
@@ -80,7 +81,7 @@ class Member:
 
 
 def measure(nodes: list[str], turns: int) -> None:
-    """Let members on these nodes take turns and print the figures."""
+    """Measure all sides in turn with members on these nodes, and print the figures."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -99,7 +100,7 @@ def measure(nodes: list[str], turns: int) -> None:
         ]
         seconds = [
             {name: max(told[name] for told in turn) for name in turn[0]} for turn in found
-        ]  # a sum is done when all members have it
+        ]  # maximum over the members: a sum is done when all of them have it
         speed = {name: [size * MIB / turn[name] / 1e9 for turn in seconds] for name in seconds[0]}
         others = {name: round(statistics.median(speed[name]), 3) for name in ALGORITHMS}
         for ours, figure in (("auto", "allreduce"), ("in order", "tree_sum")):

@@ -1,16 +1,16 @@
-"""REST latency and memory of the control plane with 200 clients, before and after; and what isolation costs a chat.
+"""Measure REST latency and memory of the control plane with 200 clients, and the cost of isolated tokenization.
 
-A real uvicorn server without a Ray cluster, in a process of its own, and clients on the same machine that send what
-browsers, programs and contributors send: health, lists of jobs, single jobs, submissions and signs of life, each about
-every eight seconds; some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured
-in the same run, in turns with ours; the goal is a 99th percentile of at most 1.1 times its own. Without it, figures
-have no peer. Clients speak HTTP alone, so the checkouts may differ in all but these routes.
+A real uvicorn server runs without a Ray cluster in a process of its own. Clients on the same machine send the requests
+of browsers, programs and contributors, each about every eight seconds: health, lists of jobs, single jobs, submissions
+and heartbeats. Some keep an event stream open. With ``--baseline PATH`` the server of another checkout is measured in
+the same run, in turn with this one. The goal is a 99th percentile of at most 1.1 times its own. Without it, figures
+have no peer. Clients use only HTTP, so the checkouts may differ in everything except these routes.
 
-The share of a processor that the server takes is printed as well. Near 1 latencies are those of a queue, and their
-tails say nothing; ``--pause 4`` comes close to that on a slow machine.
+The server's share of a processor is printed, too. Near 1, latencies are those of a queue, and their tails mean
+nothing; ``--pause 4`` comes close to that on a slow machine.
 
-The last figure is the time that a chat of 500 tokens takes more, from the request's messages to its token ids, because
-its template is rendered and its text tokenized by another process.
+The last figure is the extra time for a chat of 500 tokens, from the request's messages to its token ids, that it costs
+to render the template and tokenize the text in another process.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ JOB = {
     "training": {"steps": 3},
 }
 MIX = {"health": 10, "list": 35, "get": 30, "submit": 5, "heartbeat": 20}
-"""Shares of requests, in percent."""
+"""Proportions of the requests, in percent."""
 FIRST_JOBS = 50
 MIB = 2**20
 
 
 @dataclass
 class Round:
-    """What one server did."""
+    """Measurements of one server."""
 
     latencies_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     memory_bytes: int = 0
     cpu_share: float = 0.0
-    """Of one processor, while it was measured."""
+    """Fraction of one processor that the server used during the measurement."""
 
     def percentile_ms(self, percent: int) -> float:
         """Return a percentile of the latencies."""
@@ -70,7 +70,7 @@ class Round:
 
 
 class Server:
-    """A server of some checkout."""
+    """The server of one checkout."""
 
     def __init__(self, checkout: Path, folder: Path, contributors: int) -> None:
         path = os.pathsep.join(str(checkout / part) for part in ("platform", "actors", "api"))
@@ -88,7 +88,7 @@ class Server:
         self.contributors: list[tuple[str, str]] = facts["contributors"]
 
     def cpu_s(self) -> float:
-        """Return the processor time that the server took so far."""
+        """Return the processor time that the server has used so far."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -97,7 +97,7 @@ class Server:
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._process.terminate()
         try:
             self._process.wait(timeout=20)
@@ -110,9 +110,9 @@ class Load:
     """Clients of one server.
 
     Args:
-        server: theirs.
-        http: that all of them use.
-        seed: of what they do, and when.
+        server: server that receives the requests.
+        http: HTTP client that all of them share.
+        seed: seed of the random requests and their times.
         pause_s: mean time between the requests of one client.
     """
 
@@ -127,7 +127,7 @@ class Load:
         self._is_warm = False
 
     async def run(self, clients: int, streams: int, seconds: float) -> Round:
-        """Send requests for some time, and return what came of them."""
+        """Send requests for some time, and return the measurements."""
         for _ in range(FIRST_JOBS):
             await self._submit()
         work = [asyncio.create_task(self._stream()) for _ in range(streams)]
@@ -195,7 +195,7 @@ class Load:
 
 
 def measure(checkout: Path, options: argparse.Namespace, seed: int) -> Round:
-    """Start a server, load it, and end it."""
+    """Start a server, load it, and end it; return the measurements."""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(checkout, Path(folder) / "data", contributors=20)
         try:
@@ -218,7 +218,7 @@ def print_alone(figure: str, value: float, unit: str, **more: Any) -> None:
 
 
 def compare(ours: list[Round], before: list[Round], options: argparse.Namespace) -> None:
-    """Print what the rounds say, the median round of each side."""
+    """Print the figures of the median round of each side."""
     facts = {
         "clients": options.clients,
         "streams": options.streams,
@@ -262,7 +262,7 @@ def conversation(encode: Callable[[list[dict[str, str]]], int]) -> list[dict[str
 
 
 def measure_tokenizing(times: int) -> None:
-    """Print what a chat costs more in a process of its own, against the same calls in this one."""
+    """Print the extra time of tokenizing a chat in another process, compared with the same calls in this one."""
     from share_compute.data.tokenization import train_tokenizer
     from share_compute_api.isolated.pool import IsolatedProcesses
     from share_compute_api.serving.tokenizer import ServedTokenizer
@@ -298,7 +298,7 @@ def measure_tokenizing(times: int) -> None:
                 here = encode(messages)
                 end = time.perf_counter()
                 assert there == here
-                if turn >= 20:  # the first ones warm up
+                if turn >= 20:  # the first 20 are warm-up
                     own.append((middle - begin) * 1000)
                     other.append((end - middle) * 1000)
             return own, other
@@ -343,7 +343,7 @@ def main() -> None:
         sides = [(ours, OURS)]
         if options.baseline is not None:
             sides.append((before, options.baseline.resolve()))
-        # Each side is first as often as second: the machine is not the same all the time.
+        # Sides alternate in going first, because the speed of the machine changes over time.
         for rounds, checkout in sides if number % 2 else reversed(sides):
             rounds.append(measure(checkout, options, number))
     compare(ours, before, options)

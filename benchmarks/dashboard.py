@@ -1,13 +1,13 @@
-"""How fast the dashboard loads, and how smooth it is with 1,000 machines and 500 jobs at 50 events a second.
+"""Measure the load time of the dashboard, and its frame times with 1,000 machines and 500 jobs at 50 events/s.
 
-A real server on loopback in a process of its own, its store filled by a generator, and a real headless Chromium. The
-peers are goals: 250 kB for the first load, 1 s until the pool page can be used, no frame over 100 ms. The page is
-loaded with a pool of three machines, as most people first see it, and with all of them. Beside the first goals stands
-Ray's own dashboard, which is started and measured in the same run where its package is there: no other rival shows the
-same things.
+A real server runs on loopback in a process of its own, with a store filled by a generator, and a real headless
+Chromium loads its pages. The peers are goals: 250 kB for the first load, 1 s until the pool page is usable, no frame
+over 100 ms. The page is loaded with three machines, as most people first see it, and with all of them. For loading,
+Ray's own dashboard is a second peer. It is started and measured in the same run if its package is installed. No other
+rival shows the same things.
 
-Each page that changes with the events is looked at: the map, an island that is open, the table, the list of jobs and
-the page of one machine. Frames are told by ``requestAnimationFrame``; the browser's own long tasks stand beside them.
+Each page that changes with the events is measured: the map, an open island, the table, the list of jobs and the page
+of one machine. Frames are measured with ``requestAnimationFrame``; the browser's own long tasks are reported, too.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ WATCH = """
 
 
 class Filled:
-    """A store with machines and jobs, in which things go on happening.
+    """A store filled with machines and jobs, for which further events can be generated.
 
     Args:
-        store: an empty one.
-        machines: how many join.
-        jobs: how many are submitted; half of them run, on two machines each.
+        store: an empty store.
+        machines: number of machines that join.
+        jobs: number of jobs that are submitted; half of them run, on two machines each.
     """
 
     def __init__(self, store: Store, machines: int, jobs: int) -> None:
@@ -154,7 +154,7 @@ class Filled:
         return begun, [member.id for member in members]
 
     def happen(self) -> None:
-        """Let one thing happen: mostly a step, at times a measurement, or a machine that goes or comes back."""
+        """Generate one event: mostly a step, sometimes a measurement, or a machine that leaves or comes back."""
         chance = self._draw.random()
         if chance < 0.08:
             record = self._store.contributors.get(self._draw.choice(self._restless).id)
@@ -200,7 +200,7 @@ def _spec() -> dict[str, Any]:
 
 
 def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
-    """Fill a store, serve it, and feed events at the rate that is sent through the pipe, until it is closed."""
+    """Fill a store, serve it, and generate events at the rate received through the pipe, until the pipe is closed."""
     import uvicorn
 
     from share_compute_api.app import create_app, end_streams
@@ -232,7 +232,7 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
             continue
         filled.happen()
         sent += 1
-        # What the machine was too slow for is not caught up with in a burst.
+        # Events that the machine was too slow for are not made up for in a burst.
         due = max(due + 1 / rate, time.monotonic() - 0.2)
     end_streams(app)
     server.should_exit = True
@@ -242,7 +242,7 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
 
 @contextmanager
 def served(machines: int, jobs: int) -> Iterator[tuple[Connection, str, str, str]]:
-    """Serve a filled store in a process of its own; gives the pipe of its events, its address, a key and a machine."""
+    """Serve a filled store in a process of its own; yield the pipe for its event rate, its URL, a key and a machine."""
     context = mp.get_context("spawn")
     end, other = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -259,10 +259,10 @@ def served(machines: int, jobs: int) -> Iterator[tuple[Connection, str, str, str
 
 @contextmanager
 def ray_dashboard() -> Iterator[str | None]:
-    """Start Ray's own dashboard, and give its address; None where it does not come up."""
+    """Start Ray's own dashboard and yield its URL; None if it does not start."""
     if (
         importlib.util.find_spec("aiohttp_cors") is None
-    ):  # it comes with ray[default], which the product does without
+    ):  # it is part of ray[default], which the product does not need
         yield None
         return
     with socket.socket() as probe:
@@ -300,7 +300,7 @@ def ray_dashboard() -> Iterator[str | None]:
 
 
 def load(browser: Browser, url: str, ready: str) -> dict[str, float]:
-    """Open a page with an empty cache, and tell how long it took until ``ready`` was there and the page answered."""
+    """Open a page with an empty cache; return the times until ``ready`` was present and the page responded."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     session = context.new_cdp_session(page)
@@ -348,7 +348,7 @@ def load(browser: Browser, url: str, ready: str) -> dict[str, float]:
 
 
 def watch(page: Page, end: Connection, seconds: float, rate: float) -> dict[str, float]:
-    """Let events come, and tell how the frames of a page went meanwhile."""
+    """Generate events for some seconds; return the frame times of a page meanwhile."""
     page.wait_for_timeout(1000)
     end.send(rate)
     end.recv()
@@ -380,7 +380,7 @@ def watch_pages(
     options: argparse.Namespace,
     size: dict[str, int],
 ) -> None:
-    """Look at each page that changes with the events, and print how its frames went."""
+    """Measure each page that changes with the events, and print its frame times."""
     pages = {"map": "/", "table": "/?view=table", "jobs": "/jobs", "machine": f"/machines/{machine}"}
     page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
     page.add_init_script(f"({WATCH})()")
@@ -441,13 +441,13 @@ def main() -> None:
 
 
 def loads(browser: Browser, url: str, ready: str, times: int) -> dict[str, float]:
-    """Return the medians of several loads; the first one, which warms the server up, is left out."""
+    """Return the medians of several loads without the first one, which warms up the server."""
     seen = [load(browser, url, ready) for _ in range(times + 1)][1:]
     return {name: statistics.median(one[name] for one in seen) for name in seen[0]}
 
 
 def tell_loads(ours: dict[str, float], rival: dict[str, float] | None, size: dict[str, int]) -> None:
-    """Print what loading takes, beside its goals and beside the rival."""
+    """Print the costs of loading, compared with the goals and the rival."""
     beside = {f"ray_dashboard_{name}": round(value, 2) for name, value in (rival or {}).items()}
     if rival is None:
         beside["ray_dashboard"] = (

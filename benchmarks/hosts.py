@@ -1,11 +1,12 @@
-"""Seconds without a step when hosts, links and processes of a real pool fail; steps lost; whether weights are the same.
+"""Measure stalls, lost steps and equality of weights when hosts, links and processes of a real cluster fail.
 
 A server and four machines have network namespaces of their own, with addresses on one bridge (`tests/hosts`), so this
-needs Linux and root. Links are cut by dropping packets. Processes are killed where they run. Faults are drawn, and come
-one after the other while a job trains; the next one comes when all machines are ready again. The peer is the goal.
+needs Linux and root. Links are cut by dropping packets. Processes are killed where they run. Faults are drawn at
+random and injected one after the other while a job trains; the next one comes when all machines are ready again. The
+peer is the goal.
 
-A stall is the longest time between two committed steps around a fault; of a cut of the server, the time from its end to
-the next step.
+A stall is the longest time between two committed steps around a fault. For a cut of the server it counts from the end
+of the cut.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WIDTH = 256
 
 
 def job(name: str, steps: int) -> dict[str, Any]:
-    """Return a small job over three stages: steps of about 20 ms, so that a stall is seen to that grain."""
+    """Return a small job over three stages with steps of about 20 ms, which is the resolution of measured stalls."""
     sizes = (64, WIDTH, WIDTH, 10)
     layers: list[dict[str, Any]] = []
     for before, after in itertools.pairwise(sizes):
@@ -64,18 +65,18 @@ def job(name: str, steps: int) -> dict[str, Any]:
 
 
 class Fault(NamedTuple):
-    """One way in which a part of the pool fails."""
+    """One kind of injected fault."""
 
     figure: str
-    """What its stall counts for; empty: for none that has a goal."""
+    """Name of the figure that its stall counts for; empty if no figure with a goal."""
     detail: str
     inflict: Callable[[Hosts, str], float]
-    """Takes the name of a machine of the job; returns the seconds for which it waited."""
+    """Function that injects the fault, given the name of a machine of the job; returns the seconds that it waited."""
 
 
 @dataclass
 class Disturbed:
-    """What came of the faults of one run."""
+    """Results of the faults of one run."""
 
     stalls: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     repeated: int = 0
@@ -84,7 +85,7 @@ class Disturbed:
 
 
 class Hosts:
-    """A pool whose hosts, links and processes can be made to fail."""
+    """A cluster into whose hosts, links and processes faults can be injected."""
 
     def __init__(self, pool: Pool, stack: ExitStack) -> None:
         self.pool = pool
@@ -96,13 +97,13 @@ class Hosts:
         return Client(self.pool.server.url, self.pool.server.api_key)
 
     def all_ready(self) -> bool:
-        """Whether each machine is ready, and the server answers."""
+        """Return whether the server answers and each machine is ready."""
         with suppress(Exception), self.client() as client:
             return all(ready(client, name) is not None for name in self.pool.machines)
         return False
 
     def join_again(self, name: str) -> None:
-        """Start the agent of a machine again, as its service manager would: with the key that it kept."""
+        """Restart the agent of a machine with its stored key, as its service manager would."""
         host = self.pool.machines[name]
         given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", "--insecure")
         joining = ("join", self.pool.server.url, "--name", name, "--address", host.address, *given)
@@ -112,7 +113,7 @@ class Hosts:
         )
 
     def start_server_again(self) -> None:
-        """Start the control plane again at the same address."""
+        """Restart the control plane at the same address."""
         host, port = self.pool.host, int(self.pool.server.url.rpartition(":")[2])
         listening = ("--host", host.address, "--insecure")
         self._stack.enter_context(run_server(self._folder, *listening, port=port, inside=host.inside))
@@ -124,7 +125,7 @@ class Hosts:
 def cut(
     seconds: float, direction: Direction, *, of_server: bool, pair: bool = False
 ) -> Callable[[Hosts, str], float]:
-    """Return how a link is cut for a while."""
+    """Return a fault that cuts links for ``seconds``."""
 
     def inflict(hosts: Hosts, victim: str) -> float:
         pool = hosts.pool
@@ -142,7 +143,7 @@ def cut(
 def kill(
     word: str, *, of_server: bool = False, then: Callable[[Hosts, str], None] | None = None
 ) -> Callable[[Hosts, str], float]:
-    """Return how the processes of this title are killed."""
+    """Return a fault that kills the processes with this title."""
 
     def inflict(hosts: Hosts, victim: str) -> float:
         host = hosts.pool.host if of_server else hosts.pool.machines[victim]
@@ -155,12 +156,12 @@ def kill(
 
 
 def is_command(command: str) -> Callable[[psutil.Process], bool]:
-    """Return whether a process runs a command of share-compute itself, not one that it started."""
+    """Return a predicate: whether a process runs this command of share-compute itself, not a wrapper or a child."""
     return lambda process: command in process.cmdline()[:6] and process.name() != "ip"
 
 
 def kill_agent(hosts: Hosts, victim: str) -> float:
-    """Kill the agent of a machine, and start it again."""
+    """Kill the agent of a machine, and restart it after a second; return 0.0."""
     hosts.pool.machines[victim].kill(is_command("join"))
     time.sleep(1.0)
     hosts.join_again(victim)
@@ -168,7 +169,7 @@ def kill_agent(hosts: Hosts, victim: str) -> float:
 
 
 def kill_server(hosts: Hosts, _: str) -> float:
-    """Kill the control plane, and start it again."""
+    """Kill the control plane, and restart it; return 0.0."""
     hosts.pool.host.kill(is_command("up"))
     hosts.start_server_again()
     return 0.0
@@ -201,7 +202,7 @@ GOALS_S = {"stall_contributor_lost": 3.0, "stall_server_cut": 5.0, "stall_gcs_ki
 
 
 def all_events(client: Client, job_id: str) -> list[EventRecord]:
-    """Return what happened to a job."""
+    """Return all events of a job."""
     found: list[EventRecord] = []
     while (page := client.events(job_id, after=found[-1].seq if found else 0)).events:
         found += page.events
@@ -209,7 +210,7 @@ def all_events(client: Client, job_id: str) -> list[EventRecord]:
 
 
 def steps_of(events: Sequence[EventRecord]) -> list[tuple[int, datetime]]:
-    """Return the committed steps, in the order in which they were told."""
+    """Return the committed steps with their times, in the order in which they were reported."""
     return [(event.data["step"], event.at) for event in events if event.kind == "step"]
 
 
@@ -233,7 +234,7 @@ def finished(hosts: Hosts, job_id: str) -> tuple[list[EventRecord], str]:
 def disturb(
     hosts: Hosts, faults: Iterator[Fault], chance: random.Random, calm: str, found: Disturbed
 ) -> bool:
-    """Train one job while faults come; returns whether there are more of them."""
+    """Train one job while faults are injected; return whether there are more faults."""
     with hosts.client() as client:
         job_id = client.submit(job("disturbed", STEPS)).id
     marks: list[tuple[Fault, datetime, datetime]] = []
@@ -264,7 +265,7 @@ def disturb(
     steps = steps_of(events)
     found.repeated += len(steps) - len({step for step, _ in steps})
     found.equal.append(digest == calm)
-    ends = [*(begun for _, begun, _ in marks[1:]), datetime.max.replace(tzinfo=UTC)]
+    ends = [*(begun for _, begun, _ in marks[1:]), datetime.max.replace(tzinfo=UTC)][: len(marks)]
     for (fault, begun, ended), until in zip(marks, ends, strict=True):
         seconds = stall(steps, ended if fault.figure == "stall_server_cut" else begun, until)
         found.stalls[fault.figure, fault.detail].append(seconds)
@@ -273,7 +274,10 @@ def disturb(
 
 
 def stall(steps: Sequence[tuple[int, datetime]], since: datetime, until: datetime) -> float:
-    """Return the longest time between two steps of which the later one came in this time, in seconds."""
+    """Return the longest time between two consecutive steps, in seconds.
+
+    Only pairs count whose later step is in this period; time before ``since`` is not counted.
+    """
     times = [at for _, at in steps]
     gaps = [
         (after - max(before, since)).total_seconds()
@@ -284,7 +288,7 @@ def stall(steps: Sequence[tuple[int, datetime]], since: datetime, until: datetim
 
 
 def settled(hosts: Hosts, job_id: str) -> int | None:
-    """Wait until the job is protected and steps with all machines ready; return its step, or None at its end."""
+    """Wait until the job is protected and makes steps with all machines ready; return its step, or None at its end."""
 
     def look() -> int | None:
         with suppress(OSError), hosts.client() as client:
@@ -304,7 +308,7 @@ def settled(hosts: Hosts, job_id: str) -> int | None:
 
 
 def working(client: Client, job_id: str) -> list[str]:
-    """Return the machines that hold a part of the job."""
+    """Return the names of the ready machines that are leased to the job, sorted."""
     machines = [each for each in client.contributors() if each.state is ContributorState.ready]
     return sorted(each.name for each in machines if each.job_id == job_id)
 
@@ -313,7 +317,7 @@ def working(client: Client, job_id: str) -> list[str]:
 
 
 def report(found: Disturbed, resolver: str) -> None:
-    """Print what the faults cost."""
+    """Print the costs of the faults."""
     more: dict[str, Any] = {"peer_name": "goal", "resolver": resolver, "faults": found.faults}
     print_figure(
         "steps_lost", ours=found.repeated, peer=0, ratio=float(found.repeated == 0), unit="steps", **more
@@ -361,7 +365,7 @@ def report(found: Disturbed, resolver: str) -> None:
 
 
 def undisturbed(hosts: Hosts, resolver: str) -> None:
-    """Print how often a job is planned again that nothing happens to."""
+    """Print how often a job without faults is replanned."""
     with hosts.client() as client:
         events, _ = finished(hosts, client.submit(job("undisturbed", UNDISTURBED_STEPS)).id)
     replans = sum(event.kind == "replan-proposed" for event in events)
@@ -384,7 +388,7 @@ def undisturbed(hosts: Hosts, resolver: str) -> None:
 
 
 def drawn(options: argparse.Namespace, chance: random.Random) -> Iterator[Fault]:
-    """Return the faults in a drawn order."""
+    """Return the faults in random order."""
     if options.only:
         chosen = [fault for fault in (*CUTS, *KILLS) if options.only in f"{fault.figure} {fault.detail}"]
         faults = [*itertools.islice(itertools.cycle(chosen), options.faults)]

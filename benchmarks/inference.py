@@ -1,8 +1,9 @@
-"""Prefill and decode of a 67 M Llama, float32: on one machine, over two pools, and by transformers' `generate`.
+"""Compare prefill and decode of a 67 M Llama in float32: on one machine, in two stages, and with transformers.
 
-All are resident in one run and take turns. Machines are raylets of this machine; each has one thread, but for one that
-has two. Nothing ends a text early, every prompt is new (nothing is cached), times are of whole calls as a client sees
-them, and all sides must give the same tokens. Weights in int8 take turns with float32 afterwards: theirs may differ.
+All sides are resident in one run and take turns. The peer is `generate` of transformers. Machines are raylets of this
+machine; each has one thread, except for one that has two. No text ends early, and every prompt is new, so that nothing
+is cached. Times are of whole calls as a client sees them. All sides must give the same tokens. Weights in int8 take
+turns with float32 afterwards; their tokens may differ.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CONFIG = {
 
 
 class Work(NamedTuple):
-    """One call: prompts at once, and tokens behind each."""
+    """One call: a number of concurrent prompts, their length, and the number of new tokens for each."""
 
     name: str
     streams: int
@@ -53,11 +54,11 @@ class Work(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """What its speed is counted in: tokens generated, or where that is one, tokens read."""
+        """Return the tokens that count for its speed: the generated ones, or the prompt's if only one is generated."""
         return self.streams * (self.new if self.new > 1 else self.prompt)
 
     def prompts(self, chance: random.Random) -> list[list[int]]:
-        """Return prompts that nobody has seen."""
+        """Return new random prompts."""
         return [[chance.randrange(VOCABULARY) for _ in range(self.prompt)] for _ in range(self.streams)]
 
 
@@ -66,11 +67,11 @@ DECODE = Work("decode_1", 1, 16, 128)
 STREAMS = Work("streams_8", 8, 128, 128)
 WORKS = (PREFILL, DECODE, STREAMS)
 Side = Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
-"""Generates so many tokens behind each prompt; returns seconds and tokens."""
+"""Function that generates a number of tokens after each prompt; it returns the seconds and the tokens."""
 
 
 def ours(served: Served) -> Side:
-    """Return what asks a deployment of ours."""
+    """Return a side that calls a deployment of share-compute."""
 
     def run(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
         streams = served.follow(served.submit(prompts, count))
@@ -80,7 +81,7 @@ def ours(served: Served) -> Side:
 
 
 def probed() -> Device:
-    """Return what a contributor with one thread would measure on this machine."""
+    """Return the device as a contributor with one thread would measure it on this machine."""
     command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cpu"]
     told = subprocess.run([*command, "--memory-bytes", str(4 * 2**30)], check=True, capture_output=True)
     (device,) = TypeAdapter(tuple[Device, ...]).validate_json(told.stdout)
@@ -88,7 +89,7 @@ def probed() -> Device:
 
 
 def worker(folder: str, end: Connection) -> None:
-    """The process of transformers."""
+    """Run the process of transformers."""
     import time
 
     from transformers import AutoModelForCausalLM
@@ -113,7 +114,7 @@ def worker(folder: str, end: Connection) -> None:
 
 
 class Transformers:
-    """`generate` in a process of its own."""
+    """`generate` of transformers in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         context = mp.get_context("spawn")
@@ -123,7 +124,7 @@ class Transformers:
         self._end.recv()
 
     def side(self, threads: int) -> Side:
-        """Return what asks it with so many threads."""
+        """Return a side that calls it with this number of threads."""
 
         def run(prompts: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
             self._end.send((prompts, count, threads))
@@ -141,18 +142,18 @@ class Transformers:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of every side in every round, by work."""
+    """Measured seconds of each side in each round, by work."""
 
     seconds: dict[str, dict[str, list[float]]]
     differing: int
-    """Texts on which a side differed from the others."""
+    """Number of texts that differed between the sides."""
 
     def speeds(self, side: str, work: Work) -> list[float]:
-        """Return tokens a second, a round each."""
+        """Return the tokens/s of each round."""
         return [work.tokens / seconds for seconds in self.seconds[side][work.name]]
 
     def compare(self, figure: str, one: str, other: str, work: Work, goal: float) -> None:
-        """Print how many times as fast one side is as the other."""
+        """Print the ratio of the speeds of two sides."""
         first, second = self.speeds(one, work), self.speeds(other, work)
         ratios = [a / b for a, b in zip(first, second, strict=True)]
         print_figure(
@@ -172,7 +173,7 @@ class Measured:
 
 
 def measure(sides: dict[str, Side], rounds: int, chance: random.Random) -> Measured:
-    """Let all sides do the same in turn, each round in another order; the first round warms up."""
+    """Let all sides do the same work in turn, in another order in each round; the first round is warm-up."""
     seconds: dict[str, dict[str, list[float]]] = {side: {work.name: [] for work in WORKS} for side in sides}
     differing = 0
     for number in range(rounds + 1):

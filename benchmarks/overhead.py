@@ -1,12 +1,12 @@
-"""Step time with the step protocol, against the same schedule without it.
+"""Compare the step time with the step protocol to that of the same schedule without it.
 
 Both sides run in the same members, with the same weights, channel, group and samples, and take turns. Without the
-protocol a member walks its cells in a straight line: nobody prepares, records or commits, and no machine decides what
-comes next. After each turn the weights are put back, so that the other side takes the very same steps; their losses
-must be equal to the last bit. The words of members make one hop more here than in a job: ours is no faster there.
+protocol a member executes its cells in order: there is no prepare, no step log, no commit, and no decision about the
+next action. After each turn the weights are restored, so that the other side takes the same steps; the losses must be
+bitwise equal. The members' messages make one hop more here than in a job, so the protocol is no faster here than there.
 
-A second figure says what it costs that another machine keeps a copy of what only one holds: two crews of two pools of
-one take turns with the same steps, one with buddies and one without.
+A second figure is the cost of backups on another machine: two jobs of two stages of one member take turns with the
+same steps, one with backups and one without.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from share_compute_actors.member.rows import Rows
 from share_compute_actors.messages import Label
 
 GOAL = 0.03
-"""Share of the step time."""
+"""Maximum overhead of the protocol, as a fraction of the step time."""
 BUDDY_GOAL = 0.06
-"""The same, of what copies cost."""
+"""Maximum overhead of backups, as a fraction of the step time."""
 LAYOUTS = ((2, 1), (1, 2))
-"""Pools, and members of each."""
+"""Layouts as (number of stages, members of each)."""
 _SETTLING_STEPS = 6
-"""The first step warms up, the next ones carry the profiler."""
+"""Number of steps that are not measured: the first one is warm-up, the next ones run the profiler."""
 
 
 class Block(NamedTuple):
-    """Steps that one member took in a straight line."""
+    """Times and losses of the steps that one member ran without the protocol."""
 
     began_s: float
     ended_s: float
-    """Both by the clock that all processes of a machine share."""
+    """End; as ``began_s`` by the clock that all processes of a machine share."""
     losses: list[float]
-    """By step; only the last pool knows them."""
+    """Losses in the order of the steps; only the last stage has them."""
 
 
 def straight(member: Any, first: int, count: int, roster: Roster, tree: SummationTree, library: Any) -> Block:
-    """Take steps at one member, on its compute thread."""
-    engine, me = member._engine, member._setup.worker  # noqa: SLF001 - the product has no way around its own protocol
+    """Run steps without the protocol in one member, on its compute thread."""
+    engine, me = member._engine, member._setup.worker  # noqa: SLF001 - no public API bypasses the protocol
     walked: Block = engine.order(partial(_walk, engine, me, first, count, roster, tree, library))
     return walked
 
@@ -66,7 +66,7 @@ def _walk(
     own = [microbatch for microbatch, owner in enumerate(roster.owners[pool]) if owner == me]
 
     def wanted(step: int, action: Any) -> Any:
-        """Return what a cell takes in: samples, or what a neighbour sends."""
+        """Return the input of a cell: samples, or a tensor that a neighbour sends."""
         label = needed(roster, step, pool, action)
         if label is not None:
             return channel.receive(_aside(label), "a neighbour", 60.0)
@@ -74,7 +74,7 @@ def _walk(
         assert part is not None
         return part.take(step, action.microbatch)
 
-    for part in rows:  # the protocol has them already, from the step before
+    for part in rows:  # the protocol prefetched them in the step before
         part.expect(first, own)
         part.take(first, own[0])
     losses = []
@@ -108,12 +108,12 @@ def _walk(
 
 
 def _aside(label: Any) -> Label:
-    """Name a tensor so that it is kept for who asks for it, and not given to the protocol."""
+    """Return a label with which the channel keeps a tensor for its receiver and does not pass it to the protocol."""
     return Label("test", *label)
 
 
 def keep(member: Any) -> None:
-    """Keep the state of one member as it is now."""
+    """Save the current state of one member."""
     runner = member._engine.runner  # noqa: SLF001
     tensors = list(runner.parameters.values())
     for state in runner.optimizer.state.values():
@@ -122,16 +122,16 @@ def keep(member: Any) -> None:
 
 
 def put_back(member: Any) -> None:
-    """Let the state be as it was."""
+    """Restore the state that `keep` saved."""
     for tensor, before in member.kept:
         tensor.data.copy_(before)
 
 
 class Sides:
-    """One crew that takes the same steps in both ways.
+    """Members that take the same steps with and without the protocol.
 
     Args:
-        ours: leads it.
+        ours: runner of the members.
     """
 
     def __init__(self, ours: Ours) -> None:
@@ -140,7 +140,7 @@ class Sides:
         self.losses: dict[str, list[float]] = {"ours": [], "straight": []}
 
     def turn(self, first: int, count: int, *, begins_straight: bool) -> tuple[float, float]:
-        """Take the same steps in both ways; return the seconds of ours and of the other."""
+        """Take the same steps with and without the protocol; return the seconds of both, in this order."""
         self._all(keep)
         if begins_straight:
             straight_s = self._straight(first, count)
@@ -165,7 +165,7 @@ class Sides:
         return float(max(block.ended_s for block in blocks.values()) - began_s)
 
     def _all(self, work: Callable[..., Any], *given: Any) -> dict[str, Any]:
-        """Run something in all members at once."""
+        """Call a function in all members in parallel; return the results by member."""
         import ray
 
         crew = self._ours.led.crew
@@ -212,7 +212,7 @@ def measure(nodes: list[str], pools: int, members: int, turns: int, steps: int) 
 
 
 def measure_buddies(nodes: list[str], turns: int, steps: int) -> None:
-    """Measure what copies cost, and print the figure."""
+    """Measure the cost of backups and print the figure."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as crews:
         sides: dict[bool, Ours] = {}
         for has_buddies in (False, True):
@@ -223,7 +223,7 @@ def measure_buddies(nodes: list[str], turns: int, steps: int) -> None:
             )
             sides[has_buddies] = Ours(spec, folder, nodes, [1.0] * len(nodes))
             crews.callback(sides[has_buddies].close)
-            # The copies are fetched meanwhile, and their gradients were used up once.
+            # In these steps the backups are fetched, and their gradients are applied once.
             sides[has_buddies].block(1, 2 * _SETTLING_STEPS)
         seconds: list[tuple[float, float]] = []
         for number in range(turns):

@@ -1,7 +1,7 @@
-"""How near the planner comes to the best plan, how long it takes, and what simpler rules would have planned.
+"""Measure the planner's gap to the best plan, its run time, and its advantage over simpler rules.
 
-All figures are predicted step times by the planner's own cost model, on seeded instances: home machines and servers
-with CPUs and GPUs, on a LAN, on WAN links between all, and in several LANs joined by WAN links.
+All step times are predictions of the planner's own cost model, on seeded instances: home machines and servers with
+CPUs and GPUs, on a LAN, on WAN links between all, and in several LANs joined by WAN links.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from share_compute.topology import Contributor, Device, Topology
 
 GIB = 2**30
 MOST_RATIO = 1000.0
-"""What a ratio is printed as where a gap is zero."""
+"""Maximum ratio that is printed, e.g. if a gap is zero."""
 WHERE = ("lan", "wan", "mixed")
 
 
@@ -88,7 +88,7 @@ def _network(draw: random.Random, region: Sequence[int], regions: int) -> Networ
 
 
 def instances(count: int, first: int, *, most_machines: int) -> Iterator[tuple[str, TrainingCost]]:
-    """Yield instances, of each kind of network in turn; ``first`` is the seed of the first one."""
+    """Yield instances (kind of network, cost), with the kinds in turn; ``first`` is the seed of the first instance."""
     draw = random.Random(most_machines + first)
     for seed in range(first, first + count):
         where = WHERE[seed % len(WHERE)]
@@ -105,7 +105,7 @@ def instances(count: int, first: int, *, most_machines: int) -> Iterator[tuple[s
 
 
 class Baselines:
-    """What simpler rules plan on an instance; each is given its own best order and number of machines."""
+    """Plans of simpler rules for an instance, each with the best order and number of machines for the rule."""
 
     def __init__(self, cost: TrainingCost) -> None:
         self._cost = cost
@@ -120,7 +120,7 @@ class Baselines:
         self._orders = [near, fast, roomy]
 
     def step_s(self) -> dict[str, float]:
-        """Return the predicted step of each rule's best plan; infinite where it finds none that fits."""
+        """Return the predicted step time of each rule's best plan; infinite if the rule finds no plan that fits."""
         return {
             "even split": self._best(self._in_a_row(lambda _one: 1.0)),
             "memory-weighted ring": self._best(
@@ -143,7 +143,7 @@ class Baselines:
         return cut(row, weights, self._cost.num_layers, self._cost.workload.microbatches)
 
     def _smallest_cycle(self) -> float:
-        """Fewest machines whose memory holds it, layers by memory; the fastest of these."""
+        """Return the step time of the fastest plan on the fewest machines that can hold the model, layers by memory."""
         for count in range(1, min(len(self._speed), self._cost.num_layers) + 1):
             rows = {
                 tuple(order[at : at + count])
@@ -158,9 +158,9 @@ class Baselines:
         return math.inf
 
     def _replicated_stages(self) -> Iterator[Layout]:
-        """Yield k replicas of each of s stages, with layers by speed under what memory allows.
+        """Yield layouts of s stages with k replicas each, with layers in proportion to speed within the memory limits.
 
-        The rule would take the largest k * k / s that fits; here every k and s counts, and the fastest wins.
+        The rule would take the largest k * k / s that fits. Here every k and s is tried, and the fastest wins.
         """
         cost = self._cost
         for order in self._orders:
@@ -195,7 +195,7 @@ class Baselines:
         return groups
 
     def _filled(self, groups: Sequence[tuple[int, ...]]) -> list[float]:
-        """Pour layers over stages in proportion to speed; a stage that is full gets no more."""
+        """Return the layers of each stage by water-filling: in proportion to speed, up to the stage's memory."""
         cost = self._cost
         each = cost.bytes_needed(0, cost.num_layers, 1, 0) / cost.num_layers
         room = [float(cost.memory_bytes[list(group)].min()) / each for group in groups]
@@ -218,11 +218,11 @@ LIMITS = {
     "_beyond_24": ("the limits of 25 to 64 machines", LIMITS_OF_MORE[MANY]._replace(exact_order=0)),
     "_beyond_64": ("the limits of more than 64 machines", LIMITS_BEYOND._replace(exact_order=0)),
 }
-"""What is left out beyond so many machines, by the ending of a figure's name."""
+"""Description and limits of each search that is used beyond a number of machines, by the suffix of a figure's name."""
 
 
 def measure_gap(count: int, first: int) -> Iterator[dict[str, Any]]:
-    """Compare the searches that are used for more machines with the exact one, on few; and that with the bound."""
+    """Compare, on few machines, the searches for many machines with the exact search, and that with the lower bound."""
     gaps: dict[str, list[float]] = {ending: [] for ending in LIMITS}
     bounds: list[float] = []
     for _, cost in instances(count, first, most_machines=10):
@@ -267,7 +267,7 @@ def _gap_figures(ending: str, what: str, gaps: Sequence[float]) -> Iterator[dict
 
 
 def measure_baselines(count: int, first: int) -> Iterator[dict[str, Any]]:
-    """Compare with simple rules; a ratio is the time of the best rule, divided by ours."""
+    """Compare the planner with simple rules; a ratio is the step time of the best rule divided by the planner's."""
     ratios: dict[str, list[float]] = {where: [] for where in WHERE}
     per_rule: dict[str, list[float]] = {}
     alone = 0
@@ -315,14 +315,14 @@ def _plan_large(where: str, seed: int, layers: int, machines: int, end: Connecti
 
 
 def measure_large(machines: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Plan 128 layers on 1,000 machines, each time in a process of its own: CPU seconds, and all its memory."""
+    """Plan 128 layers on ``machines`` machines, each time in a process of its own; measure CPU seconds and memory."""
     context = multiprocessing.get_context("spawn")
     done: dict[str, tuple[float, ...]] = {}
     for where in WHERE:
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_plan_large, args=(where, seed, 128, machines, there))
         process.start()
-        there.close()  # so that only the child holds its end, and its death is noticed
+        there.close()  # so that only the child holds its end, and the end of the child is noticed
         try:
             done[where] = here.recv()
         except EOFError:
@@ -367,7 +367,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1_000_000, help="of the first instance")
     options = parser.parse_args()
     quick, seed = options.quick, options.seed
-    from _harness import print_figure  # it loads torch, which the process that is measured does without
+    from _harness import print_figure  # it loads torch, which the measured process does without
 
     for measured in (
         measure_gap(12 if quick else 200, seed),

@@ -1,11 +1,11 @@
-"""Predicted against measured step time of several plans on three real, unequal contributors.
+"""Compare predicted and measured step times of several plans on three real, unequal contributors.
 
-The contributors are three raylets on this machine, each held to a part of a processor by a control group, their links
-delayed and throttled by relays. They are measured by the product's own probe; the first steps of the first plan, an
-even split, correct the cost model as the profiler does in a job. Every other plan is predicted before it runs. Takes
+The contributors are three raylets on this machine. A control group limits each to a part of a processor, and relays
+delay and throttle their links. The product's own probe measures them. The first steps of the first plan, an even
+split, correct the cost model as the profiler does in a job. Every other plan is predicted before it runs. This needs
 root, for the control groups.
 
-Pools have one member each: sums of gradients go by a way that the relays do not cover.
+Stages have one member each, because the relays do not cover the path of gradient sums.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from share_compute_actors.messages import Peer, StepFigures
 from share_compute_actors.wire import TEXT, unpack_answer
 
 CORES = (0.6, 0.45, 0.3)
-"""Of a processor, for each contributor; together they leave room for everything else on two."""
+"""Processor cores of each contributor; on two cores their sum leaves room for all other processes."""
 NEAR, FAR = (0.001, 200e6), (0.010, 20e6)
-"""Latency in s and bytes/s: between the first two contributors, and to the third."""
+"""Latency in seconds and bytes/s: between the first two contributors, and to the third."""
 MEMORY_BYTES = 4 * 2**30
 ERROR_GOAL, CHOICE_GOAL = 0.15, 0.05
 _SETTLING_STEPS = 4
+"""Number of steps that are not measured: the first one is warm-up, the next ones run the profiler."""
 _DEVICES: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
-"""The first step warms up, the next ones carry the profiler."""
 
 
 class Case(NamedTuple):
@@ -74,12 +74,12 @@ def road(source: int, target: int) -> tuple[float, float]:
 
 
 class RelayedCrew(Crew):
-    """A crew whose members reach each other over relays."""
+    """Worker group whose members reach each other through relays."""
 
     relays: Relays | None = None
 
     def ask(self, schema: Any, workers: Collection[str], method: str, *arguments: Any) -> dict[str, Any]:
-        """Call a method of some members; whom they connect to they are told by the ends of relays."""
+        """Call a method of some members; addresses of peers in the arguments are replaced by those of relays."""
         if method != "connect":
             return super().ask(schema, workers, method, *arguments)
         seen = self._over_relays(*arguments)
@@ -88,7 +88,7 @@ class RelayedCrew(Crew):
         )
 
     def _over_relays(self, peers: Sequence[Peer]) -> dict[str, list[Peer]]:
-        """Open a relay for each way between two members; return where each member finds the others."""
+        """Open a relay for each ordered pair of members; return for each member the peers at their relay addresses."""
         places = {peer.worker: int(peer.name.rpartition("-")[2]) for peer in peers}
         ways = list(permutations(peers, 2))
         roads = []
@@ -114,7 +114,7 @@ class RelayedCrew(Crew):
 
 @contextmanager
 def echo_server() -> Iterator[int]:
-    """Answer every payload (8 bytes of length before it) with one byte; yield the port."""
+    """Run a server that answers every payload (with an 8-byte length prefix) with one byte; yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -122,7 +122,7 @@ def echo_server() -> Iterator[int]:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return  # closed: the measurement is over
+                return  # the listener is closed: the measurement is over
             with connection, connection.makefile("rb") as stream:
                 while head := stream.read(8):
                     stream.read(int.from_bytes(head))
@@ -139,7 +139,7 @@ def echo_server() -> Iterator[int]:
 
 
 def measure_links(ids: list[str]) -> Iterator[Link]:
-    """Measure all links as contributors do, over the relays."""
+    """Measure all links as contributors do, through the relays."""
     with echo_server() as port:
         ways = list(permutations(range(len(ids)), 2))
         relays = Relays([Road("127.0.0.1", port, *road(*way)) for way in ways])
@@ -156,7 +156,7 @@ def _echo(connection: socket.socket, payload: NDArray[Any]) -> None:
 
 
 def probe(node_ids: list[str]) -> Topology:
-    """Return what the product measures of these nodes."""
+    """Return the topology of these nodes as the product's probe measures it."""
     import ray
 
     from share_compute_actors.machine.contributor import start_contributor
@@ -177,14 +177,14 @@ def probe(node_ids: list[str]) -> Topology:
 
 @dataclass
 class Run:
-    """What one plan did."""
+    """Measurements of one plan."""
 
     seconds: list[float] = field(default_factory=list)
     timings: dict[str, dict[int, LayerTiming]] = field(default_factory=dict)
 
 
 class Bench:
-    """One library, and a crew for each plan."""
+    """One shard store, and new members for each plan."""
 
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
 
@@ -200,7 +200,7 @@ class Bench:
         self.profile = dissect(self._facts.blueprint)
 
     def plan(self, case: Case, timings: dict[str, dict[int, LayerTiming]]) -> Solution:
-        """Return the plan of a case, as the planner makes it."""
+        """Return the planner's plan for a case."""
         spec = self._spec(case)
         chosen = {f"c{place}" for place in case.machines}
         topology = Topology(
@@ -214,7 +214,7 @@ class Bench:
         return self.spec.model_copy(update={"parallelism": parallelism})
 
     def run(self, solution: Solution, steps: int) -> Run:
-        """Run a plan and return what was measured."""
+        """Run a plan and return its measurements."""
         done = Run()
 
         def observe(step: int, seconds: float, results: Mapping[str, StepFigures]) -> None:
@@ -235,7 +235,7 @@ class Bench:
 
 
 def main() -> None:
-    """Print one line for each plan, and one for all."""
+    """Print one line for each plan, and one for all plans."""
     options = arguments(__doc__ or "")
     steps = 3 if options.quick else options.steps
     with ExitStack() as stack:
@@ -255,7 +255,7 @@ def main() -> None:
 
 
 def compare(bench: Bench, steps: int) -> None:
-    """Run all cases and say how far off the predictions were."""
+    """Run all cases and print the errors of the predictions."""
     first = bench.plan(CASES[0], {})
     timings = bench.run(first, steps).timings
     errors: list[float] = []

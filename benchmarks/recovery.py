@@ -1,9 +1,9 @@
-"""Seconds from the death of a machine to the next committed step; what is lost by it; whether the weights are the same.
+"""Measure the recovery from the death of a machine: seconds to the next committed step, lost steps, equal weights.
 
-Jobs run as the control plane runs them, on raylets of this machine. Two of a job's machines are killed, one after the
-other, each at a random moment of a step: of one only the member's process, of the other all processes, raylet included.
-The peer is a restart from the last checkpoint after a member's process died at the same step; its death is noticed at
-once, and all machines are there again, which is kind to the peer.
+Jobs run as under the control plane, on raylets of this machine. Two of a job's machines are killed, one after the
+other, each at a random moment of a step: of one only the member's process, of the other all processes including the
+raylet. The peer is a restart from the last checkpoint after a member's process died at the same step. Its death is
+noticed at once, and all machines are available again, which favours the peer.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from share_compute_actors.machine.head import HEALTH_CHECKS
 STEPS = 12
 CHECKPOINT_EVERY = 4
 KILLED_IN = (7, 11)
-"""Open steps in which somebody dies; half of the steps since a checkpoint are then done."""
+"""Uncommitted steps in which a machine is killed: half of the steps between two checkpoints are then done."""
 MEDIAN_GOAL_S, WORST_GOAL_S = 1.5, 4.0
-"""Of the first the step itself is not a part, of the second it is."""
+"""Goals for the seconds from the kill to the next commit: the median without the duration of the step, and the worst
+case with it."""
 
 SCOPES: dict[Scope, str] = {
     "member": "the member's process",
@@ -52,7 +53,7 @@ TORCHFT = "installed, but has no side here" if importlib.util.find_spec("torchft
 
 
 class Layout(NamedTuple):
-    """Pools of equal size."""
+    """Layout of stages with equal numbers of members."""
 
     pools: int
     members: int
@@ -72,51 +73,51 @@ LAYOUTS = (Layout(2, 2), Layout(1, 3))
 
 @dataclass
 class Pace:
-    """How long steps take when nothing happens."""
+    """Step times of one epoch."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of this epoch's steps."""
+    """Seconds of the epoch's steps, in order."""
 
     @property
     def step_s(self) -> float:
-        """Median; without the first, which warms up or waited for somebody who died."""
+        """Return the median seconds of a step, without the first one, which is warm-up or includes a recovery."""
         return statistics.median(self.seconds[1:])
 
 
 class Recovery(NamedTuple):
-    """What one death cost."""
+    """Cost of one death."""
 
     scope: Scope
     seconds: float
-    """From the kill to the next committed step, of those that were committed after the members formed anew."""
+    """Seconds from the kill to the first step that was committed after the membership change."""
     noticed_s: float
-    """From the kill until the coordinator had a first sign of it, be it only a broken sum."""
+    """Seconds from the kill to the coordinator's first sign of it, such as a failed sum."""
     formed_s: float
-    """From then until it was known who is lost and the others computed again."""
+    """Seconds from then until the lost member was known and the others computed again."""
     step_s: float
-    """A step before."""
+    """Median seconds of a step before the kill."""
     recomputed: int
-    """Microbatches of the open step."""
+    """Number of microbatches of the uncommitted step that were computed again."""
 
 
 @dataclass
 class Disturbed:
-    """What came of a job of which machines died."""
+    """Results of a job whose machines were killed."""
 
     recoveries: list[Recovery] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    """Committed, in order."""
+    """Numbers of the committed steps, in order."""
     digest: str = ""
 
 
 class Bench:
-    """Trains jobs of one layout.
+    """Trainer of jobs with one layout.
 
     Args:
-        layout: of pools.
-        machines: to run on.
-        folder: for the samples, and for each job.
-        chance: chooses victims and moments.
+        layout: number of stages and of members of each.
+        machines: machines to run on.
+        folder: folder for the samples and the jobs.
+        chance: random generator that chooses victims and moments.
     """
 
     def __init__(self, layout: Layout, machines: Machines, folder: Path, chance: random.Random) -> None:
@@ -129,7 +130,7 @@ class Bench:
         prepare(self._spec, folder / "data")
 
     def disturbed(self, *kills: Scope) -> Disturbed:
-        """Train, and let a machine die for each of these."""
+        """Train a job and kill one machine for each of ``kills``; return the results."""
         assignment = self._assign()
         found, pace = Disturbed(), Pace()
         waiting = dict(zip(KILLED_IN, kills, strict=False))
@@ -160,7 +161,7 @@ class Bench:
                         reformed, pace = None, Pace()
                     pace.seconds.append(event.seconds)
                     if event.step + 1 in waiting:
-                        # The last one of a pool has nobody to take over from it.
+                        # The only member of a stage is spared, because no other member could take over from it.
                         victims = sorted(worker for pool in pools if len(pool) > 1 for worker in pool)
                         killed_s = self._kill(self._chance.choice(victims), waiting[event.step + 1], pace)
         self._machines.bury()
@@ -171,7 +172,7 @@ class Bench:
         return found
 
     def restarted(self) -> Disturbed:
-        """Train, let a member die, and begin again at the last checkpoint."""
+        """Train a job, kill a member, and restart from the last checkpoint; return the results."""
         assignment = self._assign()
         found, pace = Disturbed(), Pace()
         checkpoint: Path | None = None
@@ -186,7 +187,7 @@ class Bench:
                     if event.step + 1 == KILLED_IN[0]:
                         machines = assignment.topology.contributors
                         killed_s = self._kill(self._chance.choice(machines).id, "member", pace)
-                        break  # what is left of the attempt is ended at once
+                        break  # closing the events ends the rest of the attempt at once
         again = assignment.model_copy(update={"attempt": 2, "checkpoint": checkpoint})
         for event, now_s in Attempt(again).events():
             if isinstance(event, Started):
@@ -214,7 +215,7 @@ class Bench:
         )
 
     def _kill(self, worker: str, scope: Scope, pace: Pace) -> float:
-        """Kill in the midst of the step that has just begun; return when."""
+        """Kill at a random moment of the step that has just begun; return the time (monotonic clock, in seconds)."""
         kill = self._machines.killing(worker, scope)
         time.sleep(self._chance.uniform(0.1, 0.9) * pace.step_s)
         now_s = time.monotonic()
@@ -227,7 +228,7 @@ def _pools(event: Planned | Reformed) -> list[set[str]]:
 
 
 def repeated(run: Disturbed) -> int:
-    """Return how many committed steps had to be made again."""
+    """Return the number of committed steps that were repeated."""
     return len(run.steps) - len(set(run.steps))
 
 
@@ -265,7 +266,7 @@ def report(layout: Layout, runs: Sequence[Disturbed], restarts: Sequence[Disturb
 
 
 def report_time(deaths: Sequence[Recovery], restarts: Sequence[Recovery], what: dict[str, str]) -> None:
-    """Print how long it took until the next committed step, against a restart and against the goals."""
+    """Print the time until the next committed step, compared with a restart and with the goals."""
 
     def median(take: Callable[[Recovery], float], of: Sequence[Recovery] = deaths) -> float:
         return statistics.median(map(take, of))

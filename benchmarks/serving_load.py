@@ -1,7 +1,8 @@
-"""Two hundred clients who stream from one deployment for minutes: errors, leaks, and whether two keys get alike.
+"""Stream from one deployment with two hundred clients for minutes: count errors and leaks, and compare two keys.
 
-A server, a contributor and a tiny Llama, all of them as users start them. One key has three times as many clients as
-the other; each client asks again as soon as it was answered, and when it is told 429, as soon as it may.
+A server, a contributor and a tiny Llama are started as users start them. One key has three times as many clients as
+the other; both should get equal shares. Each client sends its next request as soon as it has its answer, and after a
+429 as soon as ``Retry-After`` allows.
 """
 
 from __future__ import annotations
@@ -32,28 +33,29 @@ from share_compute_api.demonstration.pool import LocalPool
 
 CLIENTS = {"many": 150, "few": 50}
 LENT = "600MiB"
-"""Little: caches of ended sequences, which may fill all of it, have done so when memory begins to count."""
+"""Memory that the contributor lends. It is small, so that caches of ended sequences, which may fill all of it, have
+done so before memory is measured."""
 VOCABULARY = 1024
 NEW = 64
 FAIR = 0.10
 GROWTH = 0.05
 WARM_SHARE = 1 / 3
-"""Of the time; what comes after it counts."""
+"""Fraction of the time that is warm-up and does not count."""
 SAMPLE_S = 2.0
 READY_S = 120.0
 
 
 @dataclass
 class Told:
-    """What clients heard."""
+    """Answers that clients received, and measured memory."""
 
     tokens: Counter[str] = field(default_factory=Counter)
-    """By key, of what was answered after warming up and before the end."""
+    """Number of tokens by key, from answers completed after the warm-up and before the end."""
     answers: Counter[str] = field(default_factory=Counter)
-    """By status, or by what went wrong."""
+    """Number of answers by status or error."""
     first_token_s: list[float] = field(default_factory=list)
     memory_bytes: list[tuple[float, int]] = field(default_factory=list)
-    """Of the server and all that it and the contributor run: when, and how much."""
+    """Samples (time, bytes) of the memory of the server, the contributor and all processes that they run."""
 
 
 def make_folder(folder: Path) -> None:
@@ -77,7 +79,7 @@ def make_folder(folder: Path) -> None:
 async def client(
     http: httpx.AsyncClient, name: str, key: str, told: Told, warm_s: float, end_s: float
 ) -> None:
-    """Stream one answer after the other."""
+    """Stream answers one after the other until ``end_s``."""
     chance = random.Random()
     while time.monotonic() < end_s:
         asked_s, is_first = time.monotonic(), True
@@ -108,7 +110,7 @@ async def client(
                         told.answers[event["error"]["code"]] += 1
                     tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                 told.answers["200" if tokens == NEW else "incomplete"] += 1
-                # Behind the end the key with more clients has more answers on their way.
+                # Answers after the end do not count: the key with more clients has more of them in flight.
                 if warm_s < time.monotonic() < end_s:
                     told.tokens[name] += tokens
         except httpx.HTTPError as failure:
@@ -116,7 +118,7 @@ async def client(
 
 
 async def watch(told: Told, end_s: float) -> None:
-    """Look at the memory of everything that was started here."""
+    """Sample the memory of all processes that were started here until ``end_s``."""
     me = psutil.Process()
     while time.monotonic() < end_s:
         await asyncio.sleep(SAMPLE_S)
@@ -130,7 +132,7 @@ async def watch(told: Told, end_s: float) -> None:
 
 
 async def load(url: str, keys: dict[str, str], seconds: float) -> tuple[Told, float]:
-    """Let all clients ask; return what they heard, and when that began to count."""
+    """Run all clients; return the results, and the time from which they count."""
     told, begin_s = Told(), time.monotonic()
     warm_s, end_s = begin_s + seconds * WARM_SHARE, begin_s + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

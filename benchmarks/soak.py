@@ -1,7 +1,7 @@
-"""A job through which machines die and come back for many minutes: what is lost, what stands still, what piles up.
+"""Soak test: members of a job die and rejoin for many minutes; measure lost steps, stalls and memory growth.
 
-The machines are raylets of this machine. Every 20 seconds on average a member dies, at random; its machine stays, so it
-is taken in again when that pays. The same job without deaths says how the loss should fall.
+The machines are raylets of this machine. A member dies every 20 seconds on average, at random. Its machine stays, so
+it is used again when that pays. The same job without deaths shows how the loss should fall.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from share_compute.specification import TrainJob
 
 MACHINES = 3
 MEAN_S = 20.0
-"""Between two deaths."""
+"""Mean time between two deaths."""
 WARM_S = 60.0
-"""Memory is compared from then on."""
+"""Warm-up time before memory is compared."""
 SAMPLE_S = 5.0
 GROWTH_GOAL = 0.03
 _ROLES = ("ray::Member", "ray::Coordinator", "ray::Library")
@@ -37,31 +37,31 @@ _ROLES = ("ray::Member", "ray::Coordinator", "ray::Library")
 
 @dataclass
 class Soaked:
-    """What came of a job."""
+    """Results of a job."""
 
     losses: dict[int, float] = field(default_factory=dict)
-    """By step."""
+    """Loss by step."""
     steps: list[int] = field(default_factory=list)
-    """Committed, in order."""
+    """Numbers of the committed steps, in order."""
     step_s: list[float] = field(default_factory=list)
     deaths: int = 0
     recoveries_s: list[float] = field(default_factory=list)
-    """How long nothing was computed after a death."""
+    """Times without computation after a death."""
     rejoins_s: list[float] = field(default_factory=list)
-    """From a death until a step was committed by as many members as there had been."""
+    """Times from a death until a step was committed by as many members as before."""
     stalls_s: list[float] = field(default_factory=list)
-    """How long nothing was computed while a machine was taken in."""
+    """Times without computation while a machine joined."""
     digest: str = ""
 
 
 class Killer(threading.Thread):
-    """Kills a member now and then, until it is time, or it is told to stop.
+    """Thread that kills members at random times until a deadline, or until it is stopped.
 
     Args:
-        machines: whose.
-        pools: tells who is a member.
-        until_s: when nobody is killed any more.
-        seed: draws moments and victims.
+        machines: machines of the members.
+        pools: ids of the members of each stage; the caller keeps this list up to date.
+        until_s: deadline (monotonic clock, in seconds).
+        seed: seed of the random moments and victims.
     """
 
     def __init__(self, machines: Machines, pools: list[set[str]], until_s: float, seed: int) -> None:
@@ -72,11 +72,11 @@ class Killer(threading.Thread):
         self._chance = random.Random(seed)
         self._over = threading.Event()
         self.missed: set[str] = set()
-        """Killed, and not told of as lost yet."""
+        """Ids of members that were killed and not reported as lost yet."""
         self.deaths = 0
 
     def run(self) -> None:
-        """Kill; never the last one that holds something when it has no buddy."""
+        """Kill a random member, unless fewer than two are alive; repeat after random times."""
         while not self._over.wait(self._chance.expovariate(1 / MEAN_S)):
             members = sorted(
                 worker for pool in list(self._pools) for worker in pool if worker not in self.missed
@@ -88,31 +88,32 @@ class Killer(threading.Thread):
             victim = self._chance.choice(members)
             try:
                 kill = self._machines.killing(victim, "member")
-            except RuntimeError:  # it is dead already
+            except RuntimeError:  # the member is dead already
                 continue
             self.missed.add(victim)
             self.deaths += 1
             kill()
 
     def stop(self) -> None:
-        """Kill nobody any more."""
+        """Stop the thread: no further member is killed."""
         self._over.set()
         if self.ident is not None:
             self.join()
 
 
 class Scale(threading.Thread):
-    """Weighs all processes of a job now and then."""
+    """Thread that samples the memory of all processes of a job."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self._over = threading.Event()
         self.largest_bytes: list[int] = []
-        """Of the largest member at each look; and all that live as long as the job, summed."""
+        """Memory of the largest member, by sample."""
         self.lasting_bytes: list[int] = []
+        """Total memory of the processes that live as long as the job, by sample."""
 
     def run(self) -> None:
-        """Look at memory."""
+        """Sample memory until stopped."""
         while not self._over.wait(SAMPLE_S):
             members, lasting = [], 0
             for process in psutil.process_iter(["cmdline", "memory_info"]):
@@ -128,13 +129,13 @@ class Scale(threading.Thread):
                 self.lasting_bytes.append(lasting)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._over.set()
         self.join()
 
 
 def train(assignment: Assignment, machines: Machines | None, until_s: float) -> Soaked:
-    """Train; with ``machines``, kill members until then."""
+    """Train a job, and kill members of ``machines``, if given, until ``until_s``; return the results."""
     found = Soaked()
     pools: list[set[str]] = []
     killer = Killer(machines, pools, until_s, seed=0) if machines is not None else None
@@ -171,14 +172,14 @@ def train(assignment: Assignment, machines: Machines | None, until_s: float) -> 
 
 
 def growth(sizes: Sequence[int]) -> float:
-    """Return by how much the last quarter is above the first one after the warm-up, as a share."""
+    """Return the relative growth from the first quarter after the warm-up to the last quarter."""
     warm = list(sizes[int(WARM_S / SAMPLE_S) :]) or list(sizes)
     quarter = max(1, len(warm) // 4)
     return statistics.median(warm[-quarter:]) / statistics.median(warm[:quarter]) - 1
 
 
 def assignment(folder: Path, number: int, machines: Machines, spec: TrainJob) -> Assignment:
-    """Return the job, in a folder of its own."""
+    """Return the assignment of the job, with a folder of its own."""
     own = folder / f"job-{number}"
     shutil.copytree(folder / "data", own / "data")
     return Assignment(
@@ -187,7 +188,7 @@ def assignment(folder: Path, number: int, machines: Machines, spec: TrainJob) ->
         spec=spec,
         topology=machines.topology(MACHINES),
         folder=own,
-        drift=1e6,  # the machines are alike, and share two cores: what was predicted of them says nothing
+        drift=1e6,  # no replanning: equal machines that share two cores make predictions meaningless
     )
 
 

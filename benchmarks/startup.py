@@ -1,6 +1,6 @@
-"""Seconds from `share-compute up` to the first training step, and the memory of an idle contributor.
+"""Measure the seconds from `share-compute up` to the first training step, and the memory of an idle contributor.
 
-The peer is a goal, since no rival starts the same things: 60 s on two cores, and 500 MiB for a machine that only waits.
+The peer is a goal, since no rival starts the same things: 60 s on two cores, and 500 MiB for an idle machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOAL_BYTES = 500 * 2**20
 
 
 def memory_of(name: str) -> int:
-    """Return the bytes that the agent of a contributor and all its children hold (shared pages in proportion)."""
+    """Return the memory in bytes of a contributor's agent and all its children (proportional set size)."""
     agent = next(
         process
         for process in psutil.Process().children(recursive=True)

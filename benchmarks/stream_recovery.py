@@ -1,8 +1,8 @@
-"""Eight streams over two pools, one of which is killed at token 64: how long they pause, whether they stay the same.
+"""Measure the pause of eight streams over two stages when one is killed at token 64, and whether the texts are equal.
 
-Machines are raylets of this machine. SIGKILL ends a stage's process, first and last one in turn; its machine stays, so
-it is taken in again before the next round. The peer does what a service without recovery does: it starts the deployment
-anew, and generates what was there again.
+Machines are raylets of this machine. SIGKILL ends a stage's process, the first and the last one in turn. Its machine
+stays, so it is used again before the next round. The peer is a service without recovery: it starts the deployment anew
+and generates the same tokens again.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ MEDIAN_GOAL_MS = 2500.0
 
 
 class Round(NamedTuple):
-    """What one death did."""
+    """Results of one death."""
 
     gap_s: float
-    """Longest pause of a stream from before the kill to after it."""
+    """Longest pause of a stream, from its last token before the kill on."""
     usual_s: float
-    """Median time between two tokens of a stream, before."""
+    """Median time between two tokens of a stream before the kill."""
     recomputed: int
-    """Positions whose caches were lost or left behind, and were computed again."""
+    """Number of positions whose caches were lost or discarded, and that were computed again."""
     is_exact: bool
     errors: int
 
 
 def prompts(chance: random.Random) -> list[list[int]]:
-    """Return prompts that nobody has seen."""
+    """Return new random prompts."""
     return [[chance.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(STREAMS)]
 
 
 def disturbed(served: Served, wanted: list[list[int]], texts: list[list[int]], stage: int) -> Round:
-    """Generate, and kill a stage when all streams have some tokens."""
+    """Generate, and kill a stage when all streams have some tokens; return the results."""
     while (doomed := served.wait_for(POOLS).pools[stage].process_id) is None:
-        time.sleep(0.1)  # it has not told yet
+        time.sleep(0.1)  # it has not reported yet
     streams = served.submit(wanted, NEW)
     served.follow(streams, lambda: all(len(text) >= KILLED_AT for text in streams.texts))
     before = {sequence: len(tokens) for sequence, tokens in streams.tokens.items()}
@@ -75,7 +75,7 @@ def _intervals(streams: Streams, count: int) -> list[float]:
 
 
 def restarted(folder: Path, topology: Topology, wanted: list[list[int]]) -> float:
-    """Return the seconds of a new deployment until it has generated what was there."""
+    """Return the seconds in which a new deployment generates the tokens up to the kill again."""
     served = Served(folder, topology, WINDOW, parallelism={"pools": POOLS}, max_concurrent=STREAMS)
     streams = served.follow(served.submit(wanted, KILLED_AT))
     served.close()

@@ -1,4 +1,4 @@
-"""Tokens/s of one pool of two members (one thread each) against DistributedDataParallel on gloo."""
+"""Compare tokens/s of one stage of two members (one thread each) with DistributedDataParallel on gloo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from share_compute.training.schedule import blocks, even_shares
 def worker(
     rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]
 ) -> None:
-    """One process of the rival."""
+    """Run one process of the rival."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     spec = TrainJob.model_validate_json(text)
@@ -42,7 +42,7 @@ def worker(
             total = torch.zeros(1)
             for microbatch in own:
                 piece = slice(microbatch * size, (microbatch + 1) * size)
-                # Gradients are reduced once, with the last microbatch, as the accumulation guide of DDP has it.
+                # Gradients are reduced once, with the last microbatch, as DDP's guide to accumulation recommends.
                 with nullcontext() if microbatch == own[-1] else module.no_sync():
                     loss = loss_sum(module(inputs[piece]), targets[piece]) / targets[piece].numel() / len(own)
                     loss.backward()

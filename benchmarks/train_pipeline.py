@@ -1,6 +1,6 @@
-"""Tokens/s of two pools of one member (one thread each) against torch.distributed.pipelining's Schedule1F1B on gloo.
+"""Compare tokens/s of two one-thread stages with torch.distributed.pipelining's Schedule1F1B on gloo.
 
-Without buddies, since the rival keeps no copies either: `overhead.py` measures what those cost.
+Each stage has one member. Backups are off, since the rival has none either; `overhead.py` measures their cost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from share_compute.specification import TrainJob
 from share_compute.training.optimizers import build_optimizer
 
 CUT = 5
-"""Layers of the first pool; the second has the head."""
+"""Number of layers of the first stage; the second has the head."""
 
 
 class _Module(nn.Module):
-    """The same stage code as ours, as the plain module that torch's pipelining wants."""
+    """The stage code of share-compute as a plain module, as torch's pipelining expects it."""
 
     def __init__(self, stage: Any) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Module(nn.Module):
 def worker(
     rank: int, world: int, store: str, end: Connection, folder: str, text: str, config: dict[str, Any]
 ) -> None:
-    """One process of the rival."""
+    """Run one process of the rival."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     torch.set_num_threads(1)

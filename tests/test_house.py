@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+import tokenize
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +22,10 @@ PACKAGES = {
 MODULES = sorted(chain.from_iterable(folder.rglob("*.py") for folder in PACKAGES.values()))
 PUBLIC_PACKAGES = ["share_compute", "share_compute.data"]
 MAX_LINES = 600
+REFUSED = re.compile(
+    r"(Who|Whoever|Whom|Whose|What|So long|Of|For so long|How long|How it is that|Those)\b(?![^.]*\?)"
+)
+"""How no sentence begins: a reader must not have to look for the subject. Questions may."""
 
 
 def shown(file: Path) -> str:
@@ -48,6 +55,35 @@ def test_modules_are_small_and_say_what_they_are_for(file: Path) -> None:
     assert len(source.splitlines()) <= MAX_LINES
     if "migrations" not in file.parts:
         assert ast.get_docstring(ast.parse(source)), f"{shown(file)} has no docstring"
+
+
+def prose(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and comments of a module, each with its line."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, " ".join(text.split())
+    comment, begin = "", 0
+    with tokenize.open(file) as source:
+        for token in tokenize.generate_tokens(source.readline):
+            if token.type == tokenize.COMMENT:
+                comment, begin = f"{comment} {token.string.lstrip('#: ')}".strip(), begin or token.start[0]
+            elif token.type != tokenize.NL and comment:
+                yield begin, comment
+                comment, begin = "", 0
+
+
+@pytest.mark.parametrize("file", MODULES, ids=shown)
+def test_sentences_begin_with_their_subject(file: Path) -> None:
+    odd = [
+        f"{shown(file)}:{line}: {sentence}"
+        for line, text in prose(file)
+        for sentence in re.split(r"(?<=[.!?]) +", text)
+        if REFUSED.match(sentence)
+    ]
+    assert odd == []
 
 
 @pytest.mark.parametrize("file", MODULES, ids=shown)

@@ -1,1 +1,1 @@
-"""All that runs inside Ray: contributors, members, channels, collective, coordinator."""
+"""All code that runs inside Ray: contributors, members, channels, collectives, coordinators and deployments."""

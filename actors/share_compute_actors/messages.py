@@ -1,4 +1,4 @@
-"""Everything that members, library and coordinator say to each other: declared, frozen, versioned."""
+"""Declare all messages between members, the shard store and the coordinator: frozen and versioned."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
 WIRE_VERSION = 2
 _SEAL = struct.Struct(">BQ")
-"""What an envelope begins with: version of the wire, and checksum of all that follows."""
+"""Start of an envelope: wire version (1 byte), then the checksum of all that follows (8 bytes)."""
 
 Phase = Literal["form", "train", "validation", "test", "sample", "serve"]
 
 
 FolderKind = Literal["checkpoint", "artifact"]
-"""A checkpoint has all that training goes on with; an artifact what was learnt, for others to use."""
+"""A checkpoint has everything that training needs to continue. An artifact has the trained weights, for use
+elsewhere."""
 
 
 Content = bytes | memoryview
@@ -36,25 +37,25 @@ Content = bytes | memoryview
 
 
 class Label(NamedTuple):
-    """Names one tensor on its way: who asks for a label gets exactly this tensor."""
+    """Identifies one tensor in transit: a receiver that waits for a label gets exactly this tensor."""
 
     phase: Phase
     step: StepNumber
-    """Of training; in serving, id of the turn."""
+    """Training step; in serving, the id of the engine step."""
     cargo: Literal["hello", "key", "activation", "gradient", "tied", "log", "logged", "token"]
     microbatch: Annotated[int, Field(ge=-1, lt=2**53)]
-    """-1 where none is meant."""
+    """Microbatch id; -1 if the tensor belongs to no microbatch."""
     pool: Natural
-    """Pool that sent it."""
+    """Index of the stage that sent the tensor."""
 
     @property
     def is_of_protocol(self) -> bool:
-        """Whether the protocol has a name for it."""
+        """Whether the step protocol has a label for this tensor."""
         return self.cargo in ("activation", "gradient", "tied", "log")
 
     @property
     def of_protocol(self) -> ProtocolLabel:
-        """What the protocol calls it."""
+        """The step protocol's label for this tensor."""
         assert self.cargo != "hello"
         assert self.cargo != "key"
         assert self.cargo != "logged"
@@ -63,13 +64,13 @@ class Label(NamedTuple):
 
     @property
     def is_of_step(self) -> bool:
-        """Whether the step protocol waits for it, not a greeting or an evaluation."""
+        """Whether the step protocol waits for this tensor; false for handshakes and evaluations."""
         return self.phase == "train" and self.cargo != "hello"
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands before every tensor on the wire."""
+    """The header that precedes every tensor on the wire."""
 
     job: str
     epoch: int
@@ -77,13 +78,13 @@ class Envelope:
     dtype: str
     shape: tuple[int, ...]
     source: Worker = ""
-    """Who sent it."""
+    """The member that sent the tensor."""
     number: int = 0
-    """How many tensors its sender sent on this link in this epoch, with this one; of a greeting: before it. 0 where the
-    link counts nothing."""
+    """Number of tensors that the sender has sent on this link in this epoch. A tensor counts itself; a handshake does
+    not. 0 if the link counts nothing."""
 
     def pack(self, content: Content) -> bytes:
-        """Write as JSON, sealed together with the content: the seal breaks when a bit of either is changed."""
+        """Return the JSON envelope, sealed together with the content: changing a bit of either breaks the seal."""
         written = _FIELDS.pack(
             (self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number)
         )
@@ -91,12 +92,12 @@ class Envelope:
 
     @classmethod
     def unpack(cls, data: bytes, content: Content) -> Envelope:
-        """Read what `pack` wrote.
+        """Return the envelope that `pack` wrote.
 
         Raises:
-            ValueError: it is not an envelope of this version.
-            VerificationFailed: it, or its content, is not what was sent.
-            Undeclared: its fields are not those of an envelope.
+            ValueError: the data is not an envelope of this version.
+            VerificationFailed: the envelope or its content differs from the one that was sent.
+            Undeclared: the fields are not those of an envelope.
         """
         if not data or data[0] != WIRE_VERSION:
             raise ValueError(f"envelope of version {data[0] if data else None}")
@@ -125,127 +126,128 @@ _FIELDS: Schema[tuple[Any, ...]] = Schema(
     ],
     most_bytes=2**14,
 )
-"""Of an `Envelope`. A receiver names the sender of a wrong tensor in messages to the coordinator. All that it repeats
-there must pass their schemas, or the receiver itself would count as the one that sent something undeclared."""
+"""Schema of the fields of an `Envelope`. A receiver names the sender of a wrong tensor in messages to the coordinator.
+Everything that it repeats there must pass their schemas. Otherwise the receiver itself would count as the sender of an
+undeclared message."""
 
 
 def _checksum(written: bytes, content: Content) -> int:
-    """Return XXH3-64 of a content under this envelope; no other pair of the two has the same one."""
+    """Return the XXH3-64 of a content, seeded with that of its envelope; it binds the two to each other."""
     return xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSetup:
-    """What a member is told when it is started."""
+    """The parameters that a member is started with."""
 
     job: str
     worker: Worker
-    """Its own name: the contributor that it runs on."""
+    """The member's own name: the contributor that it runs on."""
     name: str
-    """Of its machine, for people."""
+    """Name of the member's machine, for display."""
     address: str
-    """IP address that the other members reach it at."""
+    """IP address at which the other members reach this member."""
     blueprint: Blueprint
     training: TrainingSpec
     runs: tuple[int, ...]
-    """Of the `SummationTree` of the job."""
+    """Run lengths of the job's `SummationTree`."""
     threads: int
     device: DeviceKind
     gpu: str
     """UUID of the GPU that was measured; empty for a CPU."""
     deadline_s: float
-    """Longest wait for another member; the coordinator notices sooner when one falls silent."""
+    """Longest wait for another member, in seconds; the coordinator notices an unresponsive one sooner."""
     applied: int
-    """Last step whose update its weights have when it begins."""
+    """Last step whose update the member's weights have at the start."""
     tied: str | None = None
-    """Stored name of the parameter that the first and the last pool share, if the model ties them."""
+    """Stored name of the parameter that the first and the last stage share; None if the model ties none."""
     lent_bytes: int = 0
-    """Memory of the machine itself, not of a graphics processor, that its owner lends; 0 where that is not known."""
+    """Memory of the machine itself, not of a GPU, that its owner lends, in bytes; 0 if unknown."""
     failures: tuple[Failure, ...] = ()
-    """What goes wrong, in tests."""
+    """Faults to inject, in tests."""
 
 
 class Source(NamedTuple):
-    """An actor that has tensors for others to load."""
+    """An actor from which other actors load tensors."""
 
     actor: Any
-    """The library, or a member."""
+    """The shard store, or a member."""
     name: str
-    """Of its machine, for people."""
+    """Name of its machine, for display."""
     worker: Worker | None
-    """The member; None: it is the library."""
+    """The member; None for the shard store."""
     shard: tuple[int, int] | None = None
-    """Of the copy that a member keeps of another's shard; None: what the actor itself holds."""
+    """Layers of the backup copy that the member keeps of another shard; None for the actor's own tensors."""
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of it, and return the reference to what it answers."""
+        """Call a method of the actor, and return the reference to its answer."""
         return getattr(self.actor, method).remote(*self.asked(*arguments))
 
     def asked(self, *arguments: Any) -> tuple[Any, ...]:
-        """Return what a method takes for these arguments: of a copy, its layers come last."""
+        """Return the arguments that the method takes: for a backup copy, its layers are appended."""
         return arguments if self.shard is None else (*arguments, self.shard)
 
 
 def library_source(actor: Any) -> Source:
-    """Return the actor that reads the files of a model as somebody to load from."""
+    """Return the source that loads from the actor which reads a model's files."""
     return Source(actor, "the server", None)
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Who has the parameters, buffers and optimizer state that a member loads."""
+    """The sources of the parameters, buffers and optimizer state that a member loads."""
 
     all: tuple[Source, ...]
     places: Mapping[str, int] = field(default_factory=dict)
-    """By stored name, which of them; the first has all that is not named here."""
+    """Index of the source in `all`, by stored name. The first source has every name that is missing here."""
 
     def place(self, name: str) -> int:
-        """Return which of them has this parameter or buffer."""
+        """Return the index of the source that has this parameter or buffer."""
         return self.places.get(name, 0)
 
 
 class Extent(NamedTuple):
-    """Rows of a tensor that are loaded."""
+    """The rows of one tensor that are loaded."""
 
     name: str
-    """As it is stored."""
+    """Stored name of the tensor."""
     start: Natural
     stop: Natural | None
-    """One past the last row; None: all from ``start`` on, or a tensor without rows."""
+    """One past the last row; None for all rows from ``start`` on, or for a tensor without rows."""
 
 
 _EXTENTS: Schema[tuple[Extent, ...]] = Schema(tuple[Extent, ...])
 
 
 def pack_extents(extents: Sequence[Extent]) -> bytes:
-    """Return as bytes what is asked of somebody who has tensors."""
+    """Return the bytes of a request for rows of tensors."""
     return _EXTENTS.pack(tuple(extents))
 
 
 def read_extents(data: bytes) -> tuple[Extent, ...]:
-    """Return what `pack_extents` wrote.
+    """Return the extents that `pack_extents` wrote.
 
     Raises:
-        Undeclared: it is something else.
+        Undeclared: the data is something else.
     """
     return _EXTENTS.unpack(data, "a member")
 
 
 class Followed(NamedTuple):
-    """Whose shard a member keeps a copy of."""
+    """A primary, and its shard, of which a member keeps a backup copy."""
 
     owner: Worker
     actor: Any
-    """Its member."""
+    """The primary's actor."""
     shard: tuple[int, int]
     """Layers [start, stop)."""
     place: int = 0
-    """Of who keeps it, among all that keep a copy of this owner's."""
+    """Index of the backup member among all that keep a copy for this primary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a member listens, and with which public key."""
+    """The endpoint of a member and its public key."""
 
     worker: Worker
     name: str
@@ -255,34 +257,34 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """What the members of one pool need to form their group."""
+    """The data that the members of one stage need to form their process group."""
 
     group: str
-    """Unique for each job, epoch and pool."""
+    """Name of the group, unique for each job, epoch and stage."""
     members: tuple[Worker, ...]
     timeout_s: float
     address: str = ""
     """This member's own address."""
     algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
-    """How tensors are summed over the members: by size, or always in this way. On GPUs NCCL chooses."""
+    """All-reduce algorithm: chosen by tensor size ("auto"), or always this one. On GPUs NCCL chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What one member says of one step beside what the protocol needs."""
+    """The figures of one member for one step that the protocol itself does not need."""
 
     targets: Natural
-    """Of one microbatch; only the last pool knows it, others say 0."""
+    """Number of targets of one microbatch. Only the last stage knows it; the others send 0."""
     seconds: Seconds
     waited_s: Seconds
-    """Of ``seconds``, how long it waited for other members."""
+    """The part of ``seconds`` that the member waited for other members."""
     layer_timings: Mapping[int, LayerTiming] | None = None
-    """Means over the first steps, of each layer of its shard; told once in an epoch."""
+    """Mean times of each layer of the shard over the first steps; sent once in an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What one member of the last pool says of some microbatches that are not trained on."""
+    """The sums that one member of the last stage reports for microbatches that are not trained on."""
 
     loss_sum: float
     targets: Natural
@@ -291,20 +293,20 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A sign of life."""
+    """A heartbeat."""
 
     worker: Worker
     step: StepNumber
-    """Last one whose update its weights have."""
+    """Last step whose update the weights have."""
     resident_bytes: Natural
     peak_resident_bytes: Natural
     reaches: StepNumber = 0
-    """Last step whose update its weights have, or could be given at once: its gradient is there."""
+    """Last step whose update the weights have or could get at once, because its gradient is complete."""
     holds: tuple[int, int] | None = None
-    """Layers [start, stop) whose weights are here."""
+    """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None
-    """Layers that were loaded, and are not worked with before it is told to."""
+    """Layers [start, stop) that are loaded but not in use until the member is told to adopt them."""
     loaded_step: StepNumber = 0
-    """Last step whose update those have."""
+    """Last step whose update the ``loaded`` layers have."""
     unacknowledged: tuple[str, ...] = ()
-    """Messages to the coordinator that it has not acknowledged in time, as they were sent."""
+    """Messages that the coordinator has not acknowledged in time, as they were sent."""

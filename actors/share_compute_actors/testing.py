@@ -1,7 +1,7 @@
-"""For tests and benchmarks: public failure injection, and a mailbox for who leads a crew without being an actor.
+"""Fault injection for tests and benchmarks, and a mailbox for a process that leads members without being an actor.
 
-The script is the one that drives the simulated world (`share_compute.protocol.failures`): give it to an attempt by
-`Assignment.failures`, and every process of it carries out what concerns itself.
+The failure script is the one that drives the simulation (`share_compute.protocol.failures`). Pass it to an attempt in
+`Assignment.failures`; each process of the attempt then executes its own part.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _WAKE = (
 
 
 def require_carried_out(failures: Sequence[Failure]) -> None:
-    """See that a script holds only what real processes carry out.
+    """Check that a script holds only failures that real processes can execute.
 
     Raises:
-        UserError: some of it is for the simulated world alone.
+        UserError: some failures exist only in the simulation.
     """
     for failure in failures:
         if not _is_carried_out(failure):
@@ -66,24 +66,24 @@ def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - a return for e
 
 
 class Injector:
-    """One process's part of a script.
+    """Executes one process's part of a failure script.
 
     Args:
-        failures: the script.
-        worker: the member that this process is; None of the coordinator.
+        failures: the complete script.
+        worker: the member that runs in this process; None for the coordinator.
     """
 
     def __init__(self, failures: Sequence[Failure], worker: Worker | None) -> None:
         self._worker = worker
         self._script = FailureScript(failures)
         self.mishaps = Mishaps()
-        """Sends the messages that something happens to."""
+        """Sends messages, with the injected faults."""
 
     def passes(self, point: Point, step: int) -> list[Failure]:
-        """Pass a point; return what happens to the message that leaves here, if one does.
+        """Pass a protocol point, and return the failures that apply to the message sent there.
 
-        A kill ends this process at once; a stop freezes it with its sockets open, and another process wakes it. A
-        partition cuts it off from members and the coordinator; the sums that members of its pool form go through, since
+        A kill ends this process at once. A stop suspends it with its sockets open, until another process resumes it. A
+        partition cuts it off from members and from the coordinator. The collectives of its stage still pass, because
         they have sockets of their own.
         """
         of_message = []
@@ -101,28 +101,29 @@ class Injector:
 
 
 def kill() -> None:
-    """End this process at once, with all that it holds."""
+    """End this process at once, with all data that it holds."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def freeze(duration_s: float) -> None:
-    """Let this process stand still for a while, with its sockets open; another one wakes it."""
-    subprocess.Popen(  # it outlives this call on purpose
+    """Suspend this process for some seconds, with its sockets open; another process resumes it."""
+    subprocess.Popen(  # not waited for: it must outlive this call
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )
-    # To this thread: of a signal to the process, another thread takes notice, and this one goes on for a moment.
+    # Signal this thread: a signal to the process may be handled by another thread, while this one continues for a
+    # moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
-    """Let a member of a running job fail now; returns before it does.
+    """Make a member of a running job fail now; return before it does.
 
     Args:
         job_id: the job.
         worker: contributor of the member.
-        kind: what goes wrong.
-        duration_s: how long it stands still.
+        kind: the failure.
+        duration_s: time for which a stopped member stays suspended, in seconds.
 
     Raises:
         Conflict: no member of the job runs there.
@@ -140,24 +141,24 @@ def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], durati
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Mailbox:
-    """Stands where members expect their coordinator, for a process that is no actor."""
+    """Takes the coordinator's place as the receiver of members' messages, for a process that is no actor."""
 
     def __init__(self) -> None:
         self._heard: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="mail")
     def hear(self, *said: Any) -> None:
-        """Take in what a member says."""
+        """Take in a message of a member."""
         self._heard.put(said)
 
     @ray.method(concurrency_group="control")
     def next(self) -> tuple[Any, ...]:
-        """Wait for what comes next, and return it."""
+        """Wait for the next message, and return it."""
         return self._heard.get()
 
 
 def forward_mail(mailbox: Any) -> queue.SimpleQueue[Any]:
-    """Return a queue that gets everything a `Mailbox` hears, for as long as that lives."""
+    """Return a queue that receives every message of a `Mailbox`, until the mailbox's actor ends."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def carry() -> None:

@@ -1,21 +1,21 @@
 """Keeps Ray from unpickling anything in this process.
 
-The values that Ray passes are of two kinds. Bytes, texts, numbers, lists and dicts of these travel as msgpack. All
-others are pickles, and reading a pickle runs code of the sender's choice. A process that hears from contributors calls
-`refuse_pickles` first. From then on a pickle in an argument, an answer or an error is an error of whoever sent it:
+Ray passes two kinds of values. Bytes, texts, numbers, and lists and dicts of these travel as msgpack. All others are
+pickles, and reading a pickle runs code of the sender's choice. A process that receives data from contributors calls
+`refuse_pickles` first. From then on a pickle in an argument, an answer or an error is treated as the sender's error:
 
 - an argument: the call fails at the caller;
 - an answer: `ray.get` raises `ray.exceptions.RaySystemError`;
 - an error: `ray.get` raises `ray.exceptions.UnserializableException`, with the text that the sender gave.
 
-Ray 2.60 reads pickles at these places, and all of them are closed here: ``_private/serialization.py`` (values, nested
-object references and actor handles), ``exceptions.py`` (errors), ``_private/function_manager.py`` (functions and actor
-classes from the GCS), and ``_raylet.pyx`` (the list of exceptions after which a call is to be repeated, and the
-metadata of tensors that travel outside the object store). Besides, a call or an answer can ask this process to open a
-debugger.
+Ray 2.60 reads pickles at these places, and this module closes all of them: ``_private/serialization.py`` (values,
+nested object references and actor handles), ``exceptions.py`` (errors), ``_private/function_manager.py`` (functions and
+actor classes from the GCS), and ``_raylet.pyx`` (the list of exceptions after which a call is repeated, and the
+metadata of tensors that travel outside the object store). A call or an answer can also ask this process to open a
+debugger; that is disabled too.
 
-Ray's trust in the holders of a cluster's token stays: they can start processes on nodes of that cluster. This module is
-about what comes from actors that were started as they should be.
+Ray still trusts every holder of the cluster's token: a holder can start processes on nodes of that cluster. This module
+only guards against data from actors that were started as intended.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ _ACTORS: Mapping[str, frozenset[str]] = {
     "share_compute_actors.serving.weights": frozenset({"ServedWeights"}),
     "share_compute_actors.testing": frozenset({"Mailbox"}),
 }
-"""Actor classes by module: a handle of an actor of another class is no use here."""
+"""Permitted actor classes, by module. A received handle of any other actor class is refused."""
 
 
 class PickleRefused(pickle.UnpicklingError):
-    """A pickle arrived in a process that reads none."""
+    """A pickle arrived in a process that refuses pickles."""
 
 
 def refuse_pickles() -> None:
-    """Let Ray unpickle nothing in this process from now on; may be called again."""
+    """Make Ray refuse all pickles in this process from now on; repeated calls are harmless."""
     for loader in ("load", "loads"):
         setattr(ray.cloudpickle, loader, _refuse)
         setattr(ray.cloudpickle.cloudpickle, loader, _refuse)
-    # Compiled, but its globals are looked up when they are used. An error in the callback that takes the metadata of
-    # tensors would end the process, so that one gets nothing; errors elsewhere are those of a call.
+    # `_raylet` is compiled, but it looks up its globals at each use. An error in the callback that reads the metadata
+    # of tensors would end the process, so that loader returns None; errors elsewhere only fail the call.
     ray._raylet.ray_pickle = SimpleNamespace(  # noqa: SLF001
         **{**vars(ray.cloudpickle), "load": _nothing, "loads": _nothing}
     )
@@ -83,11 +83,11 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Read nothing."""
+    """Ignore the pickle, and return None."""
 
 
 def _actor_class(_: FunctionActorManager, job_id: Any, descriptor: Any) -> type:  # noqa: ARG001 - Ray calls it so
-    """Import the class of an actor whose handle arrived, where Ray would unpickle it."""
+    """Import the class of an actor whose handle arrived; Ray itself would unpickle the class."""
     name = descriptor.class_name.rpartition(".")[2]
     if name not in _ACTORS.get(descriptor.module_name, ()):
         raise PickleRefused(f"{descriptor.module_name}.{descriptor.class_name} is no actor of share-compute")
@@ -100,10 +100,10 @@ _ray_get_objects: Any = None
 
 
 def _get_objects(worker: Worker, *arguments: Any, **options: Any) -> tuple[Any, bytes]:
-    """Do what Ray's does, but open no debugger where an answer asks for it."""
+    """Call Ray's own `get_objects`, but open no debugger when an answer asks for one."""
     values, _ = _ray_get_objects(worker, *arguments, **options)
     return values, b""
 
 
 def _open_no_debugger(*_: Any, **__: Any) -> None:
-    """Do nothing, where a call asks for a debugger."""
+    """Do nothing when a call asks for a debugger."""

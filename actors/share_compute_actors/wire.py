@@ -1,8 +1,8 @@
-"""Messages between actors as bytes of a declared schema, so that no actor unpickles what another one made.
+"""Encode messages between actors as bytes of a declared schema, so that no actor unpickles another actor's data.
 
-A `Schema` is JSON that pydantic validates strictly: no unknown fields, no other types, no more bytes than were agreed.
-Tensors travel as raw bytes behind such a header (`WithContent`). What a method returns, or raises on purpose, is one
-answer (`pack_answer`, `unpack_answer`).
+A `Schema` is JSON that pydantic validates strictly: no unknown fields, no other types, and a maximum size. Tensors
+travel as raw bytes behind such a header (`WithContent`). The return value of a method, or the error that it raises on
+purpose, is one answer (`pack_answer`, `unpack_answer`).
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from share_compute import errors
 from share_compute.errors import ShareComputeError, VerificationFailed
 
 Natural: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
-"""A count, or a number of bytes."""
+"""A count or a number of bytes; JSON numbers are exact below 2**53."""
 StepNumber: TypeAlias = Annotated[int, Field(ge=-1, lt=2**53)]
-"""Last step of something; -1 where there is none yet."""
+"""Number of a step; -1 if there is none yet."""
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_BYTES = 16 * 2**20
-"""Of one message, unless its schema says otherwise."""
+"""Size limit of one message, in bytes, unless its schema sets another one."""
 MOST_CONTENT_BYTES = 2**30
-"""Of the raw bytes that one message carries."""
+"""Size limit of a message with raw bytes, in bytes."""
 _CONFIG = ConfigDict(
     extra="forbid",
     strict=True,
     ser_json_bytes="base64",
     val_json_bytes="base64",
-    ser_json_inf_nan="constants",  # a loss that is not finite is for the coordinator to judge
+    ser_json_inf_nan="constants",  # the coordinator must see a loss that is not finite
 )
 _LENGTH = struct.Struct(">I")
 _GOOD, _BAD = b"+", b"-"
 _SHOWN = 3
-"""Faults of one message that are named."""
+"""Most faults of one message that an error names."""
 _MOST_NAME = 80
-"""Characters that are shown of what a sender calls something."""
+"""Most characters of a sender's own text that an error shows."""
 _MOST_TEXT = 20_000
-"""Characters of an error's message."""
+"""Most characters of an error's message."""
 
 T = TypeVar("T")
 Parameters = ParamSpec("Parameters")
 
 
 class Undeclared(VerificationFailed):
-    """What a machine sent is no message of the declared kind; its sender is at fault."""
+    """A machine sent data that is no message of the declared kind; the sender is at fault."""
 
     code = "undeclared-message"
 
 
 def undeclared(sender: str, fault: str) -> Undeclared:
-    """Return the error for what ``sender`` should not have sent.
+    """Return the error for undeclared data from ``sender``.
 
     Args:
         sender: name of a machine, or of an actor on the server.
-        fault: what is wrong with it.
+        fault: description of the defect.
     """
     return Undeclared(
         f"{sender} sent what is no declared message: {fault}",
@@ -77,19 +77,19 @@ class Packs(Protocol[T]):
         """Return a message as bytes."""
 
     def unpack(self, data: Any, sender: str) -> T:
-        """Return the message that these bytes are.
+        """Return the message that these bytes encode.
 
         Raises:
-            Undeclared: they are none, or ``data`` is not bytes at all.
+            Undeclared: the bytes are no such message, or ``data`` is not bytes at all.
         """
 
 
 class Schema(Generic[T]):
-    """Messages of one type as JSON.
+    """Encodes messages of one type as JSON.
 
     Args:
-        kind: the type: of dataclasses, named tuples, pydantic models, containers and primitives.
-        most_bytes: a longer message is refused.
+        kind: the message type, built of dataclasses, named tuples, pydantic models, containers and primitives.
+        most_bytes: size limit; a longer message is refused.
     """
 
     def __init__(self, kind: Any, most_bytes: int = MOST_BYTES) -> None:
@@ -101,7 +101,7 @@ class Schema(Generic[T]):
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        inside: Any = GenericAlias(tuple, (self._kind,))  # where the configuration holds for dataclasses, too
+        inside: Any = GenericAlias(tuple, (self._kind,))  # within a tuple the config covers dataclasses, too
         return TypeAdapter(inside, config=_CONFIG)
 
     def pack(self, message: T) -> bytes:
@@ -109,7 +109,7 @@ class Schema(Generic[T]):
         return self._adapter.dump_json((message,))
 
     def unpack(self, data: Any, sender: str) -> T:
-        """Return the message that these bytes are; see `Packs.unpack`."""
+        """Return the message that these bytes encode; see `Packs.unpack`."""
         found = _sized(data, self._most_bytes, sender)
         try:
             message: T = self._adapter.validate_json(bytes(found))[0]
@@ -119,10 +119,10 @@ class Schema(Generic[T]):
 
 
 class Messages(Generic[T]):
-    """Messages of a closed union, each named by its type.
+    """Encodes messages of a closed union, each with the name of its type.
 
     Args:
-        schemas: of each of the union's types, by the name that it is sent under.
+        schemas: schema of each type of the union, by the name under which it is sent.
     """
 
     def __init__(self, **schemas: Schema[Any]) -> None:
@@ -133,7 +133,7 @@ class Messages(Generic[T]):
         return name.encode() + b" " + self._schemas[name.encode()].pack(message)
 
     def unpack(self, data: Any, sender: str) -> T:
-        """Return the message that these bytes are; see `Packs.unpack`."""
+        """Return the message that these bytes encode; see `Packs.unpack`."""
         name, _, body = bytes(_sized(data, MOST_BYTES, sender)).partition(b" ")
         schema = self._schemas.get(name)
         if schema is None:
@@ -143,17 +143,17 @@ class Messages(Generic[T]):
 
 
 class Content(NamedTuple):
-    """A header, and the raw bytes that it speaks of."""
+    """A header, and the raw bytes that it describes."""
 
     header: Any
     content: bytes | memoryview
 
 
 class WithContent:
-    """Messages that carry raw bytes.
+    """Encodes messages that carry raw bytes.
 
     Args:
-        header: schema of what stands before them.
+        header: schema of the header that precedes the bytes.
     """
 
     def __init__(self, header: Schema[Any]) -> None:
@@ -165,7 +165,7 @@ class WithContent:
         return b"".join((_LENGTH.pack(len(header)), header, message.content))
 
     def unpack(self, data: Any, sender: str) -> Content:
-        """Return the message that these bytes are; see `Packs.unpack`. Its content is a view of them."""
+        """Return the message that these bytes encode; see `Packs.unpack`. Its content is a view of ``data``."""
         found = memoryview(_sized(data, MOST_CONTENT_BYTES, sender))
         length = _LENGTH.unpack_from(found)[0] if len(found) >= _LENGTH.size else len(found)
         body = _LENGTH.size + length
@@ -202,15 +202,15 @@ _FACTS: dict[str, dict[str, type]] = {
     "Busy": {"retry_after_s": int},
     "NoCopy": {"lacks_room": bool, "epoch": int, "owner": str},
 }
-"""Details that errors of some kinds must have, since whoever catches them reads them."""
+"""Details that errors of some kinds must have, because handlers read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An error that was raised on purpose, on its way to another process."""
+    """An error that was raised on purpose, in transit to another process."""
 
     kind: str
-    """Its class, one of those in `share_compute.errors`."""
+    """Name of its class, one of `share_compute.errors`."""
     message: Annotated[str, Field(max_length=_MOST_TEXT)]
     mend: str | None = None
     job: str | None = None
@@ -220,17 +220,17 @@ class Raised:
 
     @classmethod
     def of(cls, error: ShareComputeError) -> Raised:
-        """Return an error as it is sent: as the nearest of its classes that all processes know."""
+        """Return the form in which an error is sent: as the nearest base class that all processes know."""
         kind = next(base.__name__ for base in type(error).__mro__ if _KINDS.get(base.__name__) is base)
         details = json.loads(json.dumps(error.details, default=str))
         message = error.message[:_MOST_TEXT]
         return cls(kind, message, error.mend, error.job, error.step, error.machine, details)
 
     def error(self, sender: str) -> ShareComputeError:
-        """Return the error.
+        """Return the error as an exception.
 
         Raises:
-            Undeclared: there is none like this.
+            Undeclared: there is no error of this kind, or a required detail is missing.
         """
         kind = _KINDS.get(self.kind)
         if kind is None:
@@ -260,25 +260,25 @@ NAMES: Schema[tuple[str, ...]] = Schema(tuple[str, ...])
 
 
 def pack_answer(schema: Packs[T], message: T) -> bytes:
-    """Return what a method returns as bytes."""
+    """Return the answer for a method's return value, as bytes."""
     return _GOOD + schema.pack(message)
 
 
 def pack_failure(failure: ShareComputeError) -> bytes:
-    """Return what a method raises on purpose as bytes."""
+    """Return the answer for an error that a method raised on purpose, as bytes."""
     return _BAD + RAISED.pack(Raised.of(failure))
 
 
 def answers_by(
     schema: Packs[T], told: Callable[[Exception], ShareComputeError]
 ) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
-    """Return a decorator that lets a method of an actor answer in bytes.
+    """Return a decorator that makes an actor's method answer in bytes.
 
-    The method raises nothing any more: what went wrong is in the answer.
+    The decorated method raises no errors: an error is part of the answer.
 
     Args:
-        schema: of what the method returns.
-        told: makes of what it raises an error that is raised on purpose.
+        schema: schema of the method's return value.
+        told: converts any exception of the method into an error that may be sent.
     """
 
     def decorate(method: Callable[Parameters, T]) -> Callable[Parameters, bytes]:
@@ -286,10 +286,10 @@ def answers_by(
         def answer(*arguments: Parameters.args, **options: Parameters.kwargs) -> bytes:
             try:
                 return pack_answer(schema, method(*arguments, **options))
-            except Exception as failure:  # noqa: BLE001 - the caller is told, and decides
+            except Exception as failure:  # noqa: BLE001 - the answer carries it to the caller, which decides
                 return pack_failure(told(failure))
 
-        # Ray looks behind `__wrapped__` for the method's concurrency group, which is on the outermost function.
+        # Ray follows `__wrapped__` to find the method's concurrency group, which is on the outermost function.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]
         del answer.__wrapped__
         return answer
@@ -298,16 +298,16 @@ def answers_by(
 
 
 def unpack_answer(schema: Packs[T], data: Any, sender: str) -> T:
-    """Return what a method returned.
+    """Return the method's return value.
 
     Args:
-        schema: of what it returns.
-        data: its answer, as it came.
-        sender: name of the machine whose answer it is, or of the actor.
+        schema: schema of the return value.
+        data: the answer as it was received.
+        sender: name of the machine or the actor that answered.
 
     Raises:
-        Undeclared: it is no answer of this kind.
-        ShareComputeError: what the method raised.
+        Undeclared: the data is no answer of this kind.
+        ShareComputeError: the method raised this error.
     """
     if isinstance(data, bytes) and data[:1] == _GOOD:
         return schema.unpack(memoryview(data)[1:], sender)

@@ -11,7 +11,7 @@ __all__ = ["Client"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, because a bare `share-compute --help` must not pay for what a client imports.
+    # Lazy: a bare `share-compute --help` must not pay for the imports of the client.
     if name == "Client":
         from share_compute_api.client import Client
 

@@ -1,4 +1,4 @@
-"""The address that other machines reach the server at."""
+"""The address at which other machines reach the server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from share_compute_actors.machine.preflight import route_address
 from share_compute_api.connections import is_loopback
 
 _BEYOND = {4: "203.0.113.1", 6: "2001:db8::1"}
-"""Addresses of no machine (RFC 5737, RFC 3849): packets to them take the default route."""
+"""Documentation addresses, which no machine has (RFC 5737, RFC 3849); packets to them take the default route."""
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 _CONTAINERS = ("br-", "cni", "docker", "podman", "veth", "virbr")
-"""Interfaces of these names lead to containers of this machine."""
+"""Name prefixes of the interfaces that lead to containers on this machine."""
 
 
 def advertised(settings: Settings) -> str:
-    """Return the IP address that other machines are told to reach this one at."""
+    """Return the IP address that is reported to other machines as the address of this one."""
     if settings.advertise_address:
         return settings.advertise_address
     version = _listens_everywhere(settings.host)
@@ -33,7 +33,7 @@ def advertised(settings: Settings) -> str:
 
 
 def address_warnings(settings: Settings) -> Iterator[str]:
-    """Return what the operator should know about the address that other machines are told."""
+    """Yield warnings for the operator about the address that is reported to other machines."""
     chosen = advertised(settings)
     version = _listens_everywhere(settings.host)
     if version is None or settings.advertise_address:
@@ -67,7 +67,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_addresses(version: int) -> list[str]:
-    """Return the addresses of this machine that others may reach: neither loopback nor link-local."""
+    """Return the addresses of this machine that others may reach, without loopback and link-local ones."""
     states = psutil.net_if_stats()
     found = [
         ip_address(each.address.partition("%")[0])

@@ -1,6 +1,6 @@
-"""What runs on a contributor's machine beside Ray: it joins, keeps the Ray node alive, leaves in good order.
+"""The agent process of a contributor: it joins the cluster, keeps the Ray node alive, and drains before it leaves.
 
-One such process runs for each contributor, so it imports neither Ray nor torch.
+One agent runs for each contributor. To stay small it imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -49,45 +49,45 @@ from share_compute_api.versions import local_versions
 
 _HEARTBEAT_S = 2.0
 _WRITE_BEATS = 5
-"""Ray starts more processes as it goes: every so many heartbeats they are written down again."""
+"""Heartbeats between two updates of the list of child processes: Ray starts more processes while it runs."""
 _PATIENCE_S = 600.0
-"""How long the server may be away before the machine gives up."""
+"""Time without an answer from the server after which the agent gives up, in seconds."""
 _LONGEST_PAUSE_S = 30.0
 _SOUND_S = 60.0
-"""A node that ran this long was sound; trouble after that is new trouble."""
+"""Time after which a running node counts as healthy, in seconds; later failures start a new backoff."""
 _NODE_GRACE_S = 5.0
 _LEAVE_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the owner of the machine sees."""
+    """State of the agent, as it is shown to the owner of the machine."""
 
     name: str
     url: str
     phase: str
-    """What the agent itself does, in words."""
+    """Current activity of the agent, as a sentence for the owner."""
     since: datetime
     contributor_id: str | None = None
     work: ContributorWork | None = None
     warnings: tuple[str, ...] = ()
-    """Found before it joined."""
+    """Warnings from the checks before the machine joined."""
 
 
 def pause_before_retry_s(failures: int) -> float:
-    """Return how long to wait for the next try: up to twice as long after each failure, 30 s at most."""
+    """Return the pause before the next try, in seconds: exponential backoff with jitter, 30 s at most."""
     longest_s = min(0.5 * 2 ** min(failures, 10), _LONGEST_PAUSE_S)
-    # Machines that lost one server at one moment must not all come back at one moment.
+    # Jitter: machines that lost the server at the same moment must not all reconnect at the same moment.
     return random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
 
 
 class Agent:
-    """One contributor's life: join, work, come back after trouble, leave.
+    """Runs one contributor: it joins, works, rejoins after failures, and leaves.
 
     Args:
-        options: what is lent to whom.
-        report: called with what the owner should see, whenever that changes.
-        identities: where the machine's key is kept.
+        options: the server to join, and the resources that are lent to it.
+        report: called with the state for the owner whenever it changes.
+        identities: store of the machine's key.
     """
 
     def __init__(self, options: JoinOptions, report: Callable[[View], None], identities: Identities) -> None:
@@ -98,23 +98,23 @@ class Agent:
         self._roster: Roster | None = None
         self._node: RayNode | None = None
         self._ports: NodePorts | None = None
-        """That the node has, or is about to have."""
+        """Ports that the node has, or is about to have."""
         self._machine_warnings: tuple[str, ...] = ()
-        """Found when it was looked whether this machine is fit."""
+        """Warnings from `check_machine`."""
         self._access: ClusterAccess | None = None
-        """With which the node was started, or is to be."""
+        """Address and token with which the node was started, or will be started."""
         self._node_started = 0.0
         self._trouble = 0
         self._rejoins = 0
-        """Since this machine was last ready."""
+        """Rejoins since this machine was last ready."""
         self._beats = 0
         self._grace_s = _NODE_GRACE_S
 
     def run(self) -> None:
-        """Join and work until Ctrl-C, SIGTERM or until sent away; nothing it started is left afterwards.
+        """Join and work until Ctrl-C, SIGTERM or until the server removes the machine; ends all child processes.
 
         Raises:
-            ShareComputeError: it could not join, or lost the server for good; says what to do.
+            ShareComputeError: the machine could not join, or lost the server for good.
         """
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
@@ -135,17 +135,17 @@ class Agent:
                 self._leave(client)
 
     def enroll(self, limits: Limits, beside: Identity | None = None) -> tuple[Identity, ClusterAccess]:
-        """Join with the invite and keep the key, or join again by the key that was kept.
+        """Join with the invite and store the key, or rejoin with the stored key.
 
-        The key is used without an invite, or with the one that this machine joined with: a container that is restarted
-        comes with the same invite, which may have uses left for other machines.
+        The stored key is used if no invite is given, or if the invite is the one that this machine joined with. A
+        restarted container passes the same invite again, which may have uses left for other machines.
 
         Args:
-            limits: what is lent.
-            beside: another device of this host: join anew by its key.
+            limits: resources that are lent.
+            beside: identity of another device of this host; this device then joins anew with its key.
 
         Raises:
-            ShareComputeError: as `check_machine`, and what the server says.
+            ShareComputeError: as `check_machine`, and errors from the server.
         """
         if beside is not None:
             return self._join_beside(beside, limits)
@@ -234,7 +234,7 @@ class Agent:
         self._report(self._view)
 
     def _work(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
-        """Keep node and server together until the server wants this machine to leave."""
+        """Keep the node in the cluster until the server asks this machine to leave."""
         self._access, last_contact = cluster, time.monotonic()
         try:
             self._come_online(client, cluster, limits)
@@ -263,7 +263,7 @@ class Agent:
         if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
             self._roster.refresh()
         work = client.heartbeat()
-        # A machine that is still joining here could not tell the server of its node.
+        # State `joining` at this point means that the report of the node (`online`) did not reach the server.
         if work.state in (ContributorState.lost, ContributorState.joining):
             raise ContributorLost(work.reason, mend="it comes back")
         return work
@@ -287,13 +287,13 @@ class Agent:
         trouble: ShareComputeError,
         last_contact: float,
     ) -> float:
-        """Come back into the cluster; returns when the server was last heard."""
+        """Rejoin the cluster; returns the time of the last answer from the server, on the monotonic clock."""
         self._wait(trouble, last_contact)
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
-            # The first time the node is kept, with the members on it: a restarted head knows them still, however long
-            # it was away. If that fails, it starts anew.
+            # The first rejoin keeps the node, with the members on it: a restarted head still knows them, however long
+            # it was away. If that fails, the next rejoin restarts the node.
             known, self._access = self._access, access
             is_another = known is None or (access.ray_address, access.token) != (
                 known.ray_address,
@@ -337,7 +337,7 @@ class Agent:
         self._show("being measured")
 
     def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
-        """Hold the node's ports, once the server and other machines reach them."""
+        """Reserve the node's ports, and return them when the server and other machines can reach them."""
         options = self._options
         ports = self._ports = NodePorts.take(options.port_range, limits.cpu_threads)
         address = options.address or route_address(access.ray_address.rpartition(":")[0].strip("[]"))
@@ -358,7 +358,7 @@ class Agent:
             self._ports = None
 
     def _leave(self, client: AgentClient) -> None:
-        """Say goodbye and wait, not for ever, until no job holds this machine any more."""
+        """Ask the server to release this machine; waits `leave_within_s` at most until no job holds it."""
         self._show("leaving")
         deadline = time.monotonic() + self._options.leave_within_s
         try:
@@ -372,7 +372,7 @@ class Agent:
             self._show(f"left without a word to the server: {failure.message}")
         else:
             if state is ContributorState.draining:
-                # The job had its time; a node that drains would go on with it until its own grace is over.
+                # The job had its time. A node that drains would run it on until the node's own grace period is over.
                 self._grace_s = _LEAVE_GRACE_S
                 self._show("leaving; a job still holds it, and loses it")
             self._stop_node()

@@ -1,4 +1,4 @@
-"""What a contributor's agent says to the control plane."""
+"""HTTP client of a contributor's agent for the control plane."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from share_compute_api.schemas import Health
 from share_compute_api.transport import Transport
 
 _DIAL_S = 30.0
-"""Ports that do not answer are given up after some seconds, and other machines may be dialled first."""
+"""Timeout of a dial request, in seconds: silent ports take some seconds, and other machines may be dialled first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """A server's health, and what asking for it told about the way and the clocks."""
+    """A server's health, with the round-trip time and the clock skew that the request measured."""
 
     health: Health
     round_trip_s: float
     skew_s: float
-    """How far this machine's clock is ahead of the server's."""
+    """Lead of this machine's clock over the server's."""
 
 
 def greet(url: str, fingerprint: str | None = None) -> Greeting:
-    """Ask a server for its health; compares its clock with ours in the middle of the round trip."""
+    """Return a server's health; the skew compares its clock with ours at the middle of the round trip."""
     before = datetime.now(UTC)
     health = fetch_health(url, fingerprint)
     round_trip = datetime.now(UTC) - before
@@ -47,7 +47,7 @@ def greet(url: str, fingerprint: str | None = None) -> Greeting:
 
 
 def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float = 10.0) -> Health:
-    """Return that a server answers, and its clock; needs no key."""
+    """Return the server's health and clock; needs no key."""
     with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
         return transport.read(Health, "GET", "/health")
 
@@ -55,10 +55,10 @@ def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float =
 def preflight(
     url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
 ) -> Preflight:
-    """Ask, with an invite that stays unused, whether this machine fits and what it must reach.
+    """Check with an invite, which stays unused, whether this machine fits; returns the address it must reach.
 
     Raises:
-        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
         VersionMismatch: this machine's versions do not fit the server's.
         InsecureTransport: plain HTTP from another machine.
         Unavailable: the server does not answer, or has no cluster.
@@ -70,10 +70,10 @@ def preflight(
 
 
 def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeout_s: float = 30.0) -> Joined:
-    """Use an invite.
+    """Join the cluster with an invite; returns the contributor's key and the access to the cluster.
 
     Raises:
-        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite does not open the door.
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
         VersionMismatch: this machine's versions do not fit the server's; the invite stays unused, as below.
         InsecureTransport: plain HTTP from another machine.
         ClockSkew: the clocks differ too much.
@@ -85,13 +85,13 @@ def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeo
 
 
 class AgentClient:
-    """Speaks for one contributor, with its own key.
+    """Client for one contributor, authenticated by the contributor's own key.
 
     Args:
-        url: of the server.
-        contributor_id: who it speaks for.
+        url: URL of the server.
+        contributor_id: id of the contributor.
         key: the contributor's own key.
-        fingerprint: of the server's key; None lets certificate authorities decide.
+        fingerprint: fingerprint of the server's key; None lets certificate authorities decide.
         timeout_s: longest wait for an answer.
     """
 
@@ -108,7 +108,7 @@ class AgentClient:
         self._path = f"/contributors/{contributor_id}"
 
     def online(self, *, node_id: str, address: str) -> ContributorRecord:
-        """Tell that the Ray node runs; measuring begins."""
+        """Report that the Ray node runs; the server then measures the machine."""
         body = {"node_id": node_id, "address": address}
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
 
@@ -118,11 +118,11 @@ class AgentClient:
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
     def heartbeat(self) -> ContributorWork:
-        """Give a sign of life; returns what the contributor does and whether it should go."""
+        """Send a heartbeat; returns the contributor's present work and whether it should leave."""
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
-        """Get the cluster's access again after the head was restarted, or this agent was (``wanted``)."""
+        """Return the access to the cluster after the head was restarted, or (with ``wanted``) after this agent was."""
         body = None if wanted is None else wanted.model_dump(mode="json")
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 
@@ -130,7 +130,7 @@ class AgentClient:
         """Let another device of this host join, as a contributor of its own.
 
         Raises:
-            NotAuthorized: the operator sent this host away, or quarantined one of its devices.
+            NotAuthorized: the operator removed this host, or quarantined one of its devices.
             Conflict: the name is taken, or the host has too many devices for one invite.
             VersionMismatch, InsecureTransport, ClockSkew, Unavailable: see `join`.
         """
@@ -139,7 +139,7 @@ class AgentClient:
         )
 
     def leave(self) -> ContributorRecord:
-        """Tell that the owner takes the machine back."""
+        """Report that the owner takes the machine back."""
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/leave")
 
     def close(self) -> None:

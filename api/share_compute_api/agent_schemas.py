@@ -1,4 +1,4 @@
-"""What a machine's agent asks and is answered: to join, to come online, and while it is there."""
+"""Requests of a machine's agent and the answers to them: joining, coming online, heartbeats."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from share_compute.topology import DeviceKind
 from share_compute_api.schemas import MOMENT, Versions, View, example
 
 SERVER = "the server"
-"""Source of the row that says what the server itself does not reach."""
+"""`ClosedPorts.source` of the row for the server itself."""
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
 
 class PreflightRequest(StrictModel):
-    """What a machine asks before it joins."""
+    """Question of a machine before it joins: whether its versions fit."""
 
     model_config = example(
         invite="abcd-efgh-ijkl-mnop",
@@ -30,14 +30,14 @@ class PreflightRequest(StrictModel):
 
 
 class Preflight(View):
-    """What a machine needs to know before it joins."""
+    """Facts that a machine needs before it joins."""
 
     ray_address: str
-    """host:port of the Ray head, which it must reach."""
+    """host:port of the Ray head, which the machine must reach."""
 
 
 class Limits(StrictModel):
-    """What a machine's owner lends."""
+    """Resources that a machine's owner lends."""
 
     memory_bytes: int = Field(ge=1, le=2**63 - 1)
     cpu_threads: int = Field(ge=1, le=4096)
@@ -45,13 +45,13 @@ class Limits(StrictModel):
     gpu: str | None = Field(default=None, max_length=100, pattern=r"^[!-~]+$")
     """UUID of the GPU, as NVIDIA's driver names it; null for a CPU."""
     host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
-    """Label of the processors that it uses: machines with the same one share them; empty where that is not known."""
+    """Label of the host's processors: machines with the same label share them; empty if unknown."""
     host_threads: int = Field(default=0, ge=0, le=65536)
-    """How many processors these are; 0 where that is not known."""
+    """Number of these processors; 0 if unknown."""
 
 
 class SiblingRequest(StrictModel):
-    """What a host says to join with another of its devices, by the key of one that joined."""
+    """Request to join with another device of a host, authorized by the key of a device that joined before."""
 
     model_config = example(
         name="ada-box.cuda1",
@@ -67,17 +67,17 @@ class SiblingRequest(StrictModel):
     )
 
     name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """What people call it; unique among the machines that are here."""
+    """Name for people; unique among the machines that are present."""
     versions: Versions
     clock: AwareDatetime
-    """What its clock says; may differ by 30 s."""
+    """Time on the machine's clock; may differ from the server's by 30 s."""
     limits: Limits
     host: PlainText = Field(max_length=255)
-    """Its host name."""
+    """Host name of the machine."""
 
 
 class JoinRequest(SiblingRequest):
-    """What a machine says to get in."""
+    """Request of a machine to join with an invite."""
 
     model_config = example(
         invite="abcd-efgh-ijkl-mnop",
@@ -92,7 +92,7 @@ class JoinRequest(SiblingRequest):
 
 
 class RejoinRequest(StrictModel):
-    """What an agent that was started again says."""
+    """Request of a restarted agent to rejoin."""
 
     model_config = example(
         versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
@@ -102,55 +102,55 @@ class RejoinRequest(StrictModel):
 
     versions: Versions
     clock: AwareDatetime
-    """What its clock says; may differ by 30 s."""
+    """Time on the machine's clock; may differ from the server's by 30 s."""
     limits: Limits
 
 
 class ClusterAccess(View):
-    """All that a machine needs to start its Ray node."""
+    """Everything that a machine needs to start its Ray node."""
 
     ray_address: str
-    """host:port of the head."""
+    """host:port of the Ray head."""
     token: str
     """The cluster's secret; keep it out of logs."""
     labels: dict[str, str]
-    """Labels that its node must carry."""
+    """Labels that the machine's node must carry."""
     environment: dict[str, str]
-    """Environment variables that its node must be started with."""
+    """Environment variables that the machine's node must be started with."""
 
 
 class Joined(View):
-    """The machine is in; its Ray node may start."""
+    """Answer to a machine that has joined; its Ray node may start."""
 
     contributor_id: str
     contributor_key: str
-    """Bearer key of this one contributor; not shown again."""
+    """Bearer key of this contributor; not shown again."""
     cluster: ClusterAccess
 
 
 class DialRequest(StrictModel):
-    """A machine listens on the ports that its Ray node will have, and asks others to connect to them."""
+    """Request of a machine that other machines connect to the ports of its future Ray node; it listens on them."""
 
     model_config = example(address="192.0.2.7", ports=[24001, 24002], greeting="5e" * 16)
 
     address: IPvAnyAddress
-    """That other machines are to reach it at."""
+    """Address at which other machines are to reach this one."""
     ports: tuple[TcpPort, ...] = Field(min_length=1, max_length=1024)
     greeting: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """The machine sends these 16 random bytes on each connection; in hexadecimal."""
+    """16 random bytes, in hexadecimal, that the machine sends on each connection."""
 
 
 class ClosedPorts(View):
-    """Ports of a machine that another one does not reach."""
+    """Ports of a machine that another machine cannot reach."""
 
     source: str
     """Name of the machine that tried to connect; ``the server`` for the server."""
     ports: tuple[int, ...]
-    """Without those that it reaches; empty: it reaches all."""
+    """Ports that it cannot reach; empty if it reaches all."""
 
 
 class NodePlace(View):
-    """Where the Ray node of another machine listens."""
+    """Address and port of another machine's Ray node."""
 
     name: str
     address: str
@@ -158,36 +158,36 @@ class NodePlace(View):
 
 
 class DialReport(View):
-    """Which ports of a machine the server and some other machines do not reach."""
+    """Ports of a machine that the server and some other machines cannot reach."""
 
     closed: tuple[ClosedPorts, ...]
-    """One row for each machine that tried: the server first."""
+    """One row for each machine that tried to connect; the first is the server's."""
     nodes: tuple[NodePlace, ...]
     """Nodes of the other machines that tried; the machine itself must reach them as well."""
 
 
 class OnlineRequest(StrictModel):
-    """A machine's Ray node runs."""
+    """Report that a machine's Ray node runs."""
 
     model_config = example(node_id="f" * 56, address="192.0.2.7")
 
     node_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
     address: PlainText = Field(min_length=1, max_length=45)
-    """IP address that other members reach it at."""
+    """IP address at which other members reach the node."""
 
 
 class ContributorWork(View):
-    """What a contributor does right now; the answer to its sign of life."""
+    """Present work of a contributor; the answer to its heartbeat."""
 
     state: ContributorState
     reason: str
     job: str | None
-    """Id of the job that it is leased to."""
+    """Id of the job that the contributor is leased to."""
     deployment: str | None = None
-    """Name of the deployment that it is leased to."""
+    """Name of the deployment that the contributor is leased to."""
     shard: str | None
-    """E.g. ``layers 3-7 of 12``."""
+    """Part of the model that it holds, e.g. ``layers 3-7 of 12``."""
     tokens_per_s: float | None
-    """Of the whole job, or of the replicas of the deployment."""
+    """Throughput of the whole job, or of all replicas of the deployment."""
     wanted: Literal["run", "leave"]
-    """``leave``: hand over, then go."""
+    """``leave``: hand the shards over, then leave."""

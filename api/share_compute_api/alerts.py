@@ -1,7 +1,7 @@
-"""What an operator should know of: machines that are lost, jobs that fail or wait, versions that differ, a full disk.
+"""Alerts for the operator: lost machines, jobs that fail or wait, versions that differ, a full disk.
 
-Alerts are not written down. They are what the rows say at one moment, so that none can be out of date; a watch
-tells by an event when they change, since some begin by time alone.
+Alerts are not stored. They are computed from the rows of the database at one moment, so that none can be out of date.
+`AlertWatch` polls and emits an event when they change, since some alerts begin by time alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from share_compute_api.schemas import Alert, Versions
 from share_compute_api.versions import check_versions, local_versions
 
 REMEMBERED: Final = timedelta(hours=1)
-"""How long a loss or a failure is told after it happened."""
+"""Time for which a loss or a failure is reported after it happened."""
 SILENCE: Final = timedelta(seconds=20)
-"""After so long without a word from its agent, which speaks every 2 s, a machine counts as silent."""
+"""Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
 HELD_UP: Final = timedelta(minutes=10)
-"""What waits for longer is told."""
+"""Waiting time after which a job or a deployment is reported."""
 _FRUITLESS: Final = 2
 _LOOK_S: Final = 5.0
 _HEARD = (
@@ -36,12 +36,12 @@ _HEARD = (
     ContributorState.quarantined,
     ContributorState.draining,
 )
-"""States in which an agent speaks; one that joins is given up by whoever watches contributors."""
+"""States in which an agent sends heartbeats. `ContributorSupervisor` gives up machines that stay in `joining`."""
 _log = logging.getLogger(__name__)
 
 
 def find_alerts(context: Context) -> list[Alert]:
-    """Return all that is the matter now: errors first, then the latest first."""
+    """Return all present alerts: errors first, then the latest first."""
     store, now = context.store, context.store.clock()
     lately = now - REMEMBERED
     found = [
@@ -83,19 +83,19 @@ def _of_server(context: Context) -> Iterator[Alert]:
 def of_machines(
     machines: Iterable[PresenceRecord], server: Versions, now: datetime, started_at: datetime
 ) -> Iterator[Alert]:
-    """Tell machines that are lost or silent, and those that cannot work with the server.
+    """Yield alerts for machines that are lost, unresponsive, quarantined, or incompatible with the server.
 
     Args:
-        machines: those that are here, and those that went within the time that is told.
+        machines: machines that are present, and machines that left within `REMEMBERED`.
         server: versions of the server.
-        now: this moment.
-        started_at: when the server began to listen; nobody could be heard before.
+        now: the present time.
+        started_at: time at which the server began to listen; no heartbeat could arrive before.
     """
     machines = list(machines)
     here = {machine.name for machine in machines if machine.left_at is None}
     for machine in machines:
         if machine.state is ContributorState.lost:
-            # Who came back with another invite is not missed.
+            # A machine that joined again with another invite is not missed.
             if machine.name not in here:
                 yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
             continue
@@ -140,7 +140,7 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
 
 
 def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
-    """Return why a machine's versions do not work with the server's; it was let in by an earlier one."""
+    """Return the mismatch between a machine's versions and the server's; an older server may have admitted it."""
     if not set(Versions.model_fields) <= set(machine.versions):
         return None
     try:
@@ -151,7 +151,7 @@ def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | No
 
 
 def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime) -> Iterator[Alert]:
-    """Tell jobs that failed, and those that wait for long or come back again and again."""
+    """Yield alerts for failed jobs, for jobs that wait long, and for jobs whose attempts repeatedly get nowhere."""
     for job in failed:
         yield Alert(
             id=f"job-failed {job.id} {job.attempt}",
@@ -186,7 +186,7 @@ def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: dateti
 
 
 def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> Iterator[Alert]:
-    """Tell deployments that failed, that lost a part, and that wait for long."""
+    """Yield alerts for deployments that failed, are degraded, or wait long."""
     for one in deployments:
         match one.state:
             case DeploymentState.failed:
@@ -213,7 +213,7 @@ def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> It
                     kind="deployment-waits",
                     severity="warning",
                     text=f"deployment {one.name} does not answer: {one.reason}",
-                    # Of one that answered before, nothing says when it stopped.
+                    # For a deployment that answered before, no record says when it stopped.
                     since=one.created_at if one.ready_at is None else None,
                     deployment_id=one.id,
                 )
@@ -223,7 +223,7 @@ def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> It
 
 
 class AlertWatch:
-    """Looks again and again, and tells by an event when alerts began or ended."""
+    """Polls the alerts, and emits an event when some began or ended."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -239,7 +239,7 @@ class AlertWatch:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Look once. What is found first is no change: whoever listens has asked for it."""
+        """Poll once. The first poll emits no event: listeners have just fetched the alerts."""
         found = {alert.id: alert for alert in find_alerts(self._context)}
         known, self._known = self._known, found
         if known is not None and known.keys() != found.keys():

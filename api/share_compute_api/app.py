@@ -41,7 +41,7 @@ from share_compute_api.supervision.patience import Patience
 
 _MOST_BODY_BYTES = 1 << 20
 _MOST_PROMPT_BYTES = 4 << 20
-"""A window of a million tokens of text fits."""
+"""Largest body of a request to the OpenAI API, in bytes; a context of a million tokens of text fits."""
 
 
 def create_app(
@@ -54,10 +54,10 @@ def create_app(
     """Return the control plane: REST under ``/api/v1``, the OpenAI API under ``/v1``, the dashboard at ``/``.
 
     Args:
-        settings: where things are.
-        store: open store whose schema is up to date; stays the caller's to close.
-        cluster: head and gateway; without them no machine can join, and jobs wait.
-        fingerprint: of the server's key, if clients know the server by it; part of each invite.
+        settings: configuration of the server.
+        store: open store whose schema is up to date; the caller closes it.
+        cluster: Ray head and gateway; without them no machine can join, and jobs wait.
+        fingerprint: fingerprint of the server's key, if clients know the server by it; part of each invite.
     """
     app = FastAPI(
         title="share-compute",
@@ -65,7 +65,7 @@ def create_app(
         version=__version__,
         lifespan=_lifespan,
         openapi_url=f"{PREFIX}/openapi.json",
-        # Their pages load scripts from other hosts.
+        # The documentation pages of FastAPI load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
     )
@@ -82,7 +82,7 @@ def create_app(
     openapi.install(app)
     larger = {
         f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES,
-        # Files are written as they arrive, and their route knows what there is room for.
+        # Files are written as they arrive, and their route checks the free space.
         f"{PREFIX}/uploads/": sys.maxsize,
     }
     app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)

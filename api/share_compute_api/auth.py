@@ -1,7 +1,7 @@
-"""Who may do what: API keys for people and programs, sessions for browsers, a key of its own for each contributor.
+"""Authorization: API keys for people and programs, sessions for browsers, one key for each contributor.
 
-Every route names the scope that it needs by a dependency of this module; `check_routes` refuses an app that has a route
-without one, unless the route is in `OPEN`.
+Every route names the scope that it needs by a dependency of this module. `check_routes` refuses an app that has a route
+without a scope, unless the route is in `OPEN`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _contributor_key = HTTPBearer(
 OPEN: Final = frozenset({"getHealth", "getJobSchema", "signIn", "getSession", "signOut", "preflight", "join"})
 """Operations that need no key. ``preflight`` and ``join`` ask for an invite, ``signIn`` for a key or a code."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing."""
+"""HTTP methods that change nothing."""
 
 
 def require_api_key(
@@ -47,9 +47,9 @@ def require_api_key(
     """Return the API key of a request, or of the session that its cookie stands for, if it has the scopes needed.
 
     Raises:
-        NotAuthorized: there is no key, or one that is not valid.
+        NotAuthorized: the request has no key, or an invalid one.
         OtherSite: the cookie was sent by a page of another site.
-        MissingScope: the key may not do this.
+        MissingScope: the key lacks a scope.
     """
     if bearer is not None:
         key = bearer.credentials
@@ -77,16 +77,16 @@ def needs(scope: Scope) -> Any:
 
 
 CHAT, READ, SUBMIT, ADMIN = ([needs(scope)] for scope in (Scope.chat, Scope.read, Scope.submit, Scope.admin))
-"""For routes that do not ask which key it is: ``@router.get(..., dependencies=READ)``."""
+"""Dependencies of routes that do not use the key itself: ``@router.get(..., dependencies=READ)``."""
 Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
 Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
 Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
 Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
-"""The key that a request is made by, once it is known to have the scope."""
+"""API key of the request, after its scope was checked."""
 
 
 def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
-    """Raise NotOwner unless a thing that the caller can see is the caller's to change."""
+    """Raise NotOwner unless the caller may change a thing that it can see."""
     if not caller.owns(owner):
         raise NotOwner(
             f"{what} belongs to another key",
@@ -104,7 +104,7 @@ def _missing(needed: SecurityScopes, found: tuple[Scope, ...], mend: str) -> Mis
 
 
 def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, datetime] | None:
-    """Return the key that a browser is signed in by, and when its session ends."""
+    """Return the API key of a browser's session, and the end of the session; None if it is not signed in."""
     token = request.cookies.get(context.sessions.cookie)
     found = None if token is None else context.sessions.read(token, context.store.clock())
     if found is None:
@@ -115,18 +115,18 @@ def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, dateti
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse what a page of another site makes a browser send, cookies and all.
+    """Refuse requests with a session cookie that a page of another site makes a browser send.
 
-    ``SameSite=Strict`` keeps the cookie from other sites, but another port of the same host counts as the same one.
-    Browsers say where a request is from in ``Sec-Fetch-Site``, or in ``Origin`` where the connection is not secure.
+    ``SameSite=Strict`` keeps the cookie from other sites, but another port of the same host counts as the same site.
+    Browsers name the origin of a request in ``Sec-Fetch-Site``, or in ``Origin`` if the connection is not secure.
 
     Raises:
-        OtherSite: it is from elsewhere, or it changes something and does not say where it is from.
+        OtherSite: the request is from another site, or it changes something and does not name its origin.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_safe = request.method in _SAFE
     if site is not None:
-        # "none": somebody typed the address.
+        # "none": the user typed the address.
         is_ours = site == "same-origin" or (is_safe and site == "none")
     elif origin is not None:
         host = request.headers.get("host", "")
@@ -147,11 +147,11 @@ def require_contributor(
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> ContributorRecord:
-    """Return the contributor that shows its own key: for these routes, and for this machine alone, it has the scope.
+    """Return the contributor whose own key the request carries; the key is valid for this machine's routes only.
 
     Raises:
-        NotAuthorized: there is no key, or not the one of this contributor.
-        MissingScope: it is an API key.
+        NotAuthorized: the request has no key, or not the key of this contributor.
+        MissingScope: the key is an API key.
     """
     mend = "join with an invite to get one"
     if bearer is None:
@@ -176,7 +176,7 @@ async def require_living_contributor(
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> ContributorRecord:
-    """As `require_contributor`, in the threads that are kept for signs of life."""
+    """Run `require_contributor` in the threads that are reserved for heartbeats."""
     return await to_thread.run_sync(
         require_contributor, contributor_id, request, needed, context, bearer, limiter=context.heartbeats
     )
@@ -186,11 +186,11 @@ SelfContributor = Annotated[ContributorRecord, Security(require_contributor, sco
 LivingContributor = Annotated[
     ContributorRecord, Security(require_living_contributor, scopes=[Scope.contribute.value])
 ]
-"""The contributor that gives a sign of life."""
+"""The contributor that sends a heartbeat."""
 
 
 def check_routes(app: FastAPI) -> None:
-    """Raise RuntimeError when a route of the API neither names a scope nor is open on purpose."""
+    """Raise RuntimeError unless each route of the API either names a scope or is in `OPEN`, and not both."""
     for route, scopes in declared_scopes(app):
         if bool(scopes) == (route.operation_id in OPEN):
             raise RuntimeError(f"{route.path} must name a scope, or be open, and not both")

@@ -1,4 +1,4 @@
-"""A bound on requests that read files or parse much: few at a time, some that wait, and the others come again."""
+"""Concurrency limit for requests that read files or parse much: a few run, some wait, further ones get `Busy`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Result = TypeVar("Result")
 
 
 class Budget:
-    """Runs functions in threads, in the order in which they came.
+    """Runs functions in threads, in the order of the calls.
 
     Args:
-        at_once: functions that run at one time.
-        most_waiting: functions that wait; further ones are refused.
-        most_of_one: functions of one caller that run or wait; further ones are refused, and others find room.
+        at_once: number of functions that may run at the same time.
+        most_waiting: number of functions that may wait; further ones are refused.
+        most_of_one: number of functions of one caller that may run or wait; the limit leaves room for other callers.
     """
 
     def __init__(self, at_once: int = 4, most_waiting: int = 60, most_of_one: int = 16) -> None:
@@ -31,14 +31,14 @@ class Budget:
         self._under_way: Counter[str] = Counter()
 
     async def run(self, caller: str, work: Callable[[], Result]) -> Result:
-        """Return what a function returns.
+        """Run a function and return its result.
 
         Args:
-            caller: id of the key that asks.
+            caller: id of the API key of the request.
             work: the function.
 
         Raises:
-            Busy: too many wait.
+            Busy: too many functions wait.
         """
         mine, all_ = self._under_way[caller], self._under_way.total()
         if mine >= self._most_of_one or all_ >= self._most:

@@ -1,4 +1,4 @@
-"""The server's certificate: the operator's own, or one that it makes for itself."""
+"""The server's certificate: the operator's own, or a self-signed one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from share_compute_api.connections import is_loopback
 from share_compute_api.fingerprints import fingerprint_of
 
 _LIFE: Final = timedelta(days=397)
-"""Browsers refuse certificates that are valid for longer."""
+"""Validity of a self-signed certificate; browsers refuse longer ones."""
 _RENEWED_BEFORE_END: Final = timedelta(days=30)
 _CLOCKS_DIFFER: Final = timedelta(hours=1)
 _FOLDER: Final = "tls"
@@ -31,13 +31,13 @@ _FOLDER: Final = "tls"
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """A certificate that the server shows."""
+    """The certificate that the server presents."""
 
     context: ssl.SSLContext = field(repr=False)
     fingerprint: str | None
-    """What clients know the key by; None for a certificate that an authority signed, which clients verify by itself."""
+    """Fingerprint by which clients know the key; None for a certificate that an authority signed, which they verify."""
     note: str | None = None
-    """What the operator should know about it."""
+    """Warning for the operator."""
 
 
 def server_certificate(
@@ -46,12 +46,12 @@ def server_certificate(
     """Return the certificate that the settings ask for; None for plain HTTP.
 
     Args:
-        settings: which certificate, and where the server keeps its own.
-        address: host name or IP address that others reach the server at.
-        now: present moment.
+        settings: the choice of the certificate, and the data folder for a self-signed one.
+        address: host name or IP address at which others reach the server.
+        now: the present time; default: the clock.
 
     Raises:
-        UserError: the settings contradict each other, or the operator's files are no certificate and key.
+        UserError: the settings contradict each other, or the operator's files are not a certificate and its key.
         Unavailable: the data folder cannot be written.
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
@@ -71,7 +71,7 @@ def server_certificate(
 
 
 def start_warnings(settings: Settings, certificate: ServerCertificate | None) -> Iterator[str]:
-    """Return what the operator should know about the way that secrets travel."""
+    """Yield warnings for the operator about how secrets travel."""
     if certificate is not None and certificate.note is not None:
         yield certificate.note
     is_behind_proxy = settings.public_url is not None or settings.proxies
@@ -129,7 +129,7 @@ def _context(file: Path, key_file: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # Without a password OpenSSL asks the terminal for one.
+        # Without the argument OpenSSL would ask for a password at the terminal.
         context.load_cert_chain(file, key_file, password="")
     except (OSError, ValueError) as failure:
         raise UserError(
@@ -154,7 +154,7 @@ def _name(host: str) -> x509.GeneralName:
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey | None:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except (FileNotFoundError, ValueError, TypeError):  # a spoilt key is replaced, like a missing one
+    except (FileNotFoundError, ValueError, TypeError):  # a damaged key is replaced, like a missing one
         return None
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 

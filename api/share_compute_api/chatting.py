@@ -1,4 +1,4 @@
-"""Talks to served models by the OpenAI API; where its errors become ours again."""
+"""Client of the OpenAI API of served models; translates its errors into `ShareComputeError`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from share_compute.errors import (
 from share_compute_api.transport import Transport
 
 _SILENCE_S = 60.0
-"""A stream gives a sign of life every 10 s; after this much silence the connection is taken for lost."""
+"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 60 s it counts as lost."""
 _DONE = "[DONE]"
 _KINDS: dict[int, type[ShareComputeError]] = {
     HTTPStatus.UNAUTHORIZED: NotAuthorized,
@@ -33,7 +33,7 @@ _KINDS: dict[int, type[ShareComputeError]] = {
 
 
 def require_model(transport: Transport, name: str) -> dict[str, Any]:
-    """Return what ``/v1/models`` says of a model, or raise the error that tells why it does not answer."""
+    """Return the entry of a model at ``/v1/models``, or raise the error that says why it does not answer."""
     with transport.translated():
         answer = transport.http.get(f"{transport.target.url}/v1/models/{quote(name, safe='')}")
     _raise_for_error(answer)
@@ -44,15 +44,15 @@ def require_model(transport: Transport, name: str) -> dict[str, Any]:
 def stream(
     transport: Transport, route: Literal["chat/completions", "completions"], request: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield the text of an answer as it comes.
+    """Yield the text of an answer piece by piece, as it arrives.
 
     Args:
-        transport: to the server.
-        route: below ``/v1``.
-        request: the body, without ``stream``.
+        transport: connection to the server.
+        route: route below ``/v1``.
+        request: body of the request, without ``stream``.
 
     Raises:
-        ShareComputeError: what the server answered with, before the text or amid it.
+        ShareComputeError: the error that the server answered with, before the text or within it.
     """
     url = f"{transport.target.url}/v1/{route}"
     timeout = httpx.Timeout(30.0, read=_SILENCE_S)

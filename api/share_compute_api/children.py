@@ -1,4 +1,4 @@
-"""How commands of share-compute start other commands, and how long-running ones are ended."""
+"""Start of share-compute commands as child processes, and handling of Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def own_command(*arguments: str) -> list[str]:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM inside the block: the first ends the block, one more ends everything at once.
+    """Handles Ctrl-C and SIGTERM inside a block: the first ends the block, a second one ends the process at once.
 
-    The first raises KeyboardInterrupt wherever the main thread is, so the block's own cleaning up runs. One
-    more does not interrupt that half-way, but kills our children and ends the process. What comes within half a
-    second of another counts as the same: programs such as ``timeout`` signal a process, then its whole group.
+    The first signal raises KeyboardInterrupt in the main thread, so that the block's clean-up runs. A second one does
+    not interrupt the clean-up: it kills the child processes and ends this process. Signals within half a second of
+    another count as the same one, since programs such as ``timeout`` signal a process and then its whole group.
     """
 
     def __init__(self) -> None:
@@ -39,17 +39,17 @@ class Interrupts:
         ] = {}
 
     def takes_along(self, roster: Roster) -> None:
-        """Kill this roster's children too when the end is forced."""
+        """Add a roster whose child processes are killed too when the end is forced."""
         self._rosters.append(roster)
 
     def install(self) -> None:
-        """Take the signals; again after a library took them."""
+        """Install the signal handlers; call it again after a library replaced them."""
         for number in (signal.SIGINT, signal.SIGTERM):
             found = signal.signal(number, self._handle)
             self._previous.setdefault(number, found)
 
     def begin_stopping(self) -> None:
-        """From here on a signal forces the end."""
+        """Mark the start of the clean-up: from now on a signal ends the process at once."""
         self._is_stopping = True
         self.install()
 

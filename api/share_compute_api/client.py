@@ -1,4 +1,4 @@
-"""The Python client of the control plane; the command line is made of it."""
+"""The Python client of the control plane; the command line uses it."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ from share_compute_api.schemas import (
 from share_compute_api.transport import Transport, raise_for_problem
 
 _SILENCE_S = 30.0
-"""A stream sends a sign of life every 10 s; after this much silence the connection is taken for lost."""
+"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s it counts as lost."""
 _LONGEST_PAUSE_S = 5.0
 _PLAN_TIMEOUT_S = 300.0
+"""The server gives up a plan before this, the wait in its queue included."""
 _EXPORT_TIMEOUT_S = 3600.0
 _ROTATION_S = 600.0
-"""The server gives a plan up before this, the wait for its turn included."""
 
 
 class Client:
-    """Speaks to a control plane. Every method raises the `ShareComputeError` that the server answered with.
+    """Client of a control plane. Every method raises the `ShareComputeError` that the server answered with.
 
     Args:
-        url: of the server; default: settings, else the server of this machine.
-        api_key: default: settings, else the one that the server of this machine wrote down.
-        fingerprint: of the server's key; default: settings, else that of the server of this machine, else authorities
-            decide.
-        data_folder: where the server of this machine keeps its state, if not in the default folder.
+        url: URL of the server; default: settings, else the server of this machine.
+        api_key: API key; default: settings, else the key that the server of this machine wrote to its data folder.
+        fingerprint: fingerprint of the server's key; default: settings, else that of the server of this machine, else
+            certificate authorities decide.
+        data_folder: data folder of the server of this machine, if it is not the default one.
         timeout_s: longest wait for an answer.
     """
 
@@ -109,15 +109,15 @@ class Client:
     # The server
 
     def health(self) -> Health:
-        """Return that the server answers, and its clock; needs no key."""
+        """Return the server's health and clock; needs no key."""
         return self._transport.read(Health, "GET", "/health")
 
     def sign_in_code(self) -> SignInCode:
-        """Make a link that opens the dashboard signed in, once and within minutes."""
+        """Make a link that opens the dashboard signed in; it works once, for some minutes."""
         return self._transport.read(SignInCode, "POST", "/session/codes")
 
     def status(self) -> Status:
-        """Return the pool at a glance."""
+        """Return an overview of the server and its machines."""
         return self._transport.read(Status, "GET", "/status")
 
     def schema(self, kind: Kind = "train") -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Client:
 
         Args:
             job: a `TrainJob`, `GenerateJob`, `EmbedJob`, a mapping, or YAML text. Paths in it are paths on the server.
-            idempotency_key: sent again with the same job, the answer is the job made first.
+            idempotency_key: key that makes a repeated submission of the same job return the job that was made first.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body: dict[str, Any] = {"json": job}
@@ -169,7 +169,7 @@ class Client:
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
 
     def delete_job(self, job_id: str, *, cancel: bool = False) -> Deleted:
-        """Delete a job that is over, with all that it made; with ``cancel`` also one that is not, when it stopped."""
+        """Delete a finished job and all that it made; ``cancel`` first stops a job that is not finished."""
         params = {"cancel": True} if cancel else {}
         return self._transport.read(Deleted, "DELETE", f"/jobs/{job_id}", params=params)
 
@@ -179,23 +179,23 @@ class Client:
         return self._transport.read(Deleted, "DELETE", path)
 
     def delete_deployment(self, key: str) -> Deleted:
-        """Delete what is remembered of a deployment that is over, by its id or its name."""
+        """Delete the record of a stopped or failed deployment, by its id or its name."""
         return self._transport.read(Deleted, "DELETE", f"/deployments/{quote(key, safe='')}/history")
 
     def prune(self, *, dry_run: bool = False) -> PruneReport:
-        """Delete what is older than the server keeps it; with ``dry_run`` only say what that is."""
+        """Delete records and files past their retention time; with ``dry_run`` only list them."""
         return self._transport.read(PruneReport, "POST", "/prune", params={"dry_run": dry_run})
 
     def make_failure(
         self, job_id: str, kind: Literal["kill", "stop"], contributor_id: str, *, duration_s: float = 0.0
     ) -> FailureMade:
-        """Let something go wrong with a member of a running job.
+        """Inject a fault into a member of a running job.
 
         Args:
             job_id: the job.
-            kind: its process ends, or stands still.
-            contributor_id: machine that the member runs on.
-            duration_s: how long it stands still.
+            kind: ``kill`` ends the member's process, ``stop`` suspends it.
+            contributor_id: machine on which the member runs.
+            duration_s: time for which the process is suspended, in seconds.
 
         Raises:
             Conflict: the server does not allow it, or no member runs there now.
@@ -213,21 +213,21 @@ class Client:
         return self._transport.read(EventPage, "GET", f"/jobs/{job_id}/events", params=params)
 
     def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
-        """Yield a job's events, past ones first, until it is over.
+        """Yield a job's events, past ones first, until the job is finished.
 
-        A lost connection is made again, and goes on after the last event seen.
+        After a lost connection the client reconnects and continues after the last event seen.
 
         Args:
             job_id: the job.
             after: number of the last event seen before.
-            patience_s: how long to try again while the server does not answer.
+            patience_s: time without an answer after which the client stops reconnecting, in seconds.
 
         Raises:
-            Unavailable: the server stayed away for longer.
+            Unavailable: the server did not answer for ``patience_s``.
         """
         seen = after
         while self.job(job_id).state.is_final:
-            # A stream of a job that is over never ends; what is left of its past comes in pages.
+            # A stream of a finished job never ends, so the remaining events are read as pages.
             page = self.events(job_id, after=seen)
             if not page.events:
                 return
@@ -266,12 +266,12 @@ class Client:
                 yield EventRecord.model_validate_json(item.data) if item.data else None
 
     def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
-        """Return what the steps after ``after_step`` measured."""
+        """Return the metrics of the steps after ``after_step``."""
         params = {"after_step": after_step}
         return self._transport.read(Metrics, "GET", f"/jobs/{job_id}/metrics", params=params).metrics
 
     def metrics_csv(self, job_id: str) -> str:
-        """Return what each step measured, as CSV."""
+        """Return the metrics of all steps, as CSV."""
         return self._transport.request("GET", f"/jobs/{job_id}/metrics", params={"format": "csv"}).text
 
     # Serving
@@ -283,7 +283,7 @@ class Client:
             deployment: a `ServeJob` or a mapping. Paths in it are paths on the server.
 
         Raises:
-            Conflict: a deployment of this name is up.
+            Conflict: a deployment with this name is up.
         """
         body = deployment.model_dump(mode="json") if isinstance(deployment, ServeJob) else deployment
         return self._transport.read(DeploymentView, "POST", "/deployments", json=body)
@@ -301,18 +301,18 @@ class Client:
         return self._transport.read(DeploymentView, "GET", f"/deployments/{quote(key, safe='')}")
 
     def deployment_status(self, key: str) -> DeploymentStatus:
-        """Return how a deployment does now, by its id or its name."""
+        """Return the present status of each replica of a deployment, by its id or its name."""
         return self._transport.read(DeploymentStatus, "GET", f"/deployments/{quote(key, safe='')}/status")
 
     def scale(self, key: str, replicas: int | str | dict[str, Any]) -> DeploymentView:
-        """Ask for another number or range of replicas of a deployment that is up, by its id or its name.
+        """Set the number or range of replicas of a deployment that is up, by its id or its name.
 
         Args:
             key: id or name.
             replicas: e.g. 3, ``0..4``, or fields of a `ReplicasSpec`.
 
         Raises:
-            Conflict: it is over.
+            Conflict: the deployment has ended.
         """
         path = f"/deployments/{quote(key, safe='')}"
         return self._transport.read(DeploymentView, "PATCH", path, json={"replicas": replicas})
@@ -322,22 +322,22 @@ class Client:
         return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
 
     def require_model(self, name: str) -> dict[str, Any]:
-        """Return what ``/v1/models`` says of a model, or raise the error that tells why it does not answer."""
+        """Return the entry of a model at ``/v1/models``, or raise the error that says why it does not answer."""
         return chatting.require_model(self._transport, name)
 
     def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
-        """Yield a model's answer to a conversation, piece by piece; closing the iterator ends it.
+        """Yield a model's answer to a conversation, piece by piece; closing the iterator ends the request.
 
         Args:
             model: name of a deployment.
-            messages: each with ``role`` and ``content``.
+            messages: mappings with ``role`` and ``content``.
             options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
         """
         request = {"model": model, "messages": list(messages), **options}
         return chatting.stream(self._transport, "chat/completions", request)
 
     def complete(self, model: str, prompt: str, **options: Any) -> Iterator[str]:
-        """Yield what a model goes on with after a text, piece by piece; closing the iterator ends it.
+        """Yield a model's continuation of a text, piece by piece; closing the iterator ends the request.
 
         Args:
             model: name of a deployment.
@@ -362,12 +362,12 @@ class Client:
         Args:
             job: a `TrainJob` or a mapping. Paths in it are paths on the server.
             topology: the machines; default: those that are ready now.
-            strategy: in place of the job's own.
-            compare: tell what every other strategy would have made of it.
-            serving: tell, too, what the machines would do for requests.
+            strategy: strategy to use in place of the job's own.
+            compare: whether to report the outcome of every other strategy too.
+            serving: requests for which a serving prediction is added to the report.
 
         Raises:
-            PlanInfeasible: the machines cannot hold it; ``details`` says what is missing.
+            PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
         """
         body = PlanRequest.model_validate(
             {"job": job, "topology": topology, "strategy": strategy, "compare": compare, "serving": serving}
@@ -377,7 +377,7 @@ class Client:
         )
 
     def topology(self) -> TopologyDocument:
-        """Return the machines that are ready, with what was measured on and between them."""
+        """Return the ready machines with their measured speeds and links."""
         return self._transport.read(TopologyDocument, "GET", "/topology")
 
     # Artifacts
@@ -395,10 +395,10 @@ class Client:
         return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
 
     def export(self, job_id: str, step: int) -> ArtifactRecord:
-        """Have a checkpoint made into a result of the job: a Hugging Face folder, or adapters. Waits until it is.
+        """Export a checkpoint as an artifact of the job: a Hugging Face folder, or adapters. Waits until it is done.
 
         Raises:
-            NotFound: the job has no such checkpoint (any more).
+            NotFound: the job has no such checkpoint, or no longer has it.
             UserError: the checkpoint is damaged.
         """
         path = f"/jobs/{job_id}/checkpoints/{step}/export"
@@ -413,15 +413,15 @@ class Client:
         called: str | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Path:
-        """Download a result to ``folder/name``, which appears only when it is complete.
+        """Download an artifact to ``folder/name``, which appears only when it is complete.
 
-        A download that was broken off goes on where it stopped.
+        An interrupted download continues where it stopped.
 
         Args:
             job_id: the job.
-            name: the artifact.
-            folder: where to put it.
-            called: another name for it there.
+            name: name of the artifact.
+            folder: folder to download into.
+            called: another name for the artifact there.
             progress: called with the number of bytes that arrived since the last call.
 
         Raises:
@@ -432,17 +432,17 @@ class Client:
         )
 
     def alerts(self) -> list[Alert]:
-        """Return what is the matter now: errors first, then the latest first."""
+        """Return the present alerts: errors first, then the latest first."""
         return self._transport.read(AlertList, "GET", "/alerts").alerts
 
     def queue(self) -> list[QueuedJob]:
-        """Return the jobs that wait, in the order they came."""
+        """Return the queued jobs, in the order in which they were submitted."""
         return self._transport.read(QueueView, "GET", "/queue").jobs
 
     # Uploads
 
     def uploads(self) -> UploadList:
-        """Return all uploads, newest first, and how much room there is."""
+        """Return all uploads, newest first, with the used and the allowed space."""
         return self._transport.read(UploadList, "GET", "/uploads")
 
     def upload(
@@ -453,17 +453,17 @@ class Client:
         kind: UploadKind | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> UploadView:
-        """Send a file or a folder, for jobs to name as ``upload:ID``. It is there whole, or not at all.
+        """Upload a file or a folder, completely or not at all; jobs name it as ``upload:ID``.
 
         Args:
             path: file or folder; links in a folder are followed to files.
-            name: what people call it; default: the path's own.
-            kind: what it is; default: what it looks like.
+            name: name for people; default: the name of the path.
+            kind: kind of the upload; default: guessed from the files.
             progress: called with the number of bytes that were sent since the last call.
 
         Raises:
-            UserError: it cannot be read, or is not what it should be.
-            TooLarge: the server has no room for it.
+            UserError: the path cannot be read, or its files do not fit the kind.
+            TooLarge: the server has too little space.
         """
         return sending.send(self._transport, path, name, kind, progress)
 
@@ -471,14 +471,14 @@ class Client:
         """Remove an upload.
 
         Raises:
-            Conflict: a job that is not over, or a deployment, uses it.
+            Conflict: an unfinished job or a deployment uses it.
         """
         return self._transport.read(UploadView, "DELETE", f"/uploads/{quote(upload_id, safe='')}")
 
     # Keys, invites and contributors
 
     def create_key(self, name: str, scopes: Sequence[Scope] = (Scope.chat,)) -> KeyCreated:
-        """Make an API key with these scopes; only this answer has it."""
+        """Make an API key with these scopes; only this answer contains the key."""
         body = {"name": name, "scopes": [scope.value for scope in scopes]}
         return self._transport.read(KeyCreated, "POST", "/keys", json=body)
 
@@ -491,7 +491,7 @@ class Client:
         return self._transport.read(KeyList, "GET", "/keys").caller_id
 
     def revoke_key(self, key_id: str) -> ApiKeyRecord:
-        """End an API key."""
+        """Revoke an API key."""
         return self._transport.read(ApiKeyRecord, "DELETE", f"/keys/{key_id}")
 
     def create_invite(
@@ -502,13 +502,13 @@ class Client:
         uses: int = 1,
         memory_bytes: int | None = None,
     ) -> InviteCreated:
-        """Make an invite; only this answer has its code.
+        """Make an invite; only this answer contains its code.
 
         Args:
-            label: for whom or what it is.
-            expires_in_s: seconds that it works for.
-            uses: machines that may join with it.
-            memory_bytes: most memory that each of them may lend; default: no limit.
+            label: person or purpose of the invite.
+            expires_in_s: validity, in seconds.
+            uses: number of machines that may join with it.
+            memory_bytes: largest memory that each of them may lend; default: no limit.
         """
         body = {"label": label, "expires_in_s": expires_in_s, "uses": uses, "memory_bytes": memory_bytes}
         return self._transport.read(InviteCreated, "POST", "/invites", json=body)
@@ -518,11 +518,11 @@ class Client:
         return self._transport.read(InviteList, "GET", "/invites").invites
 
     def revoke_invite(self, invite_id: str) -> InviteView:
-        """Take an invite back."""
+        """Revoke an invite."""
         return self._transport.read(InviteView, "DELETE", f"/invites/{invite_id}")
 
     def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
-        """Return the machines in these states, in the order they joined; without states, all but the long gone."""
+        """Return the machines in these states, in the order they joined; default: all but those gone for over a day."""
         params: dict[str, Any] = {"state": [one.value for one in state]} if state else {}
         page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
         found = list(page.contributors)
@@ -537,20 +537,20 @@ class Client:
         return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
 
     def remove_contributor(self, contributor_id: str, *, keep_token: bool = False) -> ContributorRecord:
-        """Ask a machine to hand over and leave; then the cluster's token is changed, unless it is to be kept."""
+        """Ask a machine to hand over its shards and leave; then change the cluster's token, unless ``keep_token``."""
         path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
         return self._transport.read(ContributorRecord, "DELETE", path, params=params)
 
     def rotate_token(self) -> TokenRotated:
-        """Change the cluster's token; returns when its head has it, which takes up to some minutes."""
+        """Change the cluster's token; returns when the Ray head has it, which can take minutes."""
         return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
 
     def measure_contributor(self, contributor_id: str) -> ContributorRecord:
-        """Ask for a machine to be measured again as soon as it is idle; returns it as it is now."""
+        """Request a new measurement of a machine as soon as it is idle; returns the machine's present record."""
         return self._transport.read(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
 
     def clear_contributor(self, contributor_id: str) -> ContributorRecord:
-        """Let a machine that was quarantined for wrong numbers get work again."""
+        """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""
         return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}/quarantine")
 
 

@@ -1,4 +1,4 @@
-"""Connections that are open, and which of them are closed to make room for others."""
+"""Table of the open connections, which closes waiting ones to make room for others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, Protocol
 
 _SPARE: Final = 64
-"""Connections beyond the limit that are accepted to be answered 503."""
+"""Connections beyond the limit that are accepted so that they can be answered with 503."""
 _SHARE_OF_TRUSTED: Final = 2
 _LOG_PERIOD_S: Final = 60.0
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class Connection(Protocol):
         """Close the connection if its client is too slow."""
 
     def drop(self) -> None:
-        """Close the connection now; the client has sent no whole request."""
+        """Close the connection now; the client has not sent a complete request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +30,29 @@ class ConnectionLimits:
     """Limits that keep a few clients from taking all connections of a server."""
 
     connections: int
-    """Most connections at a time."""
+    """Largest number of connections at the same time."""
     half_open_per_address: int
-    """Most connections of one address that have not sent the whole head of a request."""
+    """Largest number of connections of one address whose request head is incomplete."""
     head_s: float
     """Longest time for the TLS handshake and the head of a request together."""
     stall_s: float
-    """Period in which a body or an answer must move on."""
+    """Period over which the speed of a body or an answer is averaged, in seconds."""
     least_bytes_per_s: int
-    """Least mean speed in each such period."""
+    """Smallest mean speed in each such period."""
 
 
 class ConnectionTable:
-    """Counts connections by address and closes the oldest that wait when there are too many.
+    """Counts connections by address, and closes the oldest waiting ones when there are too many.
 
-    Connections are half-open (the head of a request is awaited), idle (kept alive after an answer), or busy. At a limit
-    the oldest half-open one is closed and the new one is let in, so a client that sends its request at once is served
-    while another one holds as many connections as it may.
+    A connection is half-open (the head of a request is awaited), idle (kept alive after an answer), or busy. When an
+    address reaches its limit of half-open connections, its oldest one is closed and the new one is admitted. At the
+    limit of all connections, the oldest idle connection is closed, or else the oldest half-open one of the address with
+    the most. A client that sends its request at once is therefore served while another one holds as many connections as
+    it may.
 
     Args:
-        limits: how many of each.
-        is_trusted: whether an address is this machine's or a reverse proxy's, which speaks for many clients.
+        limits: limits for each kind of connection.
+        is_trusted: returns whether an address is this machine's or a reverse proxy's, which serves many clients.
     """
 
     def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool]) -> None:
@@ -67,7 +69,7 @@ class ConnectionTable:
         return len(self._open)
 
     def admit(self, connection: Connection, address: str) -> bool:
-        """Take a new connection in, half-open; returns whether there is room for it."""
+        """Add a new connection as half-open; returns whether it is admitted."""
         group = address_group(address)
         if len(self._open) >= self.limits.connections:
             self._make_room()
@@ -85,30 +87,30 @@ class ConnectionTable:
         return True
 
     def half_open(self, connection: Connection) -> None:
-        """Note that a connection began to send the head of a request."""
+        """Record that a connection began to send the head of a request."""
         self._leave(connection)
         if (group := self._open.get(connection)) is not None:
             self._half_open.setdefault(group, {})[connection] = None
 
     def busy(self, connection: Connection) -> None:
-        """Note that a connection sent the head of a request."""
+        """Record that a connection sent the complete head of a request."""
         self._leave(connection)
 
     def idle(self, connection: Connection) -> None:
-        """Note that a connection got its answer and is kept alive."""
+        """Record that a connection got its answer and is kept alive."""
         self._leave(connection)
         if connection in self._open:
             self._idle[connection] = None
 
     def replace(self, old: Connection, new: Connection) -> None:
-        """Let ``new`` take the place of ``old``, half-open."""
+        """Replace ``old`` by ``new``, which starts as half-open."""
         if (group := self._open.get(old)) is not None:
             self.forget(old)
             self._open[new] = group
             self._half_open.setdefault(group, {})[new] = None
 
     def forget(self, connection: Connection) -> None:
-        """Forget a connection that was closed."""
+        """Remove a closed connection."""
         self._leave(connection)
         self._open.pop(connection, None)
 
@@ -142,7 +144,7 @@ class ConnectionTable:
 
 
 def address_group(address: str) -> str:
-    """Return the name that addresses of one client share: an IPv4 address, or the /64 network of an IPv6 one."""
+    """Return the key under which a client's addresses are counted: an IPv4 address, or the /64 network of IPv6."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -156,7 +158,7 @@ def address_group(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is this machine's own."""
+    """Return whether an address is a loopback address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

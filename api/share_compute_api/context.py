@@ -1,4 +1,4 @@
-"""What every route can reach."""
+"""The parts of the control plane that every route can use."""
 
 from __future__ import annotations
 
@@ -46,49 +46,49 @@ class Context:
     store: Store
     cluster: Cluster | None
     sessions: Sessions
-    """Of browsers that signed in."""
+    """Sessions of the browsers that signed in."""
     started_at: datetime
-    """When the server began."""
+    """Start time of the server."""
     fingerprint: str | None = None
-    """Of this server's key, which invites carry; None with plain HTTP, and where authorities decide."""
+    """Fingerprint of this server's key, part of each invite; None for plain HTTP or a key that authorities verify."""
     codes: SignInCodes = field(default_factory=SignInCodes)
-    """Sign browsers in."""
+    """One-time codes that sign browsers in."""
     guesses: Guesses = field(default_factory=Guesses)
-    """Slow down whoever tries keys and invites."""
+    """Rate limit for clients that guess keys and invites."""
     bell: Bell = field(default_factory=Bell)
     uploads: Uploads = field(init=False)
-    """What people sent."""
+    """Files that users uploaded."""
     data_roots: DataRoots = field(init=False)
-    """Which files of the server jobs may name."""
+    """Folders of the server below which jobs may name files."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
-    """Threads for signs of life, which wait for no other request."""
+    """Threads reserved for heartbeats, so that these never wait for other requests."""
     dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
-    """Machines whose ports the server connects to at one time."""
+    """Limit of the machines whose ports the server dials at the same time."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """What runs beside the requests."""
+    """Background tasks, which run beside the requests."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
-    """Makes plans in processes of their own."""
+    """Computes plans in separate processes."""
     exports: ExportProcesses = field(default_factory=ExportProcesses)
-    """Makes checkpoints into folders for others, in processes of their own."""
+    """Exports checkpoints in separate processes."""
     checks: Budget = field(default_factory=Budget)
-    """Bounds how many submissions are parsed and looked into at one time."""
+    """Limit of the submissions that are parsed and checked at the same time."""
     isolated: IsolatedProcesses = field(default_factory=IsolatedProcesses)
     """Work on tokenizers, chat templates and schemas, in processes with limits."""
     engines: Engines = field(init=False)
-    """Answer requests to served models."""
+    """Engines that answer requests to served models."""
     islands: IslandMap = field(init=False)
-    """Machines whose links are alike."""
+    """Groups of machines with similar links."""
     metrics: Metrics = field(default_factory=Metrics)
-    """What is told to Prometheus."""
+    """Metrics for Prometheus."""
     deployments: DeploymentSupervisor | None = None
-    """Serves what is to be served; None without a cluster."""
+    """Runs the deployments; None without a cluster."""
     rotation: TokenRotation | None = None
     """Changes the cluster's token; None without a cluster."""
     measurements: Measurements | None = None
-    """What measures contributors; None without a cluster."""
+    """Measures contributors; None without a cluster."""
 
     def __post_init__(self) -> None:
-        """Start what needs the other parts, and find the uploads of earlier runs."""
+        """Create the parts that need other parts, and find the uploads of earlier runs."""
         self.engines = Engines(self.isolated)
         self.islands = IslandMap(self.store)
         settings = self.settings
@@ -101,7 +101,7 @@ class Context:
         )
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run something beside the requests until it ends or the server does."""
+        """Run a background task until it ends or the server ends."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -113,7 +113,7 @@ class Context:
             _log.error("something beside the requests failed", exc_info=failure)
 
     def url(self, request: Request) -> str:
-        """Return the URL that other machines reach this server at."""
+        """Return the URL at which other machines reach this server."""
         if self.settings.public_url is not None:
             return self.settings.public_url.rstrip("/")
         base = str(request.base_url).rstrip("/")
@@ -124,7 +124,7 @@ class Context:
 
 
 async def _context(request: Request) -> Context:
-    # Not a plain function: FastAPI would call it in a thread, for which each request would wait.
+    # Not a plain function: FastAPI would call it in a thread, and each request would wait for one.
     context: Context = request.app.state.context
     return context
 

@@ -1,7 +1,7 @@
 """Serves the built dashboard at ``/``: hashed assets, ``index.html`` for client routes, security headers.
 
-The files are built from ``web/`` when the package is built or installed (``web/build_hook.py``) and ship
-inside the wheel. Without them the server works as ever, and ``/`` says how to build them.
+The files are built from ``web/`` when the package is built or installed (``web/build_hook.py``) and are shipped
+inside the wheel. Without them the server works too, and ``/`` says how to build them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 STATIC_FOLDER: Final = Path(__file__).parent / "static"
 
 _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
-"""What Vite writes where the nonce of each answer goes (``html.cspNonce`` in vite.config.ts)."""
+"""Placeholder for the nonce of each answer, written by Vite (``html.cspNonce`` in vite.config.ts)."""
 
 _APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"
@@ -60,8 +60,8 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
     """Serve the dashboard at ``/``, after every route that the app already has.
 
     Args:
-        app: the control plane; add its own routes first, since the dashboard answers every other path.
-        folder: the built files; looked up at each request, so that a build shows at once.
+        app: the control plane; its own routes must be added first, since the dashboard answers every other path.
+        folder: folder of the built files; read at each request, so that a new build shows at once.
     """
     app.router.routes.append(
         _PageRoute(
@@ -74,7 +74,7 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
 
 
 class _PageRoute(Route):
-    """Every path but those of the APIs, where an unknown one must stay an honest 404."""
+    """Route for every path except those of the APIs, where an unknown path must stay a 404."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and scope["path"].startswith(_APIS):
@@ -83,13 +83,13 @@ class _PageRoute(Route):
 
 
 class _Dashboard:
-    """ASGI application of the built files."""
+    """ASGI application that serves the built files."""
 
     def __init__(self, folder: Path) -> None:
         self._index = folder / "index.html"
         self._files = StaticFiles(directory=folder, check_dir=False)
         self._small: dict[str, bytes] = {}
-        """Assets, compressed, by path: the name holds a hash of the content, so none is ever out of date."""
+        """Compressed assets by path. Their names contain a hash of the content, so no entry gets out of date."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an asset, with the page, or with 404."""
@@ -114,12 +114,12 @@ class _Dashboard:
         if path.startswith(_ASSETS) and isinstance(response, FileResponse):
             if "gzip" in Headers(scope=scope).get("accept-encoding", ""):
                 response = await self._compressed(response)
-            # The name holds a hash of the content: a new build has new names.
+            # The name contains a hash of the content: a new build has new names.
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
 
     async def _compressed(self, response: FileResponse) -> Response:
-        """Return the file compressed, as it is kept once it was asked for."""
+        """Return the file compressed; it is kept in memory after the first request."""
         path = str(response.path)
         if path not in self._small:
             self._small[path] = await run_in_threadpool(_read_compressed, path)

@@ -1,4 +1,4 @@
-"""The data folder of a server: one server uses it at a time, and clients of this machine find it there."""
+"""The data folder of a server: one server uses it at a time, and clients on this machine find the server by it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from share_compute_api.discovery import CREDENTIALS_FILE, SERVER_FILE, Credentia
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder; the system lets go of it when this process ends, however that happens.
+    """Lock the folder inside the block; the system releases the lock when this process ends in any way.
 
     Raises:
-        Conflict: another server holds it; says which.
-        Unavailable: it cannot be written.
+        Conflict: another server holds the lock; the message names it.
+        Unavailable: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -47,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_server_file(folder: Path, url: str, fingerprint: str | None = None) -> Path:
-    """Write down where this server answers and how it is known; returns the file, which goes when the server does."""
+    """Write the URL and fingerprint of this server to a file; returns it for the caller to remove at the end."""
     file = folder / SERVER_FILE
     facts = {
         "url": url,
@@ -60,7 +60,7 @@ def write_server_file(folder: Path, url: str, fingerprint: str | None = None) ->
 
 
 def first_api_key(folder: Path, store: Store) -> str:
-    """Return the operator's API key from the folder; a new one is made when there is none that works."""
+    """Return the operator's API key from the folder; makes a new one if there is no valid key."""
     key = written_api_key(folder)
     record = None if key is None else store.keys.verify(key)
     if key is not None and record is not None and record.may(Scope.admin):
@@ -75,7 +75,7 @@ def written_api_key(folder: Path) -> str | None:
     try:
         text = (folder / CREDENTIALS_FILE).read_bytes()
         return CredentialsFile.model_validate_json(text).api_key
-    except (FileNotFoundError, ValidationError):  # a spoilt file is mended by a new key, like a missing one
+    except (FileNotFoundError, ValidationError):  # a damaged file is replaced, like a missing one
         return None
 
 

@@ -1,4 +1,4 @@
-"""Which files of the server a job may name: those below configured folders, once all links are followed."""
+"""Check of the server's files that a job names: they must lie below configured folders after links are resolved."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from share_compute_api.model_folders import refused
 from share_compute_api.supervision.coordinators import Attempt, Launch
 
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
-"""Files here are what the kernel knows; they are below no root."""
+"""Folders of kernel files, which count as below no root."""
 _DEVICES: Final = Path("/dev")
-"""Below a root only if that lies in it, as in ``/dev/shm``."""
+"""Folder of devices, whose files count as below a root only if the root lies in it too, as ``/dev/shm`` does."""
 _MOST_ENTRIES: Final = 10_000
 
 
 def offered(settings: Settings, working_folder: Path) -> Settings:
-    """Return the settings with the working folder as a data root, where nothing was said and only this machine asks.
+    """Return the settings, with the working folder as a data root if none is set and the server is on loopback.
 
     Args:
-        settings: as given.
-        working_folder: of whoever starts the server; not offered if the data folder lies in it.
+        settings: the settings as given.
+        working_folder: working folder of the command; not used if the data folder lies in it.
     """
     is_given = "data_roots" in settings.model_fields_set
     if is_given or not _is_loopback(settings.host):
         return settings
-    # A folder as wide as a home holds the server's own data, which the head must not be able to read.
+    # A folder as wide as a home contains the server's own data, which the Ray head must not be able to read.
     if settings.data_folder.resolve().is_relative_to(working_folder.resolve()):
         return settings
     return settings.model_copy(update={"data_roots": (working_folder,)})
 
 
 def require_folders(settings: Settings) -> None:
-    """Raise UserError when a data root is no folder: the Ray head is allowed to read the folders that are there."""
+    """Raise UserError if a data root is not a folder: the Ray head gets read access to folders that exist."""
     for root in settings.data_roots:
         if not root.is_dir():
             raise UserError(
@@ -50,7 +50,7 @@ def require_folders(settings: Settings) -> None:
 
 
 def require_unlinked(path: Path, field: str) -> None:
-    """Raise UserError when a part of a path, which had no link when it was submitted, is one by now."""
+    """Raise UserError if a part of a path has become a link since the path was submitted."""
     if os.path.realpath(path) != str(path):
         raise refused(
             field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
@@ -58,7 +58,7 @@ def require_unlinked(path: Path, field: str) -> None:
 
 
 def rechecked(launch: Launch, roots: DataRoots) -> Launch:
-    """Return what starts attempts as ``launch`` does, once the paths of a job still lead where they led."""
+    """Return a launcher that checks a job's paths again and then calls ``launch``."""
 
     async def start(assignment: Assignment) -> Attempt:
         await asyncio.to_thread(roots.recheck, assignment.spec)
@@ -79,7 +79,7 @@ class DataRoots:
 
     Args:
         roots: absolute folders; may be links.
-        private: folders that are below no root, wherever they are: the server's own.
+        private: folders of the server itself, which count as below no root.
     """
 
     def __init__(self, roots: Sequence[Path], private: Sequence[Path]) -> None:
@@ -88,21 +88,21 @@ class DataRoots:
         self._private = tuple(Path(os.path.realpath(folder)) for folder in (*private, *_PROCESSES))
 
     def resolve(self, path: Path, field: str) -> Path:
-        """Return where a path leads; no component of the result is a link.
+        """Return the real path; no component of the result is a link.
 
-        The error for a path outside the roots does not depend on what is there.
+        The error for a path outside the roots does not depend on whether the path exists.
 
         Args:
-            path: as the job names it.
-            field: of the job, for the error.
+            path: path as the job names it.
+            field: field of the job, for the error.
 
         Raises:
-            UserError: it is not absolute, or it is outside the roots before or after its links are followed.
+            UserError: the path is not absolute, or is outside the roots before or after its links are resolved.
         """
         if not path.is_absolute():
             raise refused(field, f"{path} is a relative path", "write paths on the server in full")
         named = any(path.is_relative_to(root) for root in (*self._roots, *self._real_roots))
-        # With "..", what the path means depends on links outside the roots.
+        # The meaning of ".." in a path can depend on links outside the roots.
         if not named or ".." in path.parts:
             raise self._outside(path, field)
         real = self._real(path)
@@ -111,13 +111,13 @@ class DataRoots:
         return real
 
     def check_folder(self, folder: Path, field: str) -> None:
-        """Raise UserError when a link in a folder leads out of the roots, or to a folder.
+        """Raise UserError if a link in a folder leads out of the roots, or to a folder.
 
-        Models that the Hugging Face hub keeps are folders of links to files, so links are not refused as such.
+        The cache of the Hugging Face hub stores a model as a folder of links to files, so links to files are allowed.
 
         Args:
-            folder: as `resolve` returned it.
-            field: of the job, for the error.
+            folder: folder as returned by `resolve`.
+            field: field of the job, for the error.
         """
         seen = 0
         for parent, folders, files in os.walk(folder):
@@ -137,10 +137,10 @@ class DataRoots:
                     raise self._outside(file, field)
 
     def recheck(self, spec: Named) -> None:
-        """Raise UserError when a path of a specification that was checked before leads elsewhere by now.
+        """Raise UserError if a path of a submitted specification leads elsewhere by now.
 
         Args:
-            spec: as it was submitted, with the paths that `resolve` returned.
+            spec: the submitted specification, with the paths that `resolve` returned.
         """
         with_paths(spec, self._recheck)
 

@@ -1,4 +1,4 @@
-"""Requests that nobody wants any more: the client is gone, or the server ends."""
+"""Cancellation of requests whose client disconnected, or that are open when the server ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Departure = Literal["gone", "ending"]
 
 
 async def departure(receive: Receive, bell: Bell) -> Departure:
-    """Return when the client is gone, or the server ends; the request's body must have been read."""
+    """Wait until the client disconnects or the server ends; the request's body must have been read before."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -37,14 +37,14 @@ async def departure(receive: Receive, bell: Bell) -> Departure:
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client disconnected before the answer."""
 
 
 async def while_wanted(work: Awaitable[Result], receive: Receive, bell: Bell) -> Result:
-    """Return what ``work`` gives; it is cancelled when nobody wants it any more.
+    """Return the result of ``work``; cancels it if the client disconnects or the server ends.
 
     Raises:
-        ClientGone: the client went away.
+        ClientGone: the client disconnected.
         Unavailable: the server ends.
     """
     task = asyncio.ensure_future(work)

@@ -1,4 +1,4 @@
-"""Which devices of this host are lent: each joins as a contributor of its own, with its share of the host."""
+"""Choice of the devices that this host lends: each joins as a separate contributor, with its share of the host."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _NAMES = re.compile(r"auto|(cpu|cuda)(:\d{1,4})?")
 
 @dataclass(frozen=True, slots=True)
 class LentDevice:
-    """One thing that computes for others."""
+    """A device that is lent: a GPU, the CPU, or a part of the CPU."""
 
     name: str = "cpu"
     """``cpu``, ``cuda:1``, or ``cpu:1``: a logical device, a part of the CPU."""
     gpu: str | None = None
-    """UUID of a GPU."""
+    """UUID of the GPU; None for a CPU."""
 
     @property
     def kind(self) -> DeviceKind:
-        """What it is."""
+        """Kind of the device: ``cuda`` with a GPU, else ``cpu``."""
         return "cpu" if self.gpu is None else "cuda"
 
 
 def lent_devices(wanted: Sequence[str]) -> tuple[LentDevice, ...]:
-    """Return the devices that these names stand for.
+    """Return the devices with these names.
 
     Args:
-        wanted: ``auto`` (all GPUs, or the CPU where there is none), ``cuda`` (all GPUs), ``cuda:K``, ``cpu``, or
-            ``cpu:K`` for a logical device. None at all is ``auto``.
+        wanted: ``auto`` (all GPUs, or the CPU if there is none), ``cuda`` (all GPUs), ``cuda:K``, ``cpu``, or
+            ``cpu:K`` for a logical device. An empty sequence means ``auto``.
 
     Raises:
-        UserError: a name is unknown or given twice, the device is not here, or there are too many.
+        UserError: a name is unknown or given twice, a device does not exist, or there are too many.
         Unavailable: the driver of the GPUs does not work.
     """
     for word in wanted:

@@ -1,4 +1,4 @@
-"""Finds the server of this machine, and the key to it, in the data folder that `share-compute up` writes."""
+"""Discovery of this machine's server and its API key in the data folder that `share-compute up` writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CREDENTIALS_FILE = "credentials.json"
 
 
 class ServerFile(BaseModel):
-    """What a running server says about itself."""
+    """Contents of `server.json`, which a running server writes."""
 
     url: str
     pid: int
@@ -27,19 +27,19 @@ class ServerFile(BaseModel):
 
 
 class CredentialsFile(BaseModel):
-    """The first API key; the file is readable by its owner only."""
+    """Contents of `credentials.json`: the first API key. Only the file's owner can read it."""
 
     api_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A control plane and the key to it."""
+    """A control plane and the API key for it."""
 
     url: str
     api_key: str | None = field(repr=False)
     fingerprint: str | None = None
-    """Of the server's key; None lets certificate authorities decide."""
+    """Fingerprint of the server's key; None lets certificate authorities decide."""
 
 
 def find_target(
@@ -48,12 +48,12 @@ def find_target(
     data_folder: Path | None = None,
     fingerprint: str | None = None,
 ) -> Target:
-    """Return where to send requests: what is given, else settings, else the server of this machine.
+    """Return the server for requests: the given one, else the one in the settings, else the one of this machine.
 
-    The key of the server of this machine is for that server alone: no other one gets it.
+    The API key in this machine's data folder is sent to this machine's server only.
 
     Raises:
-        Unavailable: no URL is given, and no server of this machine left its address.
+        Unavailable: no URL is given, and no server of this machine wrote its address.
     """
     settings = ClientSettings()
     folder = data_folder or settings.data_folder

@@ -1,4 +1,4 @@
-"""Downloads of artifacts that go on where they stopped, and show up only when they are complete."""
+"""Downloads of artifacts: an interrupted one continues where it stopped, and only a complete one gets its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def download(
     target = folder / _relative(name)
     if target.exists():
         raise Conflict(f"{target} exists already", mend="remove it, or choose another folder")
-    # The id is in the name: pieces of an earlier result under the same name must not be mixed in.
+    # The name contains the id, so that pieces of an earlier artifact with the same name are not mixed in.
     partial = folder / f".{target.name}-{artifact.id}.part"
     try:
         partial.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What ``share-compute doctor`` looks at: this machine, this installation, and a server if there is one."""
+"""Checks of ``share-compute doctor``: this machine, this installation, and a server if there is one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from share_compute_api.versions import check_versions, local_versions
 
 
 def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
-    """Give one finding for each check, as each is done.
+    """Run the checks one by one, and yield the findings of each as it is done.
 
     Args:
-        settings: of the server that runs, or is to run, on this machine.
-        url: of a server elsewhere; default: the one of this machine, if it runs.
+        settings: settings of the server that runs, or will run, on this machine.
+        url: URL of another server; default: the server of this machine, if it runs.
     """
     yield _versions()
     yield _memory()

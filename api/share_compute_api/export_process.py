@@ -1,4 +1,4 @@
-"""Asks processes of their own for exports: adapters are merged with torch, which the control plane is free of."""
+"""Exports of checkpoints in separate processes: merging adapters needs torch, which the control plane must not load."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _log = logging.getLogger(__name__)
 
 
 class ExportProcesses:
-    """Makes checkpoints into folders for others, one after the other."""
+    """Exports checkpoints, one after the other."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        """Whoever holds it may export."""
+        """Lock that a caller of `export` must hold."""
 
     async def export(self, request: ExportRequest, policy: Policy) -> int:
-        """Make a folder of a checkpoint, and return its bytes; only for who holds `turn`.
+        """Export a checkpoint to a folder and return its size in bytes; the caller must hold `turn`.
 
         Args:
-            request: what to make of what.
-            policy: what the process may reach; it writes in the first folder only. Code that we do not trust
-                wrote the checkpoint.
+            request: the checkpoint and the target folder.
+            policy: access rights of the process, which writes in the first folder of ``write`` only. It is confined
+                because untrusted code wrote the checkpoint.
 
         Raises:
-            ShareComputeError: what `export_checkpoint` raised.
-            Unavailable: its process was ended.
+            ShareComputeError: the error that `export_checkpoint` raised.
+            Unavailable: the process was killed by a signal.
         """
         status, answer, complaints = await run_module(
             "share_compute_api.exporting",
             request=request.model_dump_json().encode(),
-            environment={"TMPDIR": policy.write[0]},  # torch asks for one when it is loaded
+            environment={"TMPDIR": policy.write[0]},  # torch needs a temporary folder when it is loaded
             policy=policy,
         )
         if status != 0:

@@ -1,4 +1,4 @@
-"""Makes one checkpoint into a folder for others, in this process: it loads torch.
+"""Export of one checkpoint to a folder, in this process: it loads torch.
 
 ``python -m share_compute_api.exporting`` reads an `ExportRequest` as JSON from standard input and writes
 ``{"size_bytes": ...}`` or ``{"problem": ...}``.
@@ -16,20 +16,20 @@ from share_compute.strict import StrictModel
 
 
 class ExportRequest(StrictModel):
-    """What is to be exported."""
+    """Request to export one checkpoint."""
 
     checkpoint: Path
     spec: TrainJob
-    """Of the job."""
+    """Specification of the job that wrote the checkpoint."""
     target: Path
-    """The folder to make."""
+    """Folder to create."""
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer one request from standard input."""
     from share_compute.models.export import export_checkpoint
 
-    # Libraries print what they like; the answer must stay alone on its pipe.
+    # Libraries may print to standard output, which must carry nothing but the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
     request = ExportRequest.model_validate_json(sys.stdin.read())
     try:

@@ -1,4 +1,4 @@
-"""The end of a server whose database another server took over."""
+"""Fencing: the end of a server whose database another server took over."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from share_compute_actors.machine.processes import Roster
 from share_compute_api.cli.output import print_failure
 
 _GRACE_S = 2.5
-"""Time to end in order: with the second in which it is noticed, the process is gone within 5 s."""
+"""Time for an orderly end, in seconds; with the second until it is noticed, the process is gone within 5 s."""
 
 
 def ends_within_grace(roster: Roster) -> Callable[[Fenced], None]:
-    """Return a function that ends this process soon after it is called, with its children, however busy it is.
+    """Return a function that ends this process and its children after a grace period, however busy the process is.
 
     Args:
-        roster: the children.
+        roster: the child processes.
     """
 
     def force(failure: Fenced) -> None:
@@ -31,7 +31,7 @@ def ends_within_grace(roster: Roster) -> Callable[[Fenced], None]:
 
     def end(failure: Fenced) -> None:
         timer = threading.Timer(_GRACE_S, force, (failure,))
-        timer.daemon = True  # a process that ends in order does not wait for it
+        timer.daemon = True  # a process that ends earlier must not wait for the timer
         timer.start()
 
     return end

@@ -1,4 +1,4 @@
-"""Figures of deployments as they change: told to whoever has the stream of events open, and kept nowhere."""
+"""Live figures of deployments for the event stream; they are sent when they change, and not stored."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from share_compute_api.schemas import DeploymentStatus, ReplicaCounts, View
 
 KIND = "figures"
 PERIOD_S = 2.0
-"""Least time between two of one deployment."""
+"""Shortest time between two figures of one deployment, in seconds."""
 _AGAIN_S = 10.0
-"""What has not changed is told again after so long: who listens knows how old it is."""
+"""Time after which unchanged figures are sent again, in seconds, so that listeners know how old they are."""
 
 
 class DeploymentFigures(View):
-    """How a deployment does at one moment."""
+    """Status of a deployment at one moment."""
 
     name: str
     at: AwareDatetime
-    """When that was seen."""
+    """Time at which the status was read."""
     replicas: ReplicaCounts
     status: DeploymentStatus
     """Without predictions and interruptions, which change with events only."""
 
 
 class Figures:
-    """What one listener was told."""
+    """The figures that one listener has received."""
 
     def __init__(self) -> None:
         self._told: dict[str, DeploymentFigures] = {}
         self._next_s = self._again_s = 0.0
 
     def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
-        """Return what changed since it was told, at most every so often; all of it now and then.
+        """Return the figures that changed, at most every `PERIOD_S`; returns all of them every `_AGAIN_S`.
 
         Args:
-            deployments: says how they are; asked only when it is time.
-            now_s: the time; its beginning does not matter.
+            deployments: returns the present snapshots; called only when figures are due.
+            now_s: the present time, on any clock.
         """
         if now_s < self._next_s:
             return []

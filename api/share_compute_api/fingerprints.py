@@ -1,7 +1,7 @@
-"""Fingerprints of servers' keys: how clients know a server whose certificate no authority signed.
+"""Fingerprints of servers' keys, by which clients verify a server whose certificate no authority signed.
 
-A fingerprint is the SHA-256 of the public key (SubjectPublicKeyInfo, as in RFC 7469), in hexadecimal. It is that of the
-key and not of the certificate, so that a renewed certificate changes nothing for machines that joined before.
+A fingerprint is the SHA-256 of the public key (SubjectPublicKeyInfo, as in RFC 7469), in hexadecimal. It depends on
+the key and not on the certificate, so that machines that joined before accept a renewed certificate.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def fingerprint_of(certificate: Certificate) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Return a fingerprint that somebody wrote, with or without ``sha256:``, colons and capitals.
+    """Return a fingerprint as 64 lower-case digits; the text may have ``sha256:``, colons and capitals.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a fingerprint.
     """
     plain = text.strip().lower().removeprefix("sha256:").replace(":", "")
     if _HEXADECIMAL.fullmatch(plain) is None:
@@ -44,28 +44,28 @@ def parse_fingerprint(text: str) -> str:
 
 
 def join_invite(code: str, fingerprint: str | None) -> str:
-    """Return an invite's code with the server's fingerprint behind it, so that one paste carries both."""
+    """Return an invite's code with the server's fingerprint appended, so that one text carries both."""
     return code if fingerprint is None else f"{code}.{fingerprint}"
 
 
 def split_invite(text: str) -> tuple[str, str | None]:
-    """Return the code of an invite and the fingerprint behind it, if there is one.
+    """Return the code of an invite and the fingerprint behind it; None if there is no fingerprint.
 
     Raises:
-        UserError: what is behind the code is no fingerprint.
+        UserError: the text behind the code is not a fingerprint.
     """
     code, _, fingerprint = text.strip().partition(".")
     return code, parse_fingerprint(fingerprint) if fingerprint else None
 
 
 def pinned_context(fingerprint: str) -> ssl.SSLContext:
-    """Return a TLS context of clients that talks to the server with this fingerprint, and to no other one.
+    """Return a TLS client context that accepts only the server with this fingerprint.
 
-    The check is part of the handshake: nothing is sent to a wrong server. Names, dates and authorities are not looked
-    at, since the key itself is known.
+    The check is part of the handshake, so nothing is sent to a wrong server. Names, dates and authorities are not
+    checked, since the key itself is known.
 
     Raises:
-        WrongFingerprint: while a connection is made, if the server has another key.
+        WrongFingerprint: raised by the handshake of a connection, if the server has another key.
     """
     context = _PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -1,4 +1,4 @@
-"""Guesses of keys and invites are slowed down."""
+"""Rate limit for guesses of keys and invites."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from share_compute_api.private import is_from_here
 Found = TypeVar("Found")
 
 _FREE: Final = 5
-"""Wrong attempts of an address before it has to wait."""
+"""Wrong attempts of an address before it must wait."""
 _LONGEST_S: Final = 60.0
 _LONGEST_HERE_S: Final = 2.0
-"""For this machine itself: whoever may use it must not be kept out for long by others who do."""
+"""Longest wait of this machine itself, in seconds: one of its users must not lock out the others for long."""
 _FORGIVEN_AFTER_S: Final = 900.0
 _MOST_ADDRESSES: Final = 4096
 _MOST_KNOWN: Final = 4096
@@ -39,15 +39,15 @@ class _Wrong:
 
 
 class Guesses:
-    """Counts wrong keys and invites, and lets addresses that send many wait before the next try.
+    """Counts wrong keys and invites, and makes addresses that send many of them wait before the next try.
 
-    The wait doubles with each wrong attempt after the first few. Beside the count of each address (an IPv6 client is
-    its /64 network) there is one of all, against guessing from many addresses; this machine itself is left out.
-    A key that was right before passes without waiting, so others behind one address do not keep running programs out.
-    Memory is bounded: the addresses that were silent longest are forgotten first.
+    The wait doubles with each wrong attempt after the first `_FREE`. Attempts are counted for each address (for an IPv6
+    client, its /64 network) and for all addresses but this machine, against guessing from many addresses.
+    A key that was right before passes without waiting, so that others behind the same address do not lock out running
+    programs. Memory is bounded: the address whose last wrong attempt is oldest is dropped first.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,12 +59,12 @@ class Guesses:
         self._minute, self._in_minute = 0, 0
 
     def check(self, request: Request, secret: str, verify: Callable[[], Found | None]) -> Found | None:
-        """Return what ``verify`` finds, after the address of the request has waited long enough.
+        """Return the result of ``verify``, unless the address of the request must still wait.
 
         Args:
-            request: where the attempt comes from.
-            secret: the key, code or invite that is tried.
-            verify: returns None, or raises NotAuthorized, if it is wrong.
+            request: the request that makes the attempt.
+            secret: the key, code or invite of the attempt.
+            verify: function that returns None, or raises NotAuthorized, if the secret is wrong.
 
         Raises:
             TooManyAttempts: the address must wait; nothing was verified.
@@ -77,7 +77,7 @@ class Guesses:
         try:
             found = verify()
         except NotAuthorized as refused:
-            # Of an invite that was used or is over, the code was right.
+            # The code of a used, expired or revoked invite is right, so it is not a guess.
             if type(refused) in (NotAuthorized, InviteUnknown):
                 self._note_wrong(address)
             raise

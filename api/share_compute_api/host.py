@@ -1,4 +1,4 @@
-"""A host that lends several devices: each has an agent, a process that is started, watched and ended here."""
+"""A host that lends several devices: one agent process for each, which is started, watched and ended here."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ FINAL = (0, 2, 5)
 """Exit codes after which an agent is not started again: it left, its options are wrong, or its key is refused."""
 _RETRY_S = 30.0
 _GRACE_S = 30.0
-"""How long agents may take to leave beyond the time for handing over."""
+"""Time that agents get to leave in addition to `leave_within_s`, in seconds."""
 _POLL_S = 0.5
 
 
 def enroll(
     devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, host: str
 ) -> None:
-    """Let all devices join that have no key yet: the first with the invite, the others by the key of one that joined.
+    """Join with all devices that have no key yet: the first with the invite, the others with a joined device's key.
 
-    With an invite all join anew.
+    If an invite is given, all devices join anew.
 
     Args:
-        devices: of this host; the invite is the same.
-        report: called with what the owner should see.
-        identities: where keys are kept.
-        host: its name.
+        devices: options of this host's devices; all have the same invite.
+        report: called with the state for the owner.
+        identities: store of the keys.
+        host: name of the host.
 
     Raises:
-        ShareComputeError: one cannot join; those before it did.
+        ShareComputeError: a device cannot join; the devices before it have joined.
     """
     invite = devices[0].invite
     known = None if invite else identities.of_host(devices[0].url, host)
@@ -57,26 +57,26 @@ def enroll(
 
 @dataclass(slots=True)
 class _Device:
-    """A device and its agent."""
+    """A device and its agent process."""
 
     options: JoinOptions
     cores: tuple[int, ...]
     view: View
     child: Child | None = None
     status: int | None = None
-    """Exit code of the agent, if it is not started again."""
+    """Exit code of the agent; None unless it ended for good."""
     starts_at: float = 0.0
-    """When it is started, on the monotonic clock, unless it runs."""
+    """Time at which the agent is started if it does not run, on the monotonic clock."""
 
 
 class Host:
     """Lends several devices until Ctrl-C, SIGTERM, or until all agents ended.
 
     Args:
-        devices: options of each.
-        report: called with what the owner should see of a device, whenever that changes.
-        identities: where the keys are kept.
-        name: of the host.
+        devices: options of each device.
+        report: called with the state of a device for the owner whenever it changes.
+        identities: store of the keys.
+        name: name of the host.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Host:
         self._identities = identities
         self._name = name
         self._printed: queue.SimpleQueue[tuple[_Device, str | None]] = queue.SimpleQueue()
-        """Lines of agents; None: there will be no more."""
+        """Output lines of the agents; None marks the end of an agent's output."""
         self._is_leaving = False
 
     def run(self) -> int:
@@ -119,7 +119,7 @@ class Host:
         return next((device.status for device in self._devices if device.status), 0)
 
     def _follow(self, roster: Roster, deadline: float = float("inf")) -> None:
-        """Show what agents print, and start those that are to run, until all ended or time is up."""
+        """Report the output of the agents, and start agents that are due, until all ended or the deadline passed."""
         while time.monotonic() < deadline and any(device.status is None for device in self._devices):
             for device in self._devices:
                 if device.child is None and device.status is None and time.monotonic() >= device.starts_at:
@@ -134,7 +134,7 @@ class Host:
                 self._show(device, line)
 
     def _leave(self, roster: Roster) -> None:
-        """Ask all agents to leave, at once, and show how they do."""
+        """Ask all agents to leave at the same time, and report their progress."""
         self._is_leaving = True
         for device in self._devices:
             if device.child is None:

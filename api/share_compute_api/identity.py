@@ -1,7 +1,7 @@
-"""A machine's lasting identity: its key to a server is kept, so that it joins again without an invite.
+"""Persistent identity of a machine: its key to a server is stored, so that it can rejoin without an invite.
 
-One file for each server and name, for its owner alone, in `machines` of the data folder. The agent that runs holds a
-lock beside it: two agents of one identity would take the Ray node from each other.
+Each server and name has one file in the folder `machines` of the data folder, readable by its owner only. A running
+agent holds a lock file beside it: two agents with one identity would take the Ray node from each other.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _FOLDER = "machines"
 
 
 class Identity(BaseModel):
-    """What a machine needs to join a server again."""
+    """Stored facts with which a machine rejoins a server."""
 
     contributor_id: str
     key: str = Field(repr=False)
     fingerprint: str | None = None
-    """Of the server's key; None lets certificate authorities decide."""
+    """Fingerprint of the server's key; None lets certificate authorities decide."""
     invite_digest: str | None = None
-    """SHA-256 of the invite that it joined with."""
+    """SHA-256 of the invite that the machine joined with; None if it joined with the key of a sibling device."""
 
     def came_with(self, invite: str) -> bool:
-        """Whether this machine joined with this invite."""
+        """Return whether this machine joined with this invite."""
         return self.invite_digest == digest_of(invite)
 
 
 def digest_of(invite: str) -> str:
-    """Return the digest of an invite that an identity keeps."""
+    """Return the SHA-256 of an invite, in hexadecimal, as an identity stores it."""
     return hashlib.sha256(invite.encode()).hexdigest()
 
 
@@ -52,10 +52,10 @@ class Identities:
         self._folder = folder / _FOLDER
 
     def find(self, url: str, name: str) -> Identity | None:
-        """Return the identity for a server, if this machine joined it under this name.
+        """Return the identity for a server, or None if this machine did not join it under this name.
 
         Raises:
-            Unavailable: its file cannot be read.
+            Unavailable: the file of the identity cannot be read.
         """
         file = self._file(url, name)
         try:
@@ -68,7 +68,7 @@ class Identities:
             ) from failure
 
     def of_host(self, url: str, name: str) -> Identity | None:
-        """Return the identity of this host for a server: under its name, or else of one of its devices.
+        """Return an identity of this host for a server: the one under the host's name, or else one of its devices.
 
         Raises:
             Unavailable: a file cannot be read.
@@ -78,15 +78,15 @@ class Identities:
         return next(filter(None, (self.find(url, one) for one in names)), None)
 
     def keep(self, url: str, name: str, identity: Identity) -> None:
-        """Write an identity down, readable by its owner alone."""
+        """Write an identity to its file, readable by its owner only."""
         write_private(self._file(url, name), identity.model_dump_json())
 
     @contextmanager
     def in_use(self, url: str, name: str) -> Iterator[None]:
-        """Hold an identity inside the block.
+        """Lock an identity inside the block.
 
         Raises:
-            Conflict: another process holds it.
+            Conflict: another process holds the lock.
         """
         file = self._file(url, name).with_suffix(".lock")
         file.parent.mkdir(parents=True, exist_ok=True)

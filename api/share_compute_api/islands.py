@@ -1,7 +1,7 @@
-"""The islands of the pool: machines whose links are alike, and what is between them; as the planner takes them.
+"""Islands (groups of machines with similar links) and the links between them, as the planner sees them.
 
-With many machines this takes a second, so it is worked out beside the requests: meanwhile they get what was true
-before, and are told so.
+With many machines the computation takes about a second, so it runs in the background. Meanwhile requests get the
+previous islands, marked as not current.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from share_compute_api.supervision.live_topology import live_topology
 
 _HERE = (ContributorState.ready, ContributorState.draining)
 _AT_ONCE = 150
-"""Machines up to which a request waits for the answer, which takes some tens of milliseconds."""
+"""Number of machines up to which a request waits for the computation, which takes some tens of milliseconds."""
 _REST = 20.0
-"""Times as long as it takes, it rests: a large pool whose machines come and go must not keep a core busy with this."""
+"""Pause after a computation, as a multiple of its duration: frequent joins and leaves must not keep a core busy."""
 _ALL_LINKS = 6
-"""Islands up to which each pair has a link in the answer; of more, those of the best tree are left."""
+"""Number of islands up to which the answer has a link for each pair; with more islands it has a spanning tree."""
 
 
 class IslandMap:
-    """Keeps the islands of the machines that are here.
+    """Computes and caches the islands of the machines that are present.
 
     Args:
-        store: where the machines are.
+        store: the store with the machines.
     """
 
     def __init__(self, store: Store) -> None:
@@ -44,14 +44,14 @@ class IslandMap:
         self._working: asyncio.Future[None] | None = None
 
     async def get(self) -> Islands:
-        """Return the islands; where `Islands.is_current` is false, better ones are being worked out."""
+        """Return the islands; if `Islands.is_current` is false, newer ones are being computed, or will be later."""
         found = await run_in_threadpool(self._store.pool.links, _HERE)
         if found == self._key:
             return self._known
         is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until
         if is_rested and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(run_in_threadpool(self._work_out, found))
-            # Where nothing is known yet, nothing can be answered instead.
+            # Before the first result there is no previous one to answer with.
             if len(found) <= _AT_ONCE or not self._known.islands:
                 await asyncio.shield(self._working)
                 return self._known
@@ -92,7 +92,7 @@ def islands_of(records: list[ContributorRecord]) -> Islands:
 
 
 def _links(network: Network, names: dict[int, str]) -> tuple[IslandLink, ...]:
-    """Return what is between islands; of many, the tree of the best links, by which all are joined."""
+    """Return the links between islands: all pairs, or, with many islands, the maximum spanning tree by bandwidth."""
     pairs = sorted(
         combinations(names, 2),
         key=lambda pair: (-network.bytes_per_s[pair], network.latency_s[pair], pair),

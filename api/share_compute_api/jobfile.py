@@ -1,4 +1,4 @@
-"""Job files as people write them: paths in them are relative to the file."""
+"""Job files as users write them: paths in them are relative to the file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from share_compute.specification.paths import AnyNamed
 
 
 def read_job(path: Path) -> TrainJob:
-    """Read a job from a file, or from standard input when the path is ``-``.
+    """Read a job from a file, or from standard input if the path is ``-``.
 
     Raises:
-        UserError: it cannot be read, or is not a job.
+        UserError: the input cannot be read, or is not a job.
     """
     return (
         with_full_paths(parse_job(sys.stdin.read()), Path.cwd()) if str(path) == "-" else read_job_file(path)
@@ -22,7 +22,7 @@ def read_job(path: Path) -> TrainJob:
 
 
 def read_job_file(path: Path) -> TrainJob:
-    """Read a YAML or JSON job file; relative paths in it become full ones, from the file's folder.
+    """Read a YAML or JSON job file; its relative paths are resolved from the file's folder.
 
     Raises:
         UserError: the file cannot be read, or is not a job.
@@ -31,10 +31,10 @@ def read_job_file(path: Path) -> TrainJob:
 
 
 def read_submission(path: Path) -> Named:
-    """Read a job or a deployment, by its kind, from a file, or from standard input when the path is ``-``.
+    """Read a job or a deployment, by its kind, from a file, or from standard input if the path is ``-``.
 
     Raises:
-        UserError: it cannot be read, or is neither.
+        UserError: the input cannot be read, or is neither.
     """
     is_piped = str(path) == "-"
     spec = parse_submission(sys.stdin.read() if is_piped else read_text(path))
@@ -45,7 +45,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def read_text(path: Path) -> str:
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:
-    """Return the job with relative paths and ``~`` resolved from ``base``; what was uploaded stays as it is."""
+    """Return the job with relative paths and ``~`` resolved from ``base``; paths of uploads are not changed."""
 
     def full(path: Path, field: str) -> Path:
         del field

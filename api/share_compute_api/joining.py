@@ -1,4 +1,4 @@
-"""Before a machine joins: what its owner lends, and whether it is fit."""
+"""Preparation of a join: the options of the machine's owner, the resources to lend, and checks of the machine."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ from share_compute_api.devices import LentDevice
 from share_compute_api.private import require_private_url
 
 _DEFAULT_SHARE = 0.5
-"""Of the memory that is available now."""
+"""Share of the available memory that is lent by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What the owner of a machine says; None stands for what is found there."""
+    """Options of a machine's owner; None means that the value is taken from the machine."""
 
     url: str
     invite: str | None = field(repr=False)
-    """None: it joined before, and its key was kept."""
+    """None: the machine joined before, and its key was stored."""
     name: str
     device: LentDevice = field(default_factory=LentDevice)
     memory_bytes: int | None = None
     cpu_threads: int | None = None
     address: str | None = None
-    """IP address that other members reach this machine at."""
+    """IP address at which other members reach this machine."""
     fingerprint: str | None = None
-    """Of the server's key; None lets certificate authorities decide."""
+    """Fingerprint of the server's key; None lets certificate authorities decide."""
     is_insecure: bool = False
-    """Whether the cluster's token may come over plain HTTP from another machine."""
+    """Whether the cluster's token may arrive over plain HTTP from another machine."""
     port_range: PortRange = DEFAULT_RANGE
-    """TCP ports of the machine's Ray node: those to open in a firewall."""
+    """TCP ports of the machine's Ray node, to open in a firewall."""
     leave_within_s: float = 60.0
-    """How long it hands over what it holds for a job when it leaves; then it goes anyway."""
+    """Time for handing over a job's shards when the machine leaves, in seconds; then it leaves anyway."""
 
 
 def default_name() -> str:
-    """Return a name made of the host name."""
+    """Return a valid machine name made from the host name."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname().split(".")[0])
     return name.lstrip("_.-")[:63] or "machine"
 
 
 def resolve_limits(options: JoinOptions) -> Limits:
-    """Return what is lent, with what was left open filled in.
+    """Return the resources that are lent; values missing in the options are taken from the machine.
 
     Raises:
-        UserError: more threads are lent than there are.
+        UserError: the options lend more threads than the machine has.
     """
     memory = options.memory_bytes or int(psutil.virtual_memory().available * _DEFAULT_SHARE)
     threads = options.cpu_threads or usable_threads()
@@ -86,12 +86,12 @@ def resolve_limits(options: JoinOptions) -> Limits:
 
 
 def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
-    """Return the options of each device: memory and threads are divided evenly, and each has a name of its own.
+    """Return the options of each device: memory and threads are divided evenly, and each device gets its own name.
 
     A host with one device keeps its name.
 
     Raises:
-        UserError: more threads or more memory are lent than there are.
+        UserError: the options lend more threads or more memory than the machine has.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)
@@ -110,21 +110,21 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 
 
 def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:
-    """Check all that can be checked before a machine joins, and end what killed runs left here.
+    """Run all checks that are possible before a machine joins, and end leftovers of killed runs.
 
     Args:
-        options: what the owner says.
-        limits: what is lent.
-        find_head: returns host:port of the Ray head; called when the machine itself is fit.
+        options: options of the owner.
+        limits: resources that are lent.
+        find_head: returns host:port of the Ray head; called after the checks of the machine itself.
 
     Returns:
         Warnings for the owner.
 
     Raises:
         InsecureTransport: the server is another machine and speaks plain HTTP.
-        UserError: too little disk or memory, or the address is not this machine's.
+        UserError: the disk or memory is too small, or the address is not this machine's.
         Unavailable: the server or its Ray head cannot be reached.
-        ClockSkew: its clock and ours differ too much.
+        ClockSkew: the clocks of the server and this machine differ too much.
     """
     if not options.is_insecure:
         require_private_url(options.url)

@@ -1,4 +1,4 @@
-"""A bound on the size of request bodies, before anything reads them."""
+"""Limit on the size of request bodies, enforced before any route reads them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to bodies that are too large, announced or not.
+    """ASGI middleware that answers 413 to bodies that are too large, whether or not the size was announced.
 
     Args:
-        app: what they are meant for.
-        most_bytes: how large they may be.
-        larger: how large they may be where the path begins so.
+        app: the wrapped application.
+        most_bytes: largest size of a body, in bytes.
+        larger: other largest sizes in bytes, by prefix of the path.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class BodyLimit:
         self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what arrives."""
+        """Pass the request on, and count the bytes of its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,8 +1,8 @@
-"""How the server listens: uvicorn with deadlines for slow clients, limits of connections, and TLS.
+"""HTTP listener of the server: uvicorn with deadlines for slow clients, limits of connections, and TLS.
 
-uvicorn has no deadline for the head of a request, for a body or for a client that does not read its answer, and the TLS
-handshake of a connection takes place before uvicorn knows it. So each connection passes a `_Doorway`, which counts it
-and makes the handshake, and is then served by `_Guarded`, uvicorn's own HTTP/1.1 protocol with deadlines.
+uvicorn has no deadline for the head of a request, for a body or for a client that does not read its answer. The TLS
+handshake of a connection takes place before uvicorn knows the connection. So each connection first passes a `_Doorway`,
+which counts it and makes the handshake. Then `_Guarded` serves it, uvicorn's own HTTP/1.1 protocol with deadlines.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from share_compute.settings import Settings
 from share_compute_api.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Connections that the system accepts before the event loop does; so many may arrive at once above the limit."""
+"""Connections that the system accepts before the event loop does; this many may arrive at once above the limit."""
 _MOST_FILES: Final = 1 << 16
-"""Some programs, started as children, walk over all descriptors that they may have."""
+"""Largest limit of open files to set: some programs, run as child processes, loop over all possible descriptors."""
 _FILES_FOR_OTHERS: Final = 512
-"""Descriptors for the database, files, Ray and connections that are just accepted."""
+"""Descriptors reserved for the database, files, Ray and connections that were just accepted."""
 _SHUTDOWN_S: Final = 5.0
-"""Time for a client to say goodbye in TLS."""
+"""Time for a client to answer the TLS shutdown, in seconds."""
 _TIMED_OUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files of this process as far as it may be; returns the limit."""
+    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft >= wanted:
@@ -56,10 +56,10 @@ def listener_config(
     """Return uvicorn's configuration for a control plane.
 
     Args:
-        app: what answers.
+        app: the application.
         settings: limits of connections and addresses of reverse proxies.
-        tls: certificate and key of the server; without, it speaks plain HTTP.
-        options: further ones of `uvicorn.Config`, such as the port.
+        tls: certificate and key of the server; None for plain HTTP.
+        options: further options of `uvicorn.Config`, such as the port.
     """
     return ListenerConfig(app, settings, raise_file_limit(), tls, **options)
 
@@ -83,7 +83,7 @@ class ListenerConfig(uvicorn.Config):
             http=_Doorway,
             ws="none",
             backlog=_BACKLOG,
-            # At the limit connections that wait are closed first; only if all are busy, requests are refused.
+            # At the limit, waiting connections are closed first. Requests are refused only if all are busy.
             limit_concurrency=limits.connections + 1,
             timeout_keep_alive=settings.keep_alive_s,
             proxy_headers=bool(proxies),
@@ -96,7 +96,7 @@ class ListenerConfig(uvicorn.Config):
         self._sweep: asyncio.TimerHandle | None = None
 
     def begin_sweeping(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at all connections from time to time while there are some."""
+        """Check all connections periodically while there are any."""
         if self._sweep is None:
             period_s = min(1.0, self.table.limits.head_s / 4, self.table.limits.stall_s / 4)
             self._sweep = loop.call_later(period_s, self._look, loop)
@@ -109,7 +109,7 @@ class ListenerConfig(uvicorn.Config):
 
 
 class _Doorway(asyncio.Protocol):
-    """A connection until it is let in: it is counted, and its TLS handshake is made within the time for the head."""
+    """First protocol of a connection: counts it and makes its TLS handshake within the time limit for the head."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Doorway(asyncio.Protocol):
         self._handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection, then pass it on or make the handshake."""
+        """Count the connection, then pass it on (plain HTTP) or make the TLS handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         peer = transport.get_extra_info("peername")
@@ -139,7 +139,7 @@ class _Doorway(asyncio.Protocol):
         if self._config.tls is None:
             self._pass_on(transport)
             return
-        # uvicorn ends with its server what is in this set.
+        # At the end of the server, uvicorn ends all connections in this set.
         self._state.connections.add(self)  # type: ignore[arg-type]
         transport.pause_reading()
         self._handshake = self._loop.create_task(self._shake_hands(transport, self._config.tls))
@@ -154,7 +154,7 @@ class _Doorway(asyncio.Protocol):
                 ssl_handshake_timeout=self._config.table.limits.head_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:  # the client learns from TLS what is wrong
+        except OSError:  # TLS itself tells the client the error
             self.shutdown()
             return
         self._state.connections.discard(self)
@@ -175,16 +175,16 @@ class _Doorway(asyncio.Protocol):
             guarded.data_received(bytes(self._early))
 
     def data_received(self, data: bytes) -> None:
-        """Keep what arrives behind the handshake, before the task of the handshake runs again."""
+        """Buffer data that arrives after the handshake, before the handshake's task runs again."""
         self._early += data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection from the table."""
         del exc
         self._config.table.forget(self)
 
     def check(self, now_s: float) -> None:
-        """Close the connection when its time for the handshake is over."""
+        """Close the connection if its time limit for the handshake has passed."""
         if now_s - self._began_s > self._config.table.limits.head_s:
             self.shutdown()
 
@@ -210,9 +210,9 @@ class _Phase(Enum):
 class _Guarded(H11Protocol):
     """uvicorn's HTTP/1.1 with deadlines.
 
-    - The head of a request must be there `head_s` after the connection was made, or after its first byte on a
-      connection that was kept alive.
-    - A body must arrive, and an answer must be read, with `least_bytes_per_s` on average over each period of
+    - The head of a request must arrive within `head_s` of the connection, or of its first byte on a connection that
+      was kept alive.
+    - A body must arrive, and an answer must be read, with a mean of at least `least_bytes_per_s` over each period of
       `stall_s`. Time in which the server itself does not read or has nothing to send (an event stream) does not count.
     """
 
@@ -232,9 +232,9 @@ class _Guarded(H11Protocol):
         self._head_began_s = began_s
         self._received_bytes = 0
         self._reading = (began_s, 0)
-        """When the current period of reading began, and the bytes that were received until then."""
+        """Start of the current period of reading, and the bytes that were received until then."""
         self._writing: tuple[float, int] | None = None
-        """When the current period of writing began, and the bytes that were not sent then."""
+        """Start of the current period of writing, and the bytes that were unsent then; None if all were sent."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.forget(self)
@@ -279,7 +279,7 @@ class _Guarded(H11Protocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """Close the connection; the client has sent no whole request."""
+        """Close the connection; the client has not sent a complete request."""
         self.transport.abort()
 
     def _refuse_head(self) -> None:

@@ -1,4 +1,4 @@
-"""What the control plane tells Prometheus: what clients of models see, and how each replica of a deployment does."""
+"""Metrics for Prometheus: the service that clients of models get, and the status of each replica of a deployment."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _POOL = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One deployment at one moment."""
+    """Status of one deployment at one moment."""
 
     name: str
     counts: ReplicaCounts
     replicas: Mapping[int, ServingStatus]
-    """How each is that is known, by its number."""
+    """Status of each replica that has reported one, by the replica's number."""
 
 
 class Metrics:
@@ -49,10 +49,10 @@ class Metrics:
         self.serving = ServingMetrics(self._registry)
 
     def exposition(self, deployments: Iterable[Snapshot]) -> bytes:
-        """Return all of it in Prometheus' text format.
+        """Return all metrics in Prometheus' text format.
 
         Args:
-            deployments: those that are up.
+            deployments: snapshots of the deployments that are up.
         """
         now = CollectorRegistry()
         now.register(_Gauges(tuple(deployments)))
@@ -60,13 +60,13 @@ class Metrics:
 
 
 class _Gauges:
-    """What there is to tell of deployments at one moment, as a collector."""
+    """Collector of the gauges of all deployments at one moment."""
 
     def __init__(self, deployments: tuple[Snapshot, ...]) -> None:
         self._deployments = deployments
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return nothing: what is told depends on what is up."""
+        """Return nothing: the set of metrics depends on the deployments that are up."""
         return ()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

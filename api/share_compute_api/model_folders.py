@@ -1,4 +1,4 @@
-"""What can be seen of a model's folder without loading it; every error names the field of the job that is meant."""
+"""Checks of a model's folder without loading the model; every error names the field of the job."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from share_compute_api.isolated.messages import FindLargestId
 from share_compute_api.isolated.pool import IsolatedProcesses
 
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""What configurations of Hugging Face call the number of layers."""
+"""Keys for the number of layers in configurations of Hugging Face."""
 WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""What they call the longest sequence."""
+"""Keys for the longest sequence in configurations of Hugging Face."""
 _INDEX = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
 _MOST_NAMED = 5
@@ -25,7 +25,7 @@ _MOST_NAMED = 5
 
 @contextmanager
 def looking(field: str) -> Iterator[None]:
-    """Turn what goes wrong with files inside the block into an error about ``field``."""
+    """Translate errors with files inside the block into an error about ``field``."""
     try:
         yield
     except (OSError, ValueError) as failure:
@@ -35,24 +35,24 @@ def looking(field: str) -> Iterator[None]:
 
 
 def refused(field: str, problem: str, mend: str) -> UserError:
-    """Return the error of a field."""
+    """Return the error for a field of a job."""
     return UserError(
         f"{field}: {problem}", mend=mend, details={"fields": [{"field": field, "problem": problem}]}
     )
 
 
 class Problems:
-    """Collects what is wrong with a submission, so that all of it is told at once."""
+    """Collects all errors of a submission, so that they are reported together."""
 
     def __init__(self) -> None:
         self._found: list[UserError] = []
 
     @contextmanager
     def noted(self, field: str = "") -> Iterator[None]:
-        """Note a `UserError` of the block and go on behind it.
+        """Collect a `UserError` raised in the block, and continue after the block.
 
         Args:
-            field: of the job, for errors that name none.
+            field: field of the job, for errors that name none.
         """
         try:
             yield
@@ -63,7 +63,7 @@ class Problems:
             )
 
     def require_none(self) -> None:
-        """Raise all that was noted as one `UserError`."""
+        """Raise all collected errors as one `UserError`; does nothing if there are none."""
         if len(self._found) < 2:
             for failure in self._found:
                 raise failure
@@ -82,7 +82,7 @@ class Problems:
 
 
 def require_path(path: Path, field: str) -> None:
-    """Raise UserError unless a path is absolute and leads somewhere."""
+    """Raise UserError unless a path is absolute and exists."""
     if not path.is_absolute():
         raise refused(field, f"{path} is a relative path", "write paths on the server in full")
     if not path.exists():
@@ -92,7 +92,7 @@ def require_path(path: Path, field: str) -> None:
 
 
 def check_model_folder(folder: Path, field: str) -> None:
-    """Raise UserError unless a folder has a configuration, and weights that run no code when they are read."""
+    """Raise UserError unless a folder has a configuration, and weights in a format that runs no code when read."""
     require_path(folder, field)
     suffixes = {file.suffix for file in folder.iterdir()}
     if not (folder / "config.json").is_file():
@@ -109,7 +109,7 @@ def check_model_folder(folder: Path, field: str) -> None:
 
 
 def check_weights(folder: Path, field: str) -> None:
-    """Raise UserError unless all files of a model's weights are there, each as long as it says."""
+    """Raise UserError unless all files of a model's weights exist, each as long as its header says."""
     from safetensors import SafetensorError, safe_open
 
     for name in _weight_files(folder, field):
@@ -122,7 +122,7 @@ def check_weights(folder: Path, field: str) -> None:
 
 
 def _weight_files(folder: Path, field: str) -> list[str]:
-    """Return the names of the files that weights are read from; all of them are there."""
+    """Return the names of the files that weights are read from; raises UserError if one is missing."""
     there = sorted(file.name for file in folder.glob("model*.safetensors"))
     wanted = set(there)
     if (folder / _INDEX).is_file():
@@ -143,7 +143,7 @@ def _weight_files(folder: Path, field: str) -> list[str]:
 
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return what a configuration says under the first of these keys that it has."""
+    """Return the integer under the first of these keys that a configuration has; None if it has none."""
     text: Any = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
     for part in parts:
@@ -154,12 +154,12 @@ def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
-    """Return the longest sequence of a model, in tokens; None where its folder does not say.
+    """Return the longest sequence of a model, in tokens; None if its folder does not say.
 
     Args:
-        folder: of the model.
-        config: what its config.json says.
-        is_stretched: whether an encoder's texts may be longer than those that its vectors were made for.
+        folder: folder of the model.
+        config: contents of its config.json.
+        is_stretched: whether an encoder's texts may be longer than those for which its vectors were made.
     """
     if not is_encoder(config):
         return whole_number(config, *WINDOW_KEYS)
@@ -168,12 +168,12 @@ def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool 
 
 
 def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> int | None:
-    """Return the largest id of a folder's tokenizer; None where it has no tokenizer.json.
+    """Return the largest token id of a folder's tokenizer; None if the folder has no tokenizer.json.
 
     Args:
-        folder: of the tokenizer.
-        field: of the job, for errors.
-        processes: read the file.
+        folder: folder of the tokenizer.
+        field: field of the job, for errors.
+        processes: isolated processes, which read the file.
     """
     with looking(field):
         if not (folder / "tokenizer.json").is_file():
@@ -185,7 +185,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
-    """Raise UserError when a tokenizer has ids that its model has no embeddings for."""
+    """Raise UserError if a tokenizer has ids for which its model has no embeddings."""
     if largest is not None and vocab_size is not None and largest >= vocab_size:
         raise refused(
             field,
@@ -195,7 +195,7 @@ def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> 
 
 
 def check_pools(pools: int | None, layers: int | None) -> None:
-    """Raise UserError when more pools were asked for than the model has layers."""
+    """Raise UserError if a job asks for more stages (`parallelism.pools`) than the model has layers."""
     if pools is not None and layers is not None and pools > layers:
         raise refused(
             "parallelism.pools",
@@ -208,7 +208,7 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: the file cannot be read, or is not a JSON object.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Runs a module of ours in a process of its own, for work that needs what the control plane is free of: torch."""
+"""Runs one of our modules in a separate process, for work that needs torch, which the control plane must not load."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ async def run_module(
     environment: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> tuple[int, bytes, str]:
-    """Return a module's exit status, its answer and what it complained about.
+    """Run a module, and return its exit status, its standard output and its standard error.
 
-    It ends with whoever waits for it, and with this process.
+    The process is ended when the caller is cancelled, and when this process ends.
 
     Args:
-        module: what ``python -m`` runs.
-        arguments: of its command line.
-        request: for its standard input.
-        policy: what it may reach; None: what this process may.
-        environment: further variables.
+        module: module for ``python -m``.
+        arguments: arguments of its command line.
+        request: bytes for its standard input.
+        policy: access rights of the process; None: those of this process.
+        environment: further environment variables.
     """
-    # Nothing is looked up in the network: what a job names lies on this machine.
-    # Models and tokenizers of submitters are read there, so it gets no credentials of ours.
+    # Nothing is looked up on the network: files that a job names are on this machine.
+    # The process reads models and tokenizers of submitters, so it gets no credentials of ours.
     variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **(environment or {})}
     command = [sys.executable, "-P", "-m", module, *arguments]
     command = tied(command) if policy is None else confined(command, policy)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI derives, plus what it cannot see."""
+"""The OpenAPI document: the one that FastAPI derives, with the parts added that FastAPI cannot derive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TAGS = [
     {"name": "openai", "description": "The OpenAI API: what clients of served models call."},
 ]
 _JOBS = ("JobRequest", "GenerateJobRequest", "EmbedJobRequest")
-"""What may be submitted, by its kind."""
+"""Names of the schemas of jobs, one for each kind."""
 
 
 def _reference(name: str) -> dict[str, str]:
@@ -46,7 +46,7 @@ def install(app: FastAPI) -> None:
             app.openapi_schema = _document(app)
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it
+    app.openapi = openapi  # type: ignore[method-assign]  # documented way of FastAPI to extend the document
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -67,13 +67,13 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas["PlanRequest"] = _hoisted(PlanRequest.model_json_schema(), schemas, suffix="Request")
     schemas["PlanRequest"]["properties"]["job"] = _reference("JobRequest")
     del schemas["TrainJobRequest"]
-    # FastAPI documents its own shape of validation errors, which this server never sends.
+    # FastAPI documents its own format of validation errors, which this server never sends.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if path.startswith(f"{OPENAI_PREFIX}/"):
-                operation["responses"].pop("422", None)  # it has no such status
+                operation["responses"].pop("422", None)  # the OpenAI API has no status 422
                 continue
             operation["responses"]["422"] = {
                 "description": "The request is not valid.",
@@ -83,7 +83,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _hoisted(schema: dict[str, Any], schemas: dict[str, Any], *, suffix: str) -> dict[str, Any]:
-    """Move a schema's own definitions beside the others, under names with ``suffix``, and point there."""
+    """Return a schema whose definitions were moved to ``schemas``, under names with ``suffix``."""
 
     def moved(node: Any) -> Any:
         if isinstance(node, list):

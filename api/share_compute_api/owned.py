@@ -1,4 +1,4 @@
-"""What belongs to the key that made it: a job's files and results, and what others see of a job."""
+"""Ownership: a job's files and results belong to the key that submitted it; other keys see a redacted record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from share_compute.specification import with_paths
 from share_compute.store import ApiKeyRecord, DeploymentRecord, JobRecord, Store
 
 HIDDEN: Final = Path("hidden")
-"""In place of the paths in a specification that is another key's."""
+"""Path that replaces the paths in the specification of another key."""
 Specified = TypeVar("Specified", JobRecord, DeploymentRecord)
 
 
@@ -18,7 +18,7 @@ def require_results(store: Store, job_id: str, caller: ApiKeyRecord) -> JobRecor
     """Return a job whose checkpoints and results the caller may read.
 
     Raises:
-        NotFound: there is no such job, or it is another key's; the two are not told apart.
+        NotFound: the job does not exist or belongs to another key; the error is the same in both cases.
     """
     try:
         job = store.jobs.get(job_id)
@@ -34,12 +34,12 @@ def require_results(store: Store, job_id: str, caller: ApiKeyRecord) -> JobRecor
 
 
 def shown(record: Specified, caller: ApiKeyRecord) -> Specified:
-    """Return a record as the caller may see it: of other keys' without the paths of their data and models."""
+    """Return a record as the caller may see it: paths of data and models of other keys are hidden."""
     if caller.owns(record.owner):
         return record
 
     def hidden(path: Path, field: str) -> Path:
-        # The suffix says how files are read, and a specification is not valid without it.
+        # The suffix is the format of the files, and a specification without it is not valid.
         return HIDDEN.with_suffix(path.suffix) if field == "data.files" else HIDDEN
 
     return record.model_copy(update={"spec": with_paths(record.spec, hidden)})

@@ -1,4 +1,4 @@
-"""Asks processes of their own for plans: planning counts models with torch, which the control plane is free of."""
+"""Plans in separate processes: planning counts a model's layers with torch, which the control plane must not load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 2
 _MOST_UNDER_WAY = 16
 _TIMEOUT_S = 240.0
 _MEMORY_BYTES = 4 * 2**30
-"""Torch and its libraries take about half a GiB of it."""
+"""Memory limit of a planner's process; torch and its libraries take about half a GiB of it."""
 _SHOWN_CHARACTERS = 4000
 _TIMELINES_KEPT = 32
 _ALONE = "plan on your own: share-compute plan --topology FILE"
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class PlanProcesses:
-    """Makes plans, a few at a time; others wait for their turn.
+    """Computes plans, a few at the same time; further requests wait in a queue.
 
     Args:
-        at_once: processes that may run at one time.
-        most_under_way: plans that may be made or wait for their turn; more are refused.
-        timeout_s: longest time that a plan may take, with the wait for its turn.
-        memory_bytes: most memory that a process may take (Linux).
+        at_once: number of processes that may run at the same time.
+        most_under_way: number of plans that may be computed or wait; more are refused.
+        timeout_s: longest time for a plan, the wait in the queue included.
+        memory_bytes: memory limit of a process (Linux).
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class PlanProcesses:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self.under_way = 0
-        """Requests whose plan is being made, or waits for its turn."""
+        """Number of requests whose plan is being computed or waits in the queue."""
         self._timelines: OrderedDict[str, PlanTimeline] = OrderedDict()
 
     async def plan(self, request: PlanRequest, gone: Awaitable[object]) -> PlanReport | None:
-        """Return the report of a dry run; None when whoever asked for it went away first.
+        """Return the report of a dry run; None if ``gone`` ends first.
 
         Args:
-            request: with its topology.
-            gone: ends when nobody wants the answer any more.
+            request: request with its topology.
+            gone: awaitable that ends when the answer is no longer needed.
 
         Raises:
-            ShareComputeError: what the planner raised.
-            Unavailable: too many wait already, it took too long or too much memory, or its process died.
+            ShareComputeError: the error that the planner raised.
+            Unavailable: too many plans wait, or this one took too long or too much memory, or its process died.
         """
         report = await self._answer("plan", request.model_dump_json(), gone)
         return None if report is None else PlanReport.model_validate(report)
@@ -69,13 +69,13 @@ class PlanProcesses:
     async def timeline(
         self, request: TimelineRequest, gone: Callable[[], Awaitable[object]]
     ) -> PlanTimeline | None:
-        """Return one step of a plan; None when whoever asked for it went away first.
+        """Return one step of a plan; None if the awaitable of ``gone`` ends first.
 
-        What was asked for before is known: pages ask for the same plan again and again.
+        Answers are cached, since pages of the dashboard ask for the same plan repeatedly.
 
         Args:
-            request: which plan, and what is known of its machines.
-            gone: what it returns ends when nobody wants the answer any more.
+            request: the plan, and the known timings of its machines.
+            gone: returns an awaitable that ends when the answer is no longer needed.
 
         Raises:
             ShareComputeError: as `plan`.
@@ -144,8 +144,9 @@ class PlanProcesses:
 
 
 async def _run(wanted: str, request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
-    """Return the planner's exit status, its answer and what it complained about."""
-    # One thread each is enough for tables, and their stacks would count as memory on machines with many processors.
+    """Return the planner's exit status, its standard output and its standard error."""
+    # One thread is enough for the tables; on machines with many processors the stacks of more threads would count as
+    # memory.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     module = "share_compute_api.planning"
     return await run_module(module, wanted, str(memory_bytes), request=request, environment=threads)

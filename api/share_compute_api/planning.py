@@ -1,9 +1,8 @@
-"""Plans on paper, in this process: the model is counted on torch's meta device, then laid over a topology.
+"""Dry runs of the planner, in this process: the model is counted on torch's meta device, then placed on a topology.
 
 ``python -m share_compute_api.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
-``{"report": ...}`` or ``{"problem": ...}``; with ``timeline`` in place of ``plan`` it reads a `TimelineRequest`. The
-control plane never imports torch: it asks a process of its own, which takes no more than so much memory and lets others
-go first.
+``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` in place of ``plan`` it reads a `TimelineRequest`. The
+control plane never imports torch: it starts this module as a process with a memory limit of BYTES and a low priority.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _NICENESS = 10
 
 
 class TimelineRequest(StrictModel):
-    """Which plan is to be laid out, and what is known of its machines."""
+    """Request for the timeline of one step of a plan."""
 
     job: TrainJob
     plan: Plan
     topology: Topology
     timings: dict[str, MachineTimings]
-    """By contributor id."""
+    """Measured timings of the machines, by contributor id."""
 
 
 def plan_on_paper(
@@ -50,14 +49,14 @@ def plan_on_paper(
     """Return the plan that a job would get on these machines, and why. Imports torch.
 
     Args:
-        spec: the job; its data is not looked at, and paths must lie on this machine.
+        spec: the job; its data is not read, and its paths must be on this machine.
         topology: the machines.
-        strategy: in place of the job's own.
-        compare: tell what every other strategy would have made of it.
-        serving: tell, too, what the machines would do for requests.
+        strategy: strategy to use in place of the job's own.
+        compare: whether to report the outcome of every other strategy too.
+        serving: requests for which a serving prediction is added to the report.
 
     Raises:
-        PlanInfeasible: the machines cannot hold it; ``details`` says what is missing.
+        PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
         UserError: the model or the strategy does not exist.
     """
     from share_compute.planning.report import dry_run
@@ -93,10 +92,10 @@ def _plan(text: str) -> PlanReport:
 
 
 def _give_way(memory_bytes: int) -> None:
-    """Keep this process from disturbing the server and the jobs on its machine."""
+    """Limit the memory and lower the priority of this process, for the sake of the server and the machine's jobs."""
     import resource
 
-    # Not the address space: libraries that are only mapped would count, many GiB of them where torch brings CUDA.
+    # RLIMIT_DATA, not the address space, which also counts mapped libraries: many GiB where torch brings CUDA.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -104,10 +103,10 @@ def _give_way(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer one request from standard input."""
     wanted, memory_bytes = sys.argv[1], int(sys.argv[2])
     _give_way(memory_bytes)
-    # Libraries print what they like; the answer must stay alone on its pipe.
+    # Libraries may print to standard output, which must carry nothing but the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
     text = sys.stdin.read()
     try:
@@ -127,7 +126,7 @@ def main() -> None:
 
 
 def _is_out_of_memory(failure: BaseException | None) -> bool:
-    """Return whether that is behind it: Python, the system, torch and mute C code say it their own ways."""
+    """Return whether lack of memory caused an error: Python, the system, torch and C code report it differently."""
     while failure is not None:
         if isinstance(failure, MemoryError | SystemError) or "allocate memory" in str(failure):
             return True

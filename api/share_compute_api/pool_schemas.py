@@ -1,4 +1,4 @@
-"""Answers about the pool as a whole, and about what one machine did."""
+"""Answers about the cluster as a whole, and about the work of one machine."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from share_compute_api.schemas import View
 
 
 class Island(View):
-    """Machines whose links are alike."""
+    """Group of machines with similar links."""
 
     id: str
-    """Id of the machine of it that joined first."""
+    """Id of the machine of the island that joined first."""
     machines: tuple[str, ...]
-    """Ids, in the order they joined."""
+    """Ids of the machines, in the order they joined."""
     latency_s: float | None
-    """Between two of them, one way; null for one machine alone, or where no link was measured."""
+    """One-way latency between two of the machines; null for a single machine, or if no link was measured."""
     bytes_per_s: float | None
 
 
 class IslandLink(View):
-    """What is between two islands."""
+    """Link between two islands."""
 
     one: str
     """Id of an island."""
     other: str
-    """Id of another."""
+    """Id of another island."""
     latency_s: float
-    """One way."""
+    """One-way latency."""
     bytes_per_s: float
-    """0 says that nothing gets through."""
+    """Bandwidth; 0 means that nothing gets through."""
 
 
 class Islands(View):
-    """All islands, and the links between them: all of them, or, of many islands, those by which all are joined."""
+    """All islands and their links: each pair, or, with many islands, a spanning tree of the best links."""
 
     islands: tuple[Island, ...]
     links: tuple[IslandLink, ...]
     is_current: bool
-    """Whether this is so now; else it was so lately, and better is being worked out: ask again in some seconds."""
+    """Whether the islands are up to date; if false, newer ones follow: ask again in some seconds."""
     is_assumed: bool
-    """Whether no link was measured, so that all machines are taken to stand together."""
+    """Whether no link was measured, so that all machines are assumed to be near each other."""
 
 
 class PoolView(View):
-    """The pool at a glance."""
+    """Overview of all machines."""
 
     machines: list[GlanceRecord]
-    """In the order they joined: those that were asked for, or all but those that are gone for more than a day."""
+    """Machines in the order they joined: the requested ones, or all but those gone for more than a day."""
     islands: Islands
-    """Of machines that were measured and are here."""
+    """Islands of the machines that are present and measured."""
 
 
 class ContributorView(ContributorRecord):
-    """A machine with what was measured on it and what it does."""
+    """A machine with its measurements and its present work."""
 
     owner: str | None = None
-    """For whom its invite was, where that was said."""
+    """Label of the invite that it joined with; null if the invite has none."""
     held: HeldRecord | None = None
-    """What it works for; null when it is free."""
+    """Job or deployment that it works for; null when it is free."""
 
 
 class BusyHistory(View):
-    """How busy training kept a machine, oldest first; there is nothing for times at which it had no step to compute."""
+    """Share of time in which training kept a machine busy, oldest first; times without a step are left out."""
 
     measured: list[BusyRecord]

@@ -1,4 +1,4 @@
-"""Secrets of the cluster travel encrypted, or not off this machine."""
+"""Checks that secrets of the cluster travel encrypted, or do not leave this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 def require_private(request: Request, settings: Settings) -> None:
-    """Let requests pass whose answer nobody on the way can read.
+    """Accept a request only if its answer cannot be read in transit, or if the operator allows plain HTTP.
 
     Raises:
-        InsecureTransport: it came over plain HTTP from another machine, and the operator does not allow that.
+        InsecureTransport: the request came over plain HTTP from another machine, and the operator does not allow that.
     """
     if request.url.scheme == "https" or settings.insecure or is_from_here(request):
         return
@@ -34,19 +34,19 @@ def require_private(request: Request, settings: Settings) -> None:
 
 
 def is_from_here(request: Request) -> bool:
-    """Return whether a request comes from this machine, and not through a proxy on it that speaks for others."""
+    """Return whether a request comes from this machine, and not through a proxy on it that serves other clients."""
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False
-    # Packets from elsewhere that carry our own address as their source are dropped by the system.
+    # The system drops packets from elsewhere that carry this machine's address as their source.
     server = request.scope.get("server")
     return is_loopback(request.client.host) or (server is not None and server[0] == request.client.host)
 
 
 def require_private_url(url: str) -> None:
-    """Let URLs pass under which a secret can be sent: HTTPS, or this very machine.
+    """Accept a URL only if a secret can be sent to it: by HTTPS, or to this machine.
 
     Raises:
-        InsecureTransport: it is plain HTTP to another machine.
+        InsecureTransport: the URL is plain HTTP to another machine.
     """
     parts = urlsplit(url)
     if parts.scheme.lower() == "http" and not _is_here(parts.hostname or ""):
@@ -60,7 +60,7 @@ def _is_here(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return True  # what cannot be found fails when it is connected to, with a better message
+        return True  # connecting to an unknown host fails later, with a better message
     return all(_is_own(family, str(address[0])) for family, *_, address in found)
 
 

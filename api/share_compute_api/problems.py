@@ -1,4 +1,4 @@
-"""Every error of the REST API as a problem document (RFC 9457)."""
+"""Errors of the REST API as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _HTTP = {
     413: ("body-too-large", "send less; a job names its data by path, or as an upload"),
     415: ("unsupported-media-type", "set the header Content-Type"),
 }
-"""Code and mend of errors that come from HTTP itself."""
+"""Code and hint of errors that come from HTTP itself, by status."""
 
 
 class Problem(BaseModel):
-    """What went wrong and what to do about it: RFC 9457, with the facts of our errors."""
+    """Problem document (RFC 9457): the error, and what to do about it."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True,
@@ -50,13 +50,13 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
-    """What happened, in one sentence."""
+    """Description of the error, in one sentence."""
     instance: str
     """Path of the request."""
     code: str
     """Stable name of this kind of problem."""
     mend: str | None = None
-    """What the caller can do about it."""
+    """Hint: an action that the caller can take."""
     job: str | None = None
     step: int | None = None
     machine: str | None = None
@@ -147,7 +147,7 @@ def _http(request: Request, failure: Exception) -> JSONResponse:
 
 
 def _unexpected(request: Request, failure: Exception) -> JSONResponse:
-    # It is raised again after this answer, so the log has the stack trace that the caller must not see.
+    # Starlette raises the error again after this answer, so the log has the stack trace that the caller must not see.
     del failure
     return problem_response(
         request,

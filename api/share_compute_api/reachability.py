@@ -1,4 +1,4 @@
-"""Before a machine's Ray node starts: whether the server and other machines reach its ports, and it reaches theirs."""
+"""Check, before a machine's Ray node starts, that the server and the machines can connect to each other's ports."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Reachability:
     """The conclusions from a dial report, as sentences for the owner."""
 
     problem: str | None
-    """Why the machine cannot be used; None if it can."""
+    """Reason why the machine cannot be used; None if it can."""
     warnings: tuple[str, ...] = ()
 
 
 def judge(report: DialReport, address: str) -> Reachability:
-    """Return what a report says: a machine that the server, or all others, cannot reach is of no use.
+    """Return the conclusions from a report: a machine that the server, or all others, cannot reach is unusable.
 
     Args:
-        report: of the server.
-        address: of this machine, for people.
+        report: report of the server.
+        address: address of this machine, for the messages.
     """
     rows = [(row.source, row.ports) for row in report.closed if row.ports]
     server, *others = report.closed
@@ -59,18 +59,18 @@ def require_reachable(
     """Listen on the ports of a node, have others connect to them, and connect to the nodes of others.
 
     Args:
-        dial: asks the server.
-        address: IP address that other machines reach this one at.
-        ports: that the node will have.
-        port_range: that they are part of, for people.
-        report: called with what is wrong, before the next try.
+        dial: sends the request to the server.
+        address: IP address at which other machines reach this one.
+        ports: ports that the node will have.
+        port_range: range of these ports, for the messages.
+        report: called with the problem before the next try.
 
     Returns:
         Warnings for the owner.
 
     Raises:
         UserError: three times in a row, the server or all other machines did not reach some port.
-        ContributorLost: somebody took a port meanwhile.
+        ContributorLost: another program took a port meanwhile.
     """
     problem = ""
     for attempt in range(1, TRIES + 1):

@@ -1,4 +1,4 @@
-"""Removal of what is deleted, and of what is older than the operator wants to keep."""
+"""Removal of deleted jobs' files, and of records and files past their retention time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Deletes what was to be deleted later, removes the files of what is deleted, and prunes every hour.
+    """Carries out postponed deletions, removes the files of deleted records, and prunes every hour.
 
     Args:
-        store: where the rows are.
-        data_folder: holds the folders of all jobs; nothing outside those is removed.
-        keep: what is kept for how long.
+        store: the store with the rows.
+        data_folder: folder that contains the folders of all jobs; nothing outside those is removed.
+        keep: retention times, in days.
     """
 
     def __init__(self, store: Store, data_folder: Path, keep: Keep) -> None:
@@ -36,7 +36,7 @@ class Cleaner:
         self._keep = keep
 
     async def run(self) -> None:
-        """Look until cancelled; begins with what an earlier server left."""
+        """Poll until cancelled; the first poll handles deletions that an earlier server left."""
         loop = asyncio.get_running_loop()
         next_prune_s = loop.time()
         while True:
@@ -52,14 +52,14 @@ class Cleaner:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Delete jobs that ended and were to be deleted then, and remove the folders of all that is deleted."""
+        """Delete jobs whose deletion waited for their end, and remove the folders of deleted records."""
         for job_id in self._store.deletions.due():
             self._store.deletions.job(job_id, self._data_folder)
         for folder in self._store.deletions.folders():
             self._remove(folder)
 
     def prune(self, *, dry_run: bool) -> PruneReport:
-        """Delete what is older than it is to be kept, or say what that is."""
+        """Delete records and files past their retention time; with ``dry_run`` only list them."""
         retention = self._store.retention
         found = retention.find(self._keep, self._data_folder)
         sizes = {one: _size(one.folder) for one in found}
@@ -94,7 +94,7 @@ class Cleaner:
         self._store.deletions.removed(folder)
 
     def _without_links(self, folder: Path) -> Path | None:
-        """Return a path below the folders of jobs, with the links above those resolved; None if it is not below."""
+        """Return ``folder`` with links in the data folder's path resolved; None unless it is a job's, or inside one."""
         if ".." in folder.parts:
             return None
         resolved = self._data_folder.resolve()
@@ -118,7 +118,7 @@ def cleaner(settings: Settings, store: Store) -> Cleaner:
 
 
 def _size(folder: Path | None) -> int:
-    """Return the bytes of all files below a folder; files that go meanwhile do not count."""
+    """Return the size of all files below a folder, in bytes; files that disappear meanwhile do not count."""
     if folder is None:
         return 0
     total = 0

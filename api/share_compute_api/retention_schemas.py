@@ -1,4 +1,4 @@
-"""What the REST API says of deletion."""
+"""Answers of the REST API about deletion."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from share_compute_api.schemas import View
 
 
 class Deleted(View):
-    """What was deleted."""
+    """Answer to a deletion."""
 
     id: str
     is_deleted: bool
-    """False while a job that was asked to stop has not."""
+    """False while a job that was asked to stop still runs."""
 
 
 class Pruned(View):
-    """Something that is older than it is to be kept."""
+    """Record or files past their retention time."""
 
     kind: Literal["job", "artifact", "checkpoints", "metrics", "events"]
     job_id: str | None
-    """The job that it belongs to; null for events, which are counted together."""
+    """Id of the job; null for events, which are counted together."""
     name: str | None
-    """Of the job, or of the artifact."""
+    """Name of the job, or of the artifact."""
     rows: int
-    """In the database."""
+    """Number of rows in the database."""
     size_bytes: int
-    """Of its files."""
+    """Size of the files."""
 
 
 class PruneReport(View):
-    """What pruning deleted, or would delete."""
+    """Everything that pruning deleted, or would delete."""
 
     dry_run: bool
     pruned: tuple[Pruned, ...]
     size_bytes: int
-    """Of all files together."""
+    """Size of all files together."""

@@ -1,4 +1,4 @@
-"""Bodies of the REST API beyond the store's records. Free of FastAPI: the client uses them too."""
+"""Bodies of the REST API other than the store's records. Does not import FastAPI, since the client uses it too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from share_compute_api.choices import UploadKind
 from share_compute_api.join_line import INSTALL_COMMAND
 
 MOMENT = "2026-01-31T12:00:00Z"
-"""Time in examples."""
+"""Time used in examples."""
 
 
 class View(BaseModel):
@@ -48,21 +48,21 @@ class View(BaseModel):
 
 
 def example(**values: Any) -> ConfigDict:
-    """Return the configuration of a body with one example of it in the OpenAPI document."""
+    """Return the configuration of a body model with one example for the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": [values]})
 
 
 class FailureRequest(StrictModel):
-    """What is to go wrong with a member of a running job."""
+    """Fault to inject into a member of a running job."""
 
     model_config = example(kind="stop", contributor_id="c-0a1b2c", duration_s=5.0)
 
     kind: Literal["kill", "stop"]
-    """kill: its process ends at once. stop: it stands still for a while, with its sockets open."""
+    """kill: the member's process ends at once. stop: it is suspended for a while, with its sockets open."""
     contributor_id: str = Field(max_length=100)
-    """Machine that it runs on."""
+    """Id of the machine on which the member runs."""
     duration_s: float = Field(default=0.0, ge=0, le=3600)
-    """How long it stands still."""
+    """Time for which the process is suspended; for stop only."""
 
     @model_validator(mode="after")
     def _lasts(self) -> Self:
@@ -72,16 +72,16 @@ class FailureRequest(StrictModel):
 
 
 class FailureMade(View):
-    """What went wrong."""
+    """The fault that was injected."""
 
     kind: Literal["kill", "stop"]
     contributor_id: str
     at: datetime
-    """When the member was told."""
+    """Time at which the fault was requested, by the server's clock."""
 
 
 class Versions(StrictModel):
-    """Versions that must fit between the machines of a pool."""
+    """Versions that must fit between the machines of a cluster."""
 
     model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.1.0")
 
@@ -96,7 +96,7 @@ class Versions(StrictModel):
 
 
 class Health(View):
-    """Whether the server answers, and what its clock says. Anybody may ask, so it says no more."""
+    """Health and clock of the server. It contains no more, since anybody may ask."""
 
     status: Literal["ok"] = "ok"
     time: datetime
@@ -104,31 +104,31 @@ class Health(View):
 
 
 class Status(View):
-    """The pool at a glance."""
+    """Overview of the server, its machines and its jobs."""
 
     url: str
     data_folder: str | None = None
-    """null for keys without the scope ``admin``."""
+    """Folder of the server's state; null for keys without the scope ``admin``."""
     data_roots: tuple[str, ...]
-    """Folders of the server below which jobs may name files; empty where data comes by uploads alone."""
+    """Folders of the server below which jobs may name files; empty if data comes by uploads only."""
     database: Literal["sqlite", "postgresql"]
     has_cluster: bool
     """Whether machines can join and jobs can run."""
     ray_address: str | None = None
-    """host:port of the Ray head; none without a cluster, and for keys without the scope ``admin``."""
+    """host:port of the Ray head; null without a cluster, and for keys without the scope ``admin``."""
     versions: Versions
     started_at: datetime
     disk_free_bytes: int
-    """Of the disk that the data folder is on."""
+    """Free space on the disk of the data folder."""
     contributors: dict[ContributorState, int]
     jobs: dict[JobState, int]
 
 
 class Alert(View):
-    """Something that an operator should know of, for as long as it is so."""
+    """Condition that the operator should know of; the alert ends when the condition does."""
 
     id: str
-    """The same as long as it is the same trouble."""
+    """Id that stays the same while the condition lasts."""
     kind: Literal[
         "no-cluster",
         "disk",
@@ -144,39 +144,39 @@ class Alert(View):
         "deployment-waits",
     ]
     severity: Literal["error", "warning"]
-    """error: something does not work. warning: something may soon not."""
+    """error: something does not work. warning: something may soon stop working."""
     text: str
-    """What is the matter, in one sentence."""
+    """Description of the condition."""
     mend: str | None = None
-    """What the operator can do about it."""
+    """Hint: an action that the operator can take."""
     since: datetime | None = None
-    """When it began; null where nobody wrote that down."""
+    """Time at which the condition began; null if it was not recorded."""
     job_id: str | None = None
     contributor_id: str | None = None
     deployment_id: str | None = None
 
 
 class AlertList(View):
-    """All that is the matter now: errors first, then the latest first."""
+    """All present alerts: errors first, then the latest first."""
 
     alerts: list[Alert]
 
 
 class QueueView(View):
-    """Jobs that wait, in the order they came."""
+    """Queued jobs, in the order in which they were submitted."""
 
     jobs: list[QueuedJob]
 
 
 class SignInRequest(StrictModel):
-    """A key, or a code of a sign-in link, in exchange for a session."""
+    """API key, or code of a sign-in link, to exchange for a session."""
 
     model_config = example(key="sck_...")
 
     key: str | None = Field(default=None, min_length=1, max_length=200)
     """An API key."""
     code: str | None = Field(default=None, min_length=1, max_length=200)
-    """A code that was made for one sign-in."""
+    """One-time code of a sign-in link."""
 
     @model_validator(mode="after")
     def _has_one(self) -> SignInRequest:
@@ -186,25 +186,25 @@ class SignInRequest(StrictModel):
 
 
 class SignInCode(View):
-    """Signs one browser in, once."""
+    """One-time code that signs a browser in."""
 
     model_config = example(code="Zm9v...", url="https://192.0.2.1:8700/#code=Zm9v...", expires_at=MOMENT)
 
     code: str
     url: str
-    """Opens the dashboard signed in; a browser does not send the part after # to anybody."""
+    """Link that opens the dashboard signed in; a browser does not send the part after # to any server."""
     expires_at: datetime
 
 
 class SessionView(View):
-    """Who is signed in."""
+    """Session of this browser, if it is signed in."""
 
     key: ApiKeyRecord | None
-    """The key that the session stands for; null where nobody is signed in."""
+    """API key of the session; null if the browser is not signed in."""
     expires_at: datetime | None
-    """When the session ends unless it is renewed, which asking for it does."""
+    """End of the session; requests for the session renew it."""
     last_event: int | None
-    """Number of the newest event: a stream that begins there leaves out nothing of what is asked for from now on."""
+    """Number of the newest event: a stream that begins there misses no change to data that is fetched from now on."""
 
 
 def _grantable(scope: Scope) -> Scope:
@@ -217,18 +217,18 @@ GrantedScope: TypeAlias = Annotated[Scope, AfterValidator(_grantable)]
 
 
 class KeyRequest(StrictModel):
-    """A new API key."""
+    """Request for a new API key."""
 
     model_config = example(name="Ada's scripts", scopes=["submit"])
 
     name: PlainText = Field(min_length=1, max_length=200)
-    """For whom or what it is."""
+    """Person or purpose of the key."""
     scopes: tuple[GrantedScope, ...] = Field(default=(Scope.chat,), min_length=1, max_length=len(GRANTABLE))
-    """What it may do: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all."""
+    """Rights of the key: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all."""
 
 
 class KeyCreated(View):
-    """The only answer that ever shows the key."""
+    """A new API key; no other answer contains the key."""
 
     model_config = example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
 
@@ -236,7 +236,7 @@ class KeyCreated(View):
     name: str
     scopes: tuple[Scope, ...]
     key: str
-    """Send it as ``Authorization: Bearer KEY``."""
+    """The key, to send as ``Authorization: Bearer KEY``."""
 
 
 class KeyList(View):
@@ -244,34 +244,34 @@ class KeyList(View):
 
     keys: list[ApiKeyRecord]
     caller_id: str
-    """Id of the key that this request was made with."""
+    """Id of the API key of this request."""
 
 
 class InviteRequest(StrictModel):
-    """A new invite."""
+    """Request for a new invite."""
 
     model_config = example(label="laptops of Ada", expires_in_s=3600, uses=2)
 
     label: PlainText | None = Field(default=None, max_length=200)
-    """For whom or what it is."""
+    """Person or purpose of the invite."""
     expires_in_s: float = Field(default=3600, gt=0, le=366 * 24 * 3600)
-    """Seconds that it works for."""
+    """Validity of the invite, in seconds."""
     uses: int = Field(default=1, ge=1, le=10_000)
-    """Machines that may join with it."""
+    """Number of machines that may join with the invite."""
     memory_bytes: int | None = Field(default=None, ge=1, le=2**63 - 1)
-    """Most memory that each of them may lend; null: no limit."""
+    """Largest memory that each of these machines may lend; null: no limit."""
 
 
 class InviteView(InviteRecord):
-    """An invite and whether it still works."""
+    """An invite, its state, and the machines that joined with it."""
 
     state: InviteState
     machines: tuple[str, ...] = ()
-    """Names of the contributors that joined with it, in the order they joined."""
+    """Names of the contributors that joined with the invite, in the order they joined."""
 
 
 class InviteCreated(View):
-    """The only answer that ever shows the code."""
+    """A new invite; no other answer contains the code."""
 
     model_config = example(
         id="inv-k3v7q2ma",
@@ -282,85 +282,85 @@ class InviteCreated(View):
 
     id: str
     code: str
-    """With the fingerprint of the server's key behind a dot, if clients are to know the server by it."""
+    """Code of the invite; with a dot and the fingerprint of the server's key, if clients know the server by that."""
     expires_at: datetime
     uses: int = 1
-    """Machines that may join with it."""
+    """Number of machines that may join with the invite."""
     join_command: str
-    """To paste on the machine that is to join; arguments could be read by its other users, the environment cannot."""
+    """Command to paste on the joining machine. The code is in the environment: other users could read arguments."""
     install_command: str = INSTALL_COMMAND
-    """To run there before, if share-compute is not installed."""
+    """Command to run on the machine before, if share-compute is not installed."""
 
 
 class TokenRotated(View):
-    """The cluster has another token."""
+    """Outcome of a change of the cluster's token."""
 
     jobs: int
-    """Jobs that were suspended; they continue from the checkpoint that they wrote."""
+    """Number of jobs that were suspended; they continue from the checkpoint that they wrote."""
     seconds: float
     """Time from the first suspension until the head ran with the new token."""
 
 
 class JobPage(View):
-    """Jobs, newest first."""
+    """Page of jobs, newest first."""
 
     jobs: list[JobRecord]
     next_cursor: str | None
-    """Where the next page begins; null on the last one."""
+    """Cursor of the next page; null on the last page."""
 
 
 class ReplicaCounts(View):
-    """How many replicas a deployment has, and is to have."""
+    """Present and wanted numbers of replicas of a deployment."""
 
     ready: int
-    """Those that answer."""
+    """Number of replicas that answer."""
     wanted: int
-    """As many as what is asked of it needs, within the range of its ``spec``."""
+    """Number of replicas that the load needs, within the range of the deployment's ``spec``."""
     leaving: int = 0
-    """Those that end their sequences, and then go."""
+    """Number of replicas that finish their sequences and then end."""
     waiting: int = 0
-    """Sequences that wait for a replica that answers."""
+    """Number of sequences that wait for a replica that answers."""
     reason: str
-    """Why so many are wanted."""
+    """Reason for the wanted number."""
 
 
 class DeploymentView(DeploymentRecord):
     """A deployment and its replicas."""
 
     replicas: ReplicaCounts | None
-    """null where nothing serves it now."""
+    """Numbers of replicas; null if the deployment is not being served now."""
 
 
 class ReplicasRequest(StrictModel):
-    """What is to change of a deployment that is up."""
+    """Change of the number of replicas of a deployment that is up."""
 
     model_config = example(replicas={"min": 0, "max": 4})
 
     replicas: Replicas
-    """A number, or a range in which it follows what is asked of it. Of its fields those that are left out stay."""
+    """A number, or a range in which the number follows the load. Omitted fields of the range do not change."""
 
 
 class DeploymentPage(View):
-    """Deployments, newest first."""
+    """Page of deployments, newest first."""
 
     deployments: list[DeploymentView]
     next_cursor: str | None
-    """Where the next page begins; null on the last one."""
+    """Cursor of the next page; null on the last page."""
 
 
 class DeploymentStatus(View):
-    """How a deployment does now."""
+    """Present status of a deployment."""
 
     replicas: tuple[ServingStatus, ...]
-    """Those that told how they are."""
+    """Status of each replica that has reported one."""
 
 
 class EventPage(View):
-    """Events in order."""
+    """Page of events, in order."""
 
     events: list[EventRecord]
     next_after: int
-    """Pass it as ``after`` to read on."""
+    """Value of ``after`` for the next page."""
 
     @classmethod
     def of(cls, events: list[EventRecord], after: int) -> Self:
@@ -369,16 +369,16 @@ class EventPage(View):
 
 
 class Metrics(View):
-    """What a job's steps measured."""
+    """Metrics of a job's steps."""
 
     metrics: list[MetricRecord]
 
 
 class CheckpointEntry(View):
-    """A checkpoint of a job that is on disk, whole."""
+    """A complete checkpoint of a job on disk."""
 
     step: int
-    """The last one that is in it."""
+    """Last step that the checkpoint contains."""
     size_bytes: int
     saved_at: datetime
 
@@ -390,7 +390,7 @@ class CheckpointList(View):
 
 
 class ArtifactList(View):
-    """A job's finished results."""
+    """Artifacts of a job."""
 
     artifacts: list[ArtifactRecord]
 
@@ -399,7 +399,7 @@ class FileEntry(View):
     """One file of an artifact."""
 
     path: str
-    """Relative to the artifact, with forward slashes."""
+    """Path relative to the artifact, with forward slashes."""
     size_bytes: int
 
 
@@ -411,11 +411,11 @@ class ArtifactFiles(View):
 
 
 class ContributorList(View):
-    """Machines in the order they joined."""
+    """Page of machines, in the order they joined."""
 
     contributors: list[ContributorRecord]
     next_cursor: str | None
-    """Where the next page begins; null on the last one."""
+    """Cursor of the next page; null on the last page."""
 
 
 class InviteList(View):
@@ -425,94 +425,94 @@ class InviteList(View):
 
 
 class UploadRequest(StrictModel):
-    """A new upload."""
+    """Request for a new upload."""
 
     model_config = example(name="corpus", kind="data")
 
     name: PlainText = Field(min_length=1, max_length=200)
-    """What people call it."""
+    """Name for people."""
     kind: UploadKind
-    """What it is looked at as, when it is completed."""
+    """Kind of the upload, which decides the checks when it is completed."""
 
 
 class UploadFile(View):
-    """One file of an upload, whole."""
+    """One complete file of an upload."""
 
     path: str
-    """Relative to the upload, with forward slashes."""
+    """Path relative to the upload, with forward slashes."""
     size_bytes: int
     sha256: str
-    """In hexadecimal."""
+    """SHA-256 of the file, in hexadecimal."""
 
 
 class UploadView(View):
-    """Data or a model that somebody sent. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
+    """Uploaded data or model. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
 
     id: str
     owner: str | None = None
-    """Id of the API key that sent it; null for those of earlier versions, which belong to admins."""
+    """Id of the API key that sent it; null for uploads of earlier versions, which belong to admins."""
     name: str
     kind: UploadKind
     state: Literal["open", "complete"]
-    """open: files may arrive, and no job can name it."""
+    """open: files may still arrive, and no job can name the upload. complete: jobs can name it."""
     created_at: datetime
     completed_at: datetime | None = None
     size_bytes: int = 0
     files: list[UploadFile] = []
-    """By their paths."""
+    """Complete files, in the order of their paths."""
     folder: str
-    """Where it lies on the server."""
+    """Folder of the upload on the server."""
 
 
 class UploadList(View):
-    """Uploads, newest first."""
+    """Uploads, newest first, and the limits of their size."""
 
     uploads: list[UploadView]
     used_bytes: int
-    """What all of them take, with what is on its way."""
+    """Size of all uploads, files in transfer included."""
     limit_bytes: int
-    """The most that all of them together may take."""
+    """Largest size of all uploads together."""
     upload_limit_bytes: int
-    """The most that one of them may take."""
+    """Largest size of one upload."""
 
 
 class FieldProblem(View):
-    """What is wrong with one field."""
+    """Error of one field."""
 
     field: str
-    """Its path with dots; empty where it concerns the whole."""
+    """Path of the field, with dots; empty if the error concerns the whole."""
     problem: str
 
 
 class SpecCheck(View):
-    """What submitting a job, or making a deployment, would say."""
+    """Errors that submitting a job, or making a deployment, would give."""
 
     kind: Kind | None
-    """What it is; null where even that is wrong."""
+    """Kind of the job or deployment; null if it cannot be read."""
     problems: list[FieldProblem]
-    """None where it would be taken."""
+    """Errors; empty if the specification would be accepted."""
     mend: str | None = None
-    """What can be done about them."""
+    """Hint: an action that the caller can take."""
 
 
 class ServingRequest(StrictModel):
-    """What the same machines would be asked for by users of the model."""
+    """Requests of the model's users, for which the planner predicts the serving on the same machines."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     objective: Objective = "latency"
-    """Shortest time of one request alone, or most tokens a second within the limits."""
+    """latency: shortest time of a single request. throughput: most tokens per second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     new_tokens: int = Field(default=128, ge=1, le=2**24)
     concurrent: int = Field(default=16, ge=1, le=2**20)
-    """Most sequences that are generated at one time; their cache is reserved."""
+    """Largest number of sequences that are generated at the same time; the planner reserves their KV cache."""
     first_token_limit_s: float | None = Field(default=None, gt=0)
-    """Longest wait for the first token; for objective throughput."""
+    """Longest time to the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)
-    """Longest wait for each token after it; for objective throughput."""
+    """Longest time from token to token; for objective throughput."""
 
     def workload(self) -> ServingWorkload:
-        """Return what the planner reads."""
+        """Return the planner's input."""
         return ServingWorkload(**self.model_dump())
 
 
@@ -520,15 +520,15 @@ class PlanRequest(StrictModel):
     """A dry run: which plan would this job get on these machines, and why?"""
 
     job: TrainJob
-    """As it would be submitted. Its data is not looked at."""
+    """Job as it would be submitted. Its data is not read."""
     topology: TopologyDocument | None = None
-    """The machines; default: those that are ready now."""
+    """Machines to plan on; default: the machines that are ready now."""
     strategy: str | None = Field(default=None, max_length=100)
-    """In place of the job's own."""
+    """Strategy to use in place of the job's own."""
     compare: bool = False
-    """Tell what every other strategy would have made of it."""
+    """Whether to report the outcome of every other strategy too."""
     serving: ServingRequest | None = None
-    """Tell, too, what the machines would do for requests."""
+    """Requests for which a serving prediction is added to the report."""
 
     @field_validator("job", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Uploads from the client's side: a file or a folder of this machine, sent file by file."""
+"""Client side of uploads: sends a file or a folder of this machine, file by file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _COMPLETE_TIMEOUT_S = 300.0
 
 
 def files_below(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a folder with their names in it, or the one file; what is hidden is left out.
+    """Return the files of a folder with their names relative to it, or the single file; hidden files are left out.
 
     Raises:
-        UserError: there is none.
+        UserError: the path does not exist, or has no file.
     """
     if path.is_file():
         return [(path.name, path)]
@@ -39,7 +39,7 @@ def files_below(path: Path) -> list[tuple[str, Path]]:
 
 
 def kind_of(names: list[str]) -> UploadKind:
-    """Return what files look like."""
+    """Return the kind of an upload, guessed from the names of its files."""
     if "config.json" in names:
         return "model"
     return "tokenizer" if {"tokenizer.json", "tokenizer_config.json"} & set(names) else "data"
@@ -72,7 +72,7 @@ def send(
 
 
 def _require_room(transport: Transport, size_bytes: int) -> None:
-    # A server that refuses a body closes the connection before the sender has read why.
+    # A server that refuses a body closes the connection before the sender has read the reason.
     room = transport.read(UploadList, "GET", "/uploads")
     left = min(room.upload_limit_bytes, room.limit_bytes - room.used_bytes)
     if size_bytes > left:
@@ -93,7 +93,7 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
                 progress(len(piece))
 
     try:
-        # With its length the server knows at once whether there is room, and when something is missing.
+        # With the length the server can check the free space at once, and detect an incomplete file.
         headers = {"Content-Length": str(file.stat().st_size), "Content-Type": "application/octet-stream"}
         arrived = transport.read(UploadFile, "PUT", url, content=pieces(), headers=headers)
     except OSError as failure:
@@ -105,5 +105,5 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
 def _forget(transport: Transport, upload: UploadView) -> None:
     try:
         transport.request("DELETE", f"/uploads/{upload.id}")
-    except ShareComputeError:  # the server forgets it by itself after a day
+    except ShareComputeError:  # the server deletes an incomplete upload after a day
         return

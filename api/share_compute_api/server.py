@@ -1,4 +1,4 @@
-"""The server: a Ray head and the control plane, started together and ended together."""
+"""The server: starts and ends a Ray head and the control plane together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""Ray starts more processes as it goes: every so many tenths of a second they are written down again."""
+"""Period of updates of the list of child processes, in ticks of 0.1 s: Ray starts more processes while it runs."""
 _CONNECTIONS_GRACE_S = 3
 _INVITE_LIFE_S = 3600.0
 _log = logging.getLogger(__name__)
@@ -45,28 +45,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that answers."""
+    """Facts about a server that answers requests."""
 
     url: str
     fingerprint: str | None
-    """Of the server's key, if clients know the server by it."""
+    """Fingerprint of the server's key; None if clients do not know the server by it."""
     warnings: tuple[str, ...]
-    """What the operator should know."""
+    """Warnings for the operator."""
     code: str = field(repr=False)
-    """Signs one browser in, once and within minutes."""
+    """One-time code that signs a browser in; valid for some minutes."""
     join_command: str = field(repr=False)
-    """Ready to paste on a machine that is to join; works once, within the hour."""
+    """Command to paste on a machine that is to join; works once, within the hour."""
     data_folder: Path
     ray_address: str
 
     @property
     def dashboard_url(self) -> str:
-        """Opens the dashboard signed in; a browser does not send the part after # to anybody."""
+        """URL that opens the dashboard signed in; a browser does not send the part after # to any server."""
         return f"{self.url}/#code={self.code}"
 
 
 class _Server(uvicorn.Server):
-    """Serves until it is told to end, or until another server took over its database."""
+    """uvicorn server that also ends when another server has taken over its database."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, roster: Roster, store: Store) -> None:
         super().__init__(config)
@@ -78,11 +78,11 @@ class _Server(uvicorn.Server):
         if counter % _WRITE_TICKS == 0:
             await asyncio.to_thread(self._roster.refresh)
         if self._store.fenced is not None:
-            self.force_exit = True  # requests that are open could write nothing more
+            self.force_exit = True  # open requests could not write anything more
         return await super().on_tick(counter) or self.force_exit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end_streams(self._app)  # else it waits for browsers that listen for events
+        end_streams(self._app)  # otherwise uvicorn waits for browsers that have an event stream open
         await super().shutdown(sockets)
 
 
@@ -93,18 +93,18 @@ def serve(
     progress: Callable[[str], None],
     announce: Callable[[Running], None],
 ) -> None:
-    """Run a server until Ctrl-C or SIGTERM; whatever it started is gone when this returns or raises.
+    """Run a server until Ctrl-C or SIGTERM; all child processes have ended when this returns or raises.
 
     Args:
-        settings: where and how.
-        contribute: whether this machine joins its own pool.
-        progress: told what happens while it starts.
-        announce: called once when it answers.
+        settings: configuration of the server.
+        contribute: whether this machine joins its own cluster.
+        progress: called with the present activity while the server starts.
+        announce: called once, when the server answers requests.
 
     Raises:
         Conflict: a port is taken, or another server uses the data folder.
         Unavailable: Ray, the database or the data folder cannot be used.
-        UserError: a data root is no folder.
+        UserError: a data root is not a folder.
         Fenced: another server took over the database.
     """
     require_folders(settings)
@@ -176,7 +176,7 @@ def _introduce(
 
 
 def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | None:
-    """Return what others know the server by; a proxy in front has a certificate of its own."""
+    """Return the fingerprint by which clients know the server; None behind a proxy, which has its own certificate."""
     return certificate.fingerprint if certificate and settings.public_url is None else None
 
 
@@ -198,7 +198,7 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, roster: 
 def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=_INVITE_LIFE_S)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
-    # Arguments can be read by everybody on the machine, the environment cannot.
+    # All users of the machine can read arguments, but not the environment.
     environment = {
         INVITE_VARIABLE: join_invite(code, running.fingerprint),
         "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),
@@ -220,7 +220,7 @@ def _listen(host: str, port: int) -> socket.socket:
             mend="end what uses it, or choose another one with --port (0 picks a free one)",
             details={"host": host, "port": port},
         ) from failure
-    # asyncio sets it only on sockets that were made with their protocol named. Without it the second write of an
-    # answer waits for the client's delayed acknowledgement, 40 ms.
+    # asyncio sets TCP_NODELAY only on sockets that were made with an explicit protocol. Without it the second write of
+    # an answer waits for the client's delayed acknowledgement (40 ms).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

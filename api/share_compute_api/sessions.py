@@ -1,7 +1,7 @@
-"""Sessions of the dashboard: what a browser keeps in place of the API key that it was given once.
+"""Sessions of the dashboard: a browser stores a signed token in place of the API key that it signed in with.
 
-The cookie holds no key but a token: the id of a key and an expiry, signed with a secret of this server. No table
-is needed, a restart changes nothing, and since the key is looked up at each request, a session ends with it.
+The cookie contains the id of a key and an expiry, signed with a secret of this server. Sessions need no table and
+survive a restart. The key is looked up at each request, so its sessions end when it is revoked.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from share_compute.durable import write_private
 from share_compute.errors import Unavailable
 
 LIFE: Final = timedelta(days=7)
-"""How long a session lasts that nobody renews."""
+"""Lifetime of a session that is not renewed."""
 _RENEWED_AFTER: Final = timedelta(days=1)
 _FILE: Final = "session-secret"
 _SECRET_BYTES: Final = 32
 
 
 class Sessions:
-    """Issues tokens and reads them.
+    """Issues and verifies session tokens.
 
     Args:
-        folder: the data folder; the secret is made there when it is first needed.
+        folder: the data folder; the secret is created there when it is first needed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,16 +39,16 @@ class Sessions:
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie: browsers do not tell servers on one host apart by port, so each has its own."""
+        """Name of the cookie, unique to this server: browsers share cookies between the ports of one host."""
         return f"share-compute-{self._mac('name').lower()[:8]}"
 
     def issue(self, key_id: str, now: datetime) -> tuple[str, datetime]:
-        """Return a token that stands for the key, and when it expires."""
+        """Return a token for a key, and the time at which it expires."""
         expires_at = (now + LIFE).replace(microsecond=0)
         return self._signed(f"{key_id}.{int(expires_at.timestamp())}"), expires_at
 
     def read(self, token: str, now: datetime) -> tuple[str, datetime] | None:
-        """Return the id of the key that a token stands for, and when it expires; None if it is not ours or over."""
+        """Return the id of a token's key, and its expiry; None if the token is not ours or has expired."""
         content, _, _ = token.rpartition(".")
         if not hmac.compare_digest(token.encode(), self._signed(content).encode()):
             return None
@@ -58,7 +58,7 @@ class Sessions:
 
     @staticmethod
     def is_due(expires_at: datetime, now: datetime) -> bool:
-        """Whether a session that is used should be renewed."""
+        """Return whether a session is old enough to be renewed when it is used."""
         return expires_at - now < LIFE - _RENEWED_AFTER
 
     def _signed(self, content: str) -> str:
@@ -77,7 +77,7 @@ class Sessions:
     def _written(self) -> bytes | None:
         try:
             secret = bytes.fromhex(self._file.read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):  # a spoilt file is mended by a new secret, like a missing one
+        except (FileNotFoundError, ValueError):  # a damaged file is replaced, like a missing one
             return None
         except OSError as failure:
             raise _unusable(self._file, failure) from failure

@@ -1,4 +1,4 @@
-"""A storm of failures against a job that runs: when each comes, and what the job made of it."""
+"""Fault injection against a running job: a random schedule of failures (a storm), and the job's reaction to each."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from share_compute.jobs.states import JobState
 from share_compute.store.records import EventRecord
 
 StormKind = Literal["kill", "stop", "leave"]
-"""The member's process ends; it stands still for a while; its machine is sent away, and hands over what it holds."""
+"""kill: the member's process ends. stop: it is suspended for a while. leave: its machine is drained and removed."""
 STORM_KINDS: tuple[StormKind, ...] = get_args(StormKind)
 
 _STOP_S = (0.2, 6.0)
-"""Shortest and longest time for which a member stands still: some are waited for, some are given up."""
+"""Shortest and longest suspension of a member, in seconds: the job waits for short ones and drops long ones."""
 _NOTICED_STEPS = 3
-"""Who is lost is missed at once: no more steps than this are committed before."""
+"""Commits within which a job reacts to a lost member; if there are this many without a reaction, it lost none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gust:
-    """A failure that is to come.
+    """A scheduled failure.
 
     Args:
-        after_s: from the beginning of the storm.
-        kind: what goes wrong.
-        place: at whom: from 0, the first of the job's members, to 1, behind the last.
-        duration_s: for how long, if it lasts.
+        after_s: time of the failure, in seconds from the beginning of the storm.
+        kind: kind of the failure.
+        place: position of the affected member among the job's members: 0 is the first, 1 is behind the last.
+        duration_s: duration of a ``stop``, in seconds; None for other kinds.
     """
 
     after_s: float
@@ -43,18 +43,18 @@ class Gust:
     duration_s: float | None = None
 
     def victim(self, members: Sequence[str]) -> str:
-        """Return which of some members it hits; the order in which they come is of no matter."""
+        """Return the member that the failure hits; does not depend on the order of ``members``."""
         return sorted(members)[int(self.place * len(members))]
 
 
 def gusts(seed: int, mtbf_s: float, seconds: float, kinds: Sequence[StormKind]) -> Iterator[Gust]:
-    """Yield the failures of a storm in their order; equal seeds give equal storms.
+    """Yield the failures of a storm in the order of their times; equal seeds give equal storms.
 
     Args:
-        seed: of the random numbers.
-        mtbf_s: mean time between two failures; the times are exponentially distributed.
-        seconds: how long the storm lasts.
-        kinds: what goes wrong, each as likely as the other.
+        seed: seed of the random numbers.
+        mtbf_s: mean time between two failures, in seconds; the times are exponentially distributed.
+        seconds: duration of the storm, in seconds.
+        kinds: kinds of failures, all equally likely.
 
     Raises:
         UserError: no kind was given.
@@ -80,23 +80,23 @@ class Hit(_View):
     contributor_id: str
     machine: str
     at: datetime
-    """By the server's clock."""
+    """Time of the failure, by the server's clock."""
     duration_s: float | None = None
 
 
 class HitReport(Hit):
-    """What the job made of a failure."""
+    """A failure and the job's reaction to it."""
 
     step: int
-    """Last committed step before it."""
+    """Last step that was committed before the failure."""
     was_noticed: bool
-    """Whether the job went on without this member; else it waited until it was there again."""
+    """Whether the job went on without the member; if false, it waited until the member was back."""
     recovered_s: float | None
-    """Time until the next step was committed after it was noticed; None: none was."""
+    """Time from the failure to the first commit after the job's reaction; None if no step was committed."""
     recomputed: int
-    """Microbatches that were computed again."""
+    """Number of microbatches that were recomputed."""
     restarted_from: int | None = None
-    """Step to which the job went back because of it; None: no committed step was lost."""
+    """Step to which the job went back because of the failure; None: no committed step was lost."""
 
 
 class Restart(_View):
@@ -106,22 +106,22 @@ class Restart(_View):
     step: int
     """Step that it continues from."""
     steps_lost: int
-    """Committed steps that it computes again; 0: it took over the members of the attempt before."""
+    """Committed steps that it recomputes; 0: it took over the members of the previous attempt."""
 
 
 class Comparison(_View):
-    """Losses of two jobs, step by step."""
+    """Comparison of the losses of two jobs, step by step."""
 
     job_id: str
-    """The other job."""
+    """Id of the other job."""
     steps: int
-    """That both committed."""
+    """Number of steps that both jobs committed."""
     first_difference: int | None
-    """First step whose losses differ; None: all are equal, to the last bit."""
+    """First step whose losses differ; None: all losses are equal, to the last bit."""
 
 
 class StormReport(_View):
-    """How a job came through a storm."""
+    """Report of a storm: the failures, and the progress of the job."""
 
     job_id: str
     state: JobState
@@ -130,13 +130,13 @@ class StormReport(_View):
     seconds: float
     hits: tuple[HitReport, ...]
     missed: int
-    """Failures that hit nobody, since no member was there."""
+    """Failures that hit no member, since none was present."""
     steps: int
-    """Committed during the storm."""
+    """Number of commits during the storm, repeated steps included."""
     steps_again: int
-    """Committed steps that were lost by restarts, so that they are computed again, during the storm or after it."""
+    """Committed steps that were lost by restarts and are recomputed, during the storm or after it."""
     restarts: tuple[Restart, ...] = ()
-    """New attempts, in their order."""
+    """New attempts, in order."""
     step_s: float | None
     """Median time from one commit to the next."""
     longest_stall_s: float | None
@@ -150,11 +150,11 @@ class StormReport(_View):
 
 
 def assess(hits: Sequence[Hit], events: Sequence[EventRecord], before_step: int = 0) -> tuple[HitReport, ...]:
-    """Return what a job made of each failure.
+    """Return a report for each failure.
 
     Args:
-        hits: in their order.
-        events: of the job, all since the storm began, in their order.
+        hits: failures, in order.
+        events: all events of the job since the storm began, in order.
         before_step: last step that was committed before the storm.
     """
     return tuple(_assess(hit, events, before_step) for hit in hits)
@@ -186,12 +186,12 @@ def _restarted_from(noticed: EventRecord | None, last_step: int) -> int | None:
 
 
 def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Restart, ...]:
-    """Return the attempts that began during a storm, with what each computes again.
+    """Return the attempts that began during a storm, with the steps that each recomputes.
 
     Args:
-        events: of the job, all since the storm began, in their order.
-        attempt: at which the job was when it began.
-        step: last committed step by then.
+        events: all events of the job since the storm began, in order.
+        attempt: number of the attempt that ran when the storm began.
+        step: last step that was committed before the storm.
     """
     found = []
     for event in events:
@@ -205,7 +205,7 @@ def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Re
 
 
 def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int | None:
-    """Return the place of the event by which the job goes on without a member, None if it did not have to."""
+    """Return the index of the event with which the job went on without the member; None if there is none."""
     steps = 0
     for place, event in enumerate(after):
         names_it = hit.contributor_id in (*event.data.get("lost", ()), *event.data.get("left", ()))
@@ -214,14 +214,14 @@ def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int 
         if event.kind == "started" and event.attempt != attempt:
             return place
         steps += event.kind == "step"
-        # Who leaves is done without only when what it holds is elsewhere.
+        # A leaving member is dropped only after its shards have moved, which may take any number of steps.
         if steps == _NOTICED_STEPS and hit.kind != "leave":
             return None
     return None
 
 
 def pace(events: Sequence[EventRecord]) -> tuple[int, float | None, float | None]:
-    """Return how many steps were committed, and the median and longest time between two, in s."""
+    """Return the number of commits, and the median and longest time between two commits, in seconds."""
     steps = [event for event in events if event.kind == "step"]
     times = [(later.at - earlier.at).total_seconds() for earlier, later in pairwise(steps)]
     return len(steps), statistics.median(times) if times else None, max(times, default=None)
@@ -231,9 +231,9 @@ def compare(job_id: str, losses: Mapping[int, float], others: Mapping[int, float
     """Compare the losses of a job with those of another one.
 
     Args:
-        job_id: of the other one.
-        losses: by step.
-        others: of the other one.
+        job_id: id of the other job.
+        losses: losses of the first job, by step.
+        others: losses of the other job, by step.
     """
     common = sorted(losses.keys() & others.keys())
     differing = (step for step in common if losses[step] != others[step])

@@ -1,4 +1,4 @@
-"""Events as they happen (server-sent events), from any point of the past on."""
+"""Event streams (server-sent events) that can start at any past event."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def stream(
     job_id: str | None = None,
     tells_figures: bool = False,
 ) -> StreamingResponse:
-    """Answer with all events after number ``after``, of one job or of the pool, until the caller goes.
+    """Stream all events after number ``after``, of one job or of the cluster, until the caller disconnects.
 
-    A stream of a key that is revoked ends soon after; whoever comes back is refused.
+    The stream of a key that is revoked ends soon after, and reconnecting with the key is refused.
 
     Args:
-        context: of the server.
+        context: context of the server.
         after: number of the last event that the caller has seen.
-        caller: whose key opened it.
-        job_id: only events of this job.
-        tells_figures: also tell figures of deployments as they change. These have no number: they are of one moment,
-            and who comes back gets the present ones.
+        caller: API key of the request.
+        job_id: id of the job whose events are streamed; None for all events.
+        tells_figures: whether to stream live figures of deployments too. These events have no number: they describe
+            one moment, and a caller that reconnects gets the present ones.
     """
     return StreamingResponse(
         _events(context, after, caller.id, job_id, Figures() if tells_figures else None),

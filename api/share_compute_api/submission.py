@@ -1,4 +1,4 @@
-"""Cheap checks of a job before it is queued: what can be seen on disk without loading a model."""
+"""Cheap checks of a job before it is queued: those that are possible without loading a model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from share_compute_api.model_folders import (
 
 
 def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming each field, when the job cannot run here whatever machines there are.
+    """Raise UserError, naming each field, if the job cannot run on this server with any machines.
 
     Args:
         spec: the job.
-        processes: read its files, configuration and tokenizer.
+        processes: isolated processes, which read the job's files, configuration and tokenizer.
     """
     problems = Problems()
     with problems.noted("parallelism.strategy"):
@@ -59,11 +59,11 @@ def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
 
 
 def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming each field, when the model or its tokenizer cannot be what the job says.
+    """Raise UserError, naming each field, if the model or its tokenizer does not fit the job.
 
     Args:
         spec: the job.
-        processes: read its configuration and its tokenizer.
+        processes: isolated processes, which read the configuration and the tokenizer.
     """
     problems = Problems()
     with problems.noted(), looking("tokenizer.path"):

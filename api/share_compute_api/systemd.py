@@ -15,27 +15,27 @@ _RETRY_S = 30
 
 
 def unit_name(machine: str) -> str:
-    """Return the name of a machine's unit."""
+    """Return the name of a machine's systemd unit."""
     return f"share-compute-{machine}.service"
 
 
 def unit_file(machine: str) -> Path:
-    """Return where systemd looks for a machine's unit."""
+    """Return the path at which systemd looks for a machine's unit."""
     configuration = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(configuration).expanduser() / "systemd" / "user" / unit_name(machine)
 
 
 def unit_text(arguments: list[str], url: str, data_folder: Path, leave_within_s: float) -> str:
-    """Return the unit.
+    """Return the text of the unit.
 
-    It starts again after a failure, but not after exit code 2 (wrong options) or 5 (the operator refuses its key). Only
-    the agent gets SIGTERM: it hands over what the machine holds, and ends its own children.
+    systemd restarts the service after a failure, but not after exit code 2 (wrong options) or 5 (the server refuses the
+    machine's key). Only the agent gets SIGTERM: it hands over the machine's shards and ends its child processes.
 
     Args:
-        arguments: of ``share-compute``.
-        url: of the server.
-        data_folder: holds the machine's key.
-        leave_within_s: longest time that handing over takes.
+        arguments: arguments of ``share-compute``.
+        url: URL of the server.
+        data_folder: folder with the machine's key.
+        leave_within_s: time limit for handing over, in seconds.
     """
     command = " ".join(map(_quoted, own_command(*arguments)))
     return f"""[Unit]
@@ -58,7 +58,7 @@ WantedBy=default.target
 
 
 def install(machine: str, text: str) -> str | None:
-    """Write a unit, and start it now and at each boot; returns a warning if it does not start before a login."""
+    """Write a unit, and start it now and at each boot; returns a warning if it starts only after a login."""
     file = unit_file(machine)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
@@ -81,7 +81,7 @@ def uninstall(machine: str) -> bool:
 
 
 def systemctl(*words: str) -> str:
-    """Return what ``systemctl --user`` prints.
+    """Run ``systemctl --user`` and return its output.
 
     Raises:
         Unavailable: there is no systemd for this user, or it refuses.
@@ -104,6 +104,6 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _quoted(word: str, *, is_command: bool = True) -> str:
-    """Return a word as systemd reads it whole: `%` begins a specifier, and `$` a variable in commands."""
+    """Return a word quoted for a unit: `%` begins a specifier, and `$` begins a variable in commands."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if is_command else escaped}"'

@@ -1,4 +1,4 @@
-"""Requests to a control plane; the one boundary where HTTP's errors become ours again."""
+"""HTTP requests to a control plane, with the translation of HTTP errors into `ShareComputeError`."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Transport:
             raise _bad_url(target.url) from failure
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request; returns the answer if it is not an error.
+        """Send a request and return the successful answer.
 
         Raises:
-            ShareComputeError: the error that the server answered with, rebuilt.
+            ShareComputeError: the error that the server answered with.
             Unavailable: the server does not answer.
         """
         with self.translated():
@@ -59,12 +59,12 @@ class Transport:
         return response
 
     def read(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
-        """Send a request; returns its answer as a model."""
+        """Send a request and return its answer as a model."""
         return kind.model_validate_json(self.request(method, path, **options).content)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn httpx's errors inside the block into ours."""
+        """Translate errors of httpx inside the block into `ShareComputeError`."""
         try:
             yield
         except httpx.UnsupportedProtocol as failure:
@@ -104,7 +104,7 @@ def _verification_error(failure: BaseException | None) -> ssl.SSLCertVerificatio
 
 
 def raise_for_problem(response: httpx.Response) -> None:
-    """Raise the error that a problem document tells of; does nothing for answers that are none."""
+    """Raise the error of a problem document; does nothing if the answer is successful."""
     if response.is_success:
         return
     response.read()

@@ -1,4 +1,4 @@
-"""Which versions run here, read without importing what they belong to, and which fit together."""
+"""Versions of this installation, read without importing the packages, and the check that two machines' versions fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from share_compute.errors import VersionMismatch
 from share_compute_api.schemas import Versions
 
 _PARTS = {"python": 3, "ray": 3, "torch": 2, "share_compute": 2}
-"""How many leading numbers of each version must be equal."""
+"""Number of leading parts of each version that must be equal."""
 _MENDS = {
     "python": "install Python {wanted} on the joining machine",
     "ray": "pip install 'ray=={wanted}' on the joining machine",

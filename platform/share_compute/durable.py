@@ -1,4 +1,4 @@
-"""Files that survive a power cut."""
+"""Durable file writes: files that survive a power failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the list of a folder's files, survive a power cut."""
+    """Flush a file, or the list of a folder's files, to disk (fsync), so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -16,7 +16,7 @@ def sync(path: Path) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all, also when the power fails."""
+    """Write a file that only its owner may read, atomically: it is whole or unchanged, also after a power failure."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.unlink(missing_ok=True)

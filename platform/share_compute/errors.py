@@ -1,41 +1,41 @@
 """Every error that share-compute raises on purpose.
 
     ShareComputeError
-    ├── UserError              mend the request: what was asked for cannot be done as asked
+    ├── UserError              correct the request: it cannot be fulfilled as it is
     │   ├── ClockSkew          the clocks of two machines differ too much
     │   ├── TooLong            the text is longer than the model's window
-    │   ├── TooLarge           what is sent takes more space than the server gives it
-    │   ├── NotFound           the thing named does not exist (any more)
-    │   ├── Conflict           it exists, but its state forbids this now
-    │   │   ├── InviteUsed     this invite has no use left
+    │   ├── TooLarge           the upload or body takes more space than the server allows for it
+    │   ├── NotFound           the named object does not exist, or not any more
+    │   ├── Conflict           the named object exists, but its state forbids the request
+    │   │   ├── InviteUsed     the invite has no use left
     │   │   └── VersionMismatch   two machines run versions that do not work together
-    │   └── NotAuthorized      the key, invite or code does not allow this
+    │   └── NotAuthorized      the key, invite or code does not allow the request
     │       ├── InviteUnknown  no invite has this code
-    │       ├── InviteExpired  its time is over
-    │       ├── InviteRevoked  it was taken back
-    │       ├── MissingScope   the key is valid, but may not do this; says which scope it lacks
-    │       ├── NotOwner       it belongs to another key
-    │       ├── OtherSite      a page of another site asks in a browser's name
+    │       ├── InviteExpired  the invite has expired
+    │       ├── InviteRevoked  the invite was revoked
+    │       ├── MissingScope   the key is valid, but lacks a scope, which the error names
+    │       ├── NotOwner       the object belongs to another key
+    │       ├── OtherSite      a page of another site let a browser send the request with its session cookie
     │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
-    │       ├── WrongFingerprint    the server's key is not the one that it is known by
+    │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
     │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
-    ├── PlanInfeasible         the machines cannot hold the job; says what is missing, in bytes
-    │   └── OutOfMemory        a machine had less memory than it lends; says how much it had
-    ├── NoCopy                 a machine cannot keep a copy of another's shard; training goes on without
-    ├── ContributorLost        a machine died or went silent; retry or resume
+    ├── PlanInfeasible         the machines cannot hold the job; the error has the missing bytes
+    │   └── OutOfMemory        a machine had less memory than it lends; the error has the bytes that it had
+    ├── NoCopy                 a machine cannot keep a backup of another's shard; training continues without it
+    ├── ContributorLost        a machine died or is unresponsive; retry or resume
     ├── StaleEpoch             a message of an earlier epoch; drop it
-    ├── VerificationFailed     a result is not what it must be
-    │   └── WrongTensor        a machine handed on a tensor that the model does not make; do without the machine
-    └── Unavailable            something we need does not answer (control plane, head, disk); try again
-        ├── Busy               a deployment's queue is full; try again after the seconds that it says
+    ├── VerificationFailed     a result failed verification
+    │   └── WrongTensor        a machine sent a tensor that the model cannot produce; continue without the machine
+    └── Unavailable            a needed service does not answer (control plane, head, disk); try again
+        ├── Busy               a deployment's queue is full; try again after the seconds that the error has
         │   └── TooManyAttempts   too many wrong keys or invites came from this address
         ├── Fenced             another server took over the database; this one ends
-        ├── LibraryLost        the process that serves a job's samples died; its members live, and go on with another
-        └── LinkLost           the server's host was cut from all others; its jobs' members live, and go on later
+        ├── LibraryLost        the process that serves a job's samples died; its members continue with another one
+        └── LinkLost           the server's host was cut off from all others; its jobs' members continue later
 
-They are split by what the caller does next. Each says what happened in one sentence and carries one suggested
-action (``mend``); job, step and machine where they are known. Errors of Ray, sockets and torch are translated to
-these at one boundary each.
+Each class stands for one reaction of the caller. Each error has one sentence about what happened and one hint
+(``mend``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are each translated
+to these in one place.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class ShareComputeError(Exception):
     """Base of all errors raised on purpose.
 
     Args:
-        message: what happened, one sentence, no trailing full stop needed.
-        mend: what the reader can do about it.
+        message: one sentence about what happened; it needs no trailing full stop.
+        mend: hint that the reader can act on.
         job: id of the job concerned.
         step: training step at which it happened.
         machine: name of the contributor concerned.
-        details: further JSON-able facts, e.g. ``missing_bytes``.
+        details: further facts, JSON-serializable, e.g. ``missing_bytes``.
     """
 
     code: ClassVar[str] = "internal"
@@ -82,11 +82,11 @@ class ShareComputeError(Exception):
         self.details = details or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Keep every field when the error crosses a process."""
+        """Return the arguments for pickling, so that every field survives a transfer to another process."""
         return _rebuild, (type(self), self.message, self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields beside the message that are set."""
+        """Return the fields that are set, except the message."""
         known = {
             "mend": self.mend,
             "job": self.job,
@@ -102,7 +102,7 @@ def _rebuild(kind: type[ShareComputeError], message: str, facts: dict[str, Any])
 
 
 class UserError(ShareComputeError):
-    """What was asked for cannot be done as asked; mend the request."""
+    """The request cannot be fulfilled as it is; it must be corrected."""
 
     code = "invalid-request"
     status = 422
@@ -110,7 +110,7 @@ class UserError(ShareComputeError):
 
 
 class NotFound(UserError):
-    """The thing named does not exist, or not any more."""
+    """The named object does not exist, or not any more."""
 
     code = "not-found"
     status = 404
@@ -118,7 +118,7 @@ class NotFound(UserError):
 
 
 class Conflict(UserError):
-    """The thing named exists, but its state forbids this now."""
+    """The named object exists, but its state forbids the request."""
 
     code = "conflict"
     status = 409
@@ -126,7 +126,7 @@ class Conflict(UserError):
 
 
 class NotAuthorized(UserError):
-    """No key, or one that does not allow this."""
+    """There is no key, or the key does not allow the request."""
 
     code = "not-authorized"
     status = 401
@@ -134,20 +134,20 @@ class NotAuthorized(UserError):
 
 
 class ClockSkew(UserError):
-    """The clocks of two machines differ by more than certificates, leases and logs can bear."""
+    """The clocks of two machines differ by more than certificates, leases and logs tolerate."""
 
     code = "clock-skew"
 
 
 class TooLong(UserError):
-    """The text is longer than the model's window, or than what its machines can keep of it."""
+    """The text is longer than the model's context window, or than the capacity of its machines allows."""
 
     code = "too-long"
     status = 400
 
 
 class TooLarge(UserError):
-    """What is sent takes more space than the server gives it; ``details`` has both, in bytes."""
+    """The upload or body takes more space than the server allows for it; ``details`` has both, in bytes."""
 
     code = "too-large"
     status = 413
@@ -166,42 +166,42 @@ class InviteUnknown(NotAuthorized):
 
 
 class InviteUsed(Conflict):
-    """As many machines joined with this invite as it has uses."""
+    """All uses of the invite are taken by machines that joined with it."""
 
     code = "invite-used"
     exit_code = 5
 
 
 class InviteExpired(NotAuthorized):
-    """The invite's time is over."""
+    """The invite has expired."""
 
     code = "invite-expired"
     status = 410
 
 
 class InviteRevoked(NotAuthorized):
-    """The invite was taken back."""
+    """The invite was revoked."""
 
     code = "invite-revoked"
     status = 410
 
 
 class MissingScope(NotAuthorized):
-    """The key is valid, but lacks a scope; ``details`` has the one that is needed and those that it has."""
+    """The key is valid, but lacks a scope; ``details`` has the required scope and the scopes of the key."""
 
     code = "missing-scope"
     status = 403
 
 
 class NotOwner(NotAuthorized):
-    """What is to be changed belongs to another key."""
+    """The object to change belongs to another key."""
 
     code = "not-owner"
     status = 403
 
 
 class OtherSite(NotAuthorized):
-    """A page of another site, or something that does not say where it is from, asks in a browser's name."""
+    """A page of another site, or of unknown origin, let a browser send a request with its session cookie."""
 
     code = "other-site"
     status = 403
@@ -215,7 +215,7 @@ class InsecureTransport(NotAuthorized):
 
 
 class WrongFingerprint(NotAuthorized):
-    """A server does not have the key that it is known by; ``details`` says which was expected and seen."""
+    """A server's key does not have the expected fingerprint; ``details`` has the expected and the seen one."""
 
     code = "wrong-fingerprint"
 
@@ -227,7 +227,7 @@ class UntrustedCertificate(NotAuthorized):
 
 
 class PlanInfeasible(ShareComputeError):
-    """These machines cannot hold this job; ``details`` says how many bytes are missing."""
+    """The machines cannot hold the job; ``details`` has the number of missing bytes."""
 
     code = "plan-infeasible"
     status = 422
@@ -235,39 +235,39 @@ class PlanInfeasible(ShareComputeError):
 
 
 class OutOfMemory(PlanInfeasible):
-    """A machine had less memory than it lends; ``details`` says how much its process had taken (``room_bytes``)."""
+    """A machine had less memory than it lends; ``details`` has the memory that its process took (``room_bytes``)."""
 
     code = "out-of-memory"
 
     @property
     def room_bytes(self) -> int:
-        """Memory that the process had taken."""
+        """Return the memory that the process had taken, in bytes."""
         return int(self.details["room_bytes"])
 
 
 class NoCopy(ShareComputeError):
-    """A machine cannot keep a copy of another's shard; training goes on without."""
+    """A machine cannot keep a backup of another machine's shard; training continues without it."""
 
     code = "no-copy"
 
     @property
     def lacks_room(self) -> bool:
-        """Whether the machine has no room for it, and another one may have."""
+        """Return whether the machine lacks memory for the backup; another machine may have enough."""
         return bool(self.details.get("lacks_room"))
 
     @property
     def owner(self) -> str:
-        """Contributor whose shard it was a copy of."""
+        """Return the id of the primary, the contributor whose shard was to be backed up; empty if unknown."""
         return str(self.details.get("owner", ""))
 
     @property
     def epoch(self) -> int:
-        """In which it was lost."""
+        """Return the epoch in which the backup was lost; 0 if unknown."""
         return int(self.details.get("epoch", 0))
 
 
 class ContributorLost(ShareComputeError):
-    """A machine died or went silent; the job can be resumed."""
+    """A machine died or is unresponsive; the job can be resumed."""
 
     code = "contributor-lost"
     status = 503
@@ -282,14 +282,14 @@ class StaleEpoch(ShareComputeError):
 
 
 class VerificationFailed(ShareComputeError):
-    """A result is not what it must be; its machine is set aside."""
+    """A result failed verification; the machine that made it is excluded."""
 
     code = "verification-failed"
     status = 500
 
 
 class WrongTensor(VerificationFailed):
-    """A machine handed on a tensor that is not what the model says; it counts as lost."""
+    """A machine sent a tensor that the model cannot produce; the machine counts as lost."""
 
     code = "wrong-tensor"
 
@@ -298,10 +298,10 @@ class WrongTensor(VerificationFailed):
         """Return the error for a tensor of one machine.
 
         Args:
-            machine: its name.
-            worker: its id.
-            what: is wrong with the tensor.
-            step: of the job, if it is known.
+            machine: name of the machine.
+            worker: contributor id of the machine.
+            what: the defect of the tensor, for the message.
+            step: step of the job, if it is known.
         """
         return cls(
             f"{machine} sent a wrong tensor: {what}",
@@ -313,22 +313,22 @@ class WrongTensor(VerificationFailed):
 
     @property
     def worker(self) -> str:
-        """Contributor that sent it."""
+        """Return the id of the contributor that sent the tensor."""
         return str(self.details.get("worker", ""))
 
     @property
     def what(self) -> str:
-        """What is wrong with the tensor."""
+        """Return the defect of the tensor."""
         return str(self.details.get("what", ""))
 
     @property
     def accuser(self) -> str:
-        """Contributor that says so."""
+        """Return the id of the contributor that reported it; empty if there is none."""
         return str(self.details.get("accuser", ""))
 
 
 class Unavailable(ShareComputeError):
-    """Something that is needed does not answer; try again."""
+    """A needed service does not answer; the caller may try again."""
 
     code = "unavailable"
     status = 503
@@ -336,44 +336,47 @@ class Unavailable(ShareComputeError):
 
 
 class Busy(Unavailable):
-    """A deployment's queue is full; ``details`` says when to try again (``retry_after_s``)."""
+    """A deployment's queue is full; ``details`` has the time after which to try again (``retry_after_s``)."""
 
     code = "busy"
     status = 429
 
     @property
     def retry_after_s(self) -> int:
-        """Time after which to try again."""
+        """Return the seconds after which to try again."""
         return int(self.details["retry_after_s"])
 
 
 class Fenced(Unavailable):
-    """Another server took over the database: this one writes nothing more, and ends."""
+    """Another server took over the database; this one writes nothing more, and ends."""
 
     code = "fenced"
     exit_code = 4
 
 
 class TooManyAttempts(Busy):
-    """Too many wrong keys or invites came from an address; ``details`` says when to try again."""
+    """Too many wrong keys or invites came from an address; ``details`` has the time after which to try again."""
 
     code = "too-many-attempts"
 
 
 class LibraryLost(Unavailable):
-    """The process that serves a job's samples died; its members live, and go on with another one."""
+    """The process that serves a job's samples died; the job's members continue with another one."""
 
     code = "library-lost"
 
 
 class LinkLost(Unavailable):
-    """The server's host was cut from all others; a job's members live, and go on with another coordinator."""
+    """The server's host was cut off from all others; a job's members continue later, with another coordinator."""
 
     code = "link-lost"
 
 
 def as_ours(failure: Exception) -> ShareComputeError:
-    """Return a failure as it is told to people: one that nobody raised on purpose is a defect, or a user's code."""
+    """Return an exception as a `ShareComputeError`, for people.
+
+    Other exceptions were not raised on purpose: they are defects, or come from a user's code.
+    """
     if isinstance(failure, ShareComputeError):
         return failure
     return ShareComputeError(
@@ -389,13 +392,13 @@ def error_of(
     *,
     unknown: type[ShareComputeError] = ShareComputeError,
 ) -> ShareComputeError:
-    """Return the error that somebody else raised.
+    """Rebuild an error that another process raised.
 
     Args:
-        code: its stable name.
-        detail: its message.
-        facts: what it says beside that; other keys are left out.
-        unknown: what it is if no error of ours has this name.
+        code: stable name of the error.
+        detail: message of the error.
+        facts: further fields of the error; unknown keys are ignored.
+        unknown: class to use if no error class has this code.
     """
     known = {name: facts.get(name) for name in ("mend", "job", "step", "machine", "details")}
     return _kinds().get(code, unknown)(detail, **known)

@@ -1,4 +1,4 @@
-"""What is wrong with the fields of a document, in few words: whoever sends a million mistakes reads about fifty."""
+"""Short messages about wrong fields of a document: a document with a million mistakes yields about fifty messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import ValidationError
 from share_compute.errors import UserError
 
 MOST_NAMED = 50
-"""Fields that an error names."""
+"""Maximum number of fields that an error names."""
 _MOST_CHARACTERS = 300
-"""Of a field's name, and of what is wrong with it."""
+"""Maximum length of a field's name, and of the problem with it."""
 
 
 def invalid(failure: ValidationError, mend: str) -> UserError:
-    """Return the error of a document that pydantic refuses; ``details`` has its fields."""
+    """Return the error for a document that pydantic refuses; ``details`` has the wrong fields."""
     fields = field_errors(failure)
     return UserError(told(fields, failure.error_count()), mend=mend, details={"fields": fields})
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:
-    """Flatten a pydantic error to ``[{field, problem}]``, fields written with dots; the first `MOST_NAMED`."""
+    """Return the first `MOST_NAMED` problems of a pydantic error as ``[{field, problem}]``, field paths with dots."""
     errors = failure.errors(include_url=False, include_context=False, include_input=False)
     return [
         {"field": field_name(error["loc"]), "problem": cut(error["msg"].removeprefix("Value error, "))}
@@ -30,7 +30,7 @@ def field_errors(failure: ValidationError) -> list[dict[str, str]]:
 
 
 def told(fields: Sequence[dict[str, str]], total: int) -> str:
-    """Return the sentence about fields, of which there are ``total``."""
+    """Return the message about wrong fields; ``total`` counts also the ones that are not listed."""
     texts = [": ".join(filter(None, (item["field"], item["problem"]))) for item in fields]
     if total > len(fields):
         texts.append(f"and {total - len(fields)} more")
@@ -38,10 +38,10 @@ def told(fields: Sequence[dict[str, str]], total: int) -> str:
 
 
 def field_name(path: Iterable[object]) -> str:
-    """Return a field's place as it is written with dots."""
+    """Return the path of a field, written with dots."""
     return cut(".".join(str(part) for part in path))
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text that may be of any length."""
+    """Return a text, cut to `_MOST_CHARACTERS` characters if it is longer."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

@@ -1,4 +1,4 @@
-"""Files that strangers named, opened so that a link cannot take the place of what was checked before."""
+"""Safe access to files whose paths users named: a link cannot replace a path that was checked before."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 def open_unlinked(path: Path) -> BufferedReader:
     """Open a regular file for reading; no component of its path may be a link.
 
-    A path is checked when a job is submitted, and read much later. Each folder is opened in the one before it, as
-    openat2(2) does with RESOLVE_NO_SYMLINKS, so there is no moment at which a link could be put in.
+    A path is checked when a job is submitted, and read much later. Each folder is opened relative to its parent, as
+    openat2(2) does with RESOLVE_NO_SYMLINKS, so there is no moment at which a link could be inserted.
 
     Args:
-        path: without ``..``; a relative one begins at the working folder.
+        path: path without ``..``; a relative one begins at the working folder.
 
     Raises:
-        OSError: the file cannot be opened, is not a regular one, or a part of its path is a link.
+        OSError: the file cannot be opened, is not a regular file, or a part of its path is a link.
     """
     with opened_parent(path) as folder:
-        # Not blocking: to open a pipe would wait for its other end.
+        # Opened non-blocking, because opening a pipe would wait for its other end.
         file = _opened(path.name, _FILE, folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -37,13 +37,13 @@ def open_unlinked(path: Path) -> BufferedReader:
 
 
 def remove_unlinked(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it; links are removed, never followed.
+    """Remove a file, a link, or a folder with its contents; links are removed, never followed.
 
     Args:
-        path: without ``..``; none of the folders above it may be a link.
+        path: path without ``..``; none of the folders above it may be a link.
 
     Raises:
-        OSError: it is not there, cannot be removed, or a part of its path is a link.
+        OSError: the path does not exist, cannot be removed, or a folder above it is a link.
     """
     with opened_parent(path) as folder:
         if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -54,7 +54,7 @@ def remove_unlinked(path: Path) -> None:
 
 @contextmanager
 def opened_parent(path: Path) -> Iterator[int]:
-    """Open the folder that holds a path, without following links."""
+    """Yield a file descriptor of the folder that contains a path, opened without following links."""
     folder = os.open("/", _ON_THE_WAY)
     try:
         for part in path.absolute().parts[1:-1]:

@@ -1,4 +1,4 @@
-"""Text of strangers that is printed: control characters in it would command the reader's terminal."""
+"""Safe printing of untrusted text: control characters in it would control the reader's terminal."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 _COMMANDS = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Categories of Unicode: control characters, halves of pairs, separators of lines and of paragraphs."""
+"""Refused Unicode categories: control characters, surrogates, line separators and paragraph separators."""
 
 
 def is_plain(text: str) -> bool:
-    """Whether text can be printed as it is, in one line."""
+    """Return whether text can be printed unchanged, in one line."""
     return text.isprintable() or not any(map(_commands, text))
 
 
 def plain(text: str, *, but: str = "") -> str:
-    r"""Return text with control characters written out: ``\x1b``.
+    r"""Return text with control characters escaped, e.g. ``\x1b``.
 
     Args:
         text: any text.
-        but: characters that stay, e.g. a line break.
+        but: characters that are kept, e.g. a line break.
     """
     if is_plain(text):
         return text
@@ -41,4 +41,4 @@ def _checked(text: str) -> str:
 
 
 PlainText = Annotated[str, AfterValidator(_checked)]
-"""A name or a label in a body or a file."""
+"""Name or label in a request body or a file, without control characters and line breaks."""

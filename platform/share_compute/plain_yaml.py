@@ -1,4 +1,4 @@
-"""YAML as people write it by hand, and no more: no aliases, no key twice, and 1e-5 is a number."""
+"""Restricted YAML for hand-written files: no aliases, no tags, no duplicate keys, and 1e-5 is a number."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from share_compute.errors import UserError
 from share_compute.planning.words import bytes_text
 
 MOST_BYTES = 256 << 10
-"""Of YAML that people write by hand: no job file has a tenth of it."""
+"""Maximum size of hand-written YAML in bytes; no job file has a tenth of it."""
 
 
 class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
-    """YAML without aliases, by which a few lines grow to gigabytes, and without keys that are given twice.
+    """Loader that refuses aliases, tags and duplicate keys. Aliases let a few lines grow to gigabytes.
 
-    libyaml reads the text, ten times as fast as Python; what stands in it is put together here, where it is looked at.
+    libyaml parses the text, ten times as fast as Python. The nodes are composed in Python, where they are checked.
     """
 
     def __init__(self, text: str) -> None:
@@ -35,7 +35,7 @@ class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
         event: Any = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise _refused("aliases (*name) are not read; write it out", event)
-        # Nothing needs a tag, and `!!int ""` makes the library stumble.
+        # No file needs tags, and `!!int ""` makes PyYAML fail.
         if getattr(event, "tag", None) not in (None, "!"):
             raise _refused("tags (!name) are not read; leave it out", event)
         return super().compose_node(parent, index)
@@ -54,10 +54,10 @@ def _refused(problem: str, event: Any) -> ComposerError:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Puts in quotes what the reader would take for a number."""
+    """Dumper that quotes strings which the loader would read as numbers."""
 
 
-# YAML 1.1 takes 1e-5 for text, since it has no dot; everybody else takes it for a number.
+# YAML 1.1 reads 1e-5 as text because it has no dot. Other formats, and people, read it as a number.
 for _form in (_PlainLoader, _PlainDumper):
     _form.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -72,15 +72,15 @@ def write_yaml(data: Any) -> str:
 
 
 def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
-    """Return what YAML text says; JSON is YAML.
+    """Return the data of YAML text; JSON is valid YAML.
 
     Args:
-        text: the text.
-        what: what it should be, for errors: ``job file``.
-        most_bytes: how long it may be, as UTF-8.
+        text: the YAML text.
+        what: name of the kind of document for error messages, e.g. ``job file``.
+        most_bytes: maximum length in bytes, as UTF-8.
 
     Raises:
-        UserError: it is too long, or not valid, saying where.
+        UserError: the text is too long or not valid; the error has the line and column.
     """
     size_bytes = len(text.encode(errors="replace"))
     if size_bytes > most_bytes:
@@ -90,10 +90,10 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
         )
     try:
         return _PlainLoader(text).get_single_data()
-    # Beside its own errors, YAML lets through what impossible dates and endless nesting cause.
+    # PyYAML also raises ValueError, for impossible dates, and RecursionError, for deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as failure:
         where = getattr(failure, "problem_mark", None)
-        # What is missing at the end is told of the line after the last one.
+        # PyYAML reports something missing at the end at the line after the last one.
         last = len(text.splitlines())
         line = f" at line {min(where.line + 1, last)}, column {where.column + 1}" if where else ""
         problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]
@@ -103,14 +103,14 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def read_json(text: str, what: str) -> Any:
-    """Return what JSON text says: many times faster than `read_yaml`.
+    """Return the data of JSON text, many times faster than `read_yaml`.
 
     Args:
-        text: the text.
-        what: what it should be, for errors.
+        text: the JSON text.
+        what: name of the kind of document for error messages.
 
     Raises:
-        UserError: it is not valid, saying where.
+        UserError: the text is not valid; the error has the line and column where they are known.
     """
     try:
         return json.loads(text, object_pairs_hook=_without_doubles)
@@ -121,7 +121,7 @@ def read_json(text: str, what: str) -> Any:
         ) from failure
     except RecursionError as failure:
         raise UserError(f"the {what} is nested too deeply", mend="flatten it") from failure
-    except ValueError as failure:  # a number of thousands of digits, or a key that is given twice
+    except ValueError as failure:  # a number with thousands of digits, or a duplicate key
         raise UserError(f"the {what} is not valid JSON: {failure}", mend="mend the JSON") from failure
 
 

@@ -1,4 +1,4 @@
-"""All configuration in one place: typed, from environment variables ``SHARE_COMPUTE_*`` or the command line."""
+"""All settings, typed; read from environment variables ``SHARE_COMPUTE_*`` or the command line."""
 
 from __future__ import annotations
 
@@ -14,77 +14,78 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """Settings of the server; ``share-compute config`` shows them with where each came from."""
+    """Settings of the server; ``share-compute config`` shows them with their sources."""
 
     model_config = SettingsConfigDict(
         env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore"
     )
 
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
-    """Where the server keeps its database, keys, checkpoints and artifacts."""
+    """Folder for the server's database, keys, checkpoints and artifacts."""
     database_url: str | None = None
     """SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name; default: SQLite in the data folder."""
     host: str = "127.0.0.1"
-    """Address the control plane listens on; use 0.0.0.0 to let other machines join."""
+    """Address that the control plane listens on; use 0.0.0.0 to let other machines join."""
     port: int = Field(default=8700, ge=0, le=65535)
     """Port of the control plane; 0 picks a free one."""
     advertise_address: str | None = None
-    """IP address that contributors reach this machine at; default: host, else an address of this machine, that of the
+    """IP address at which contributors reach this machine; default: host, else an address of this machine, that of the
     default route if there is one."""
     public_url: str | None = None
-    """URL that others reach the control plane at, where a reverse proxy stands before it."""
+    """URL at which others reach the control plane, if it is behind a reverse proxy."""
     tls: Literal["self-signed"] | None = None
     """self-signed: HTTPS with a certificate that the server makes; its fingerprint is part of each invite."""
     tls_cert: Path | None = None
-    """PEM file of a certificate with its chain: HTTPS with the operator's own certificate."""
+    """PEM file of a certificate with its chain, for HTTPS with the operator's own certificate."""
     tls_key: Path | None = None
-    """PEM file of its key."""
+    """PEM file of the key of ``tls_cert``."""
     insecure: bool = False
     """Whether the cluster's token may be sent over plain HTTP to other machines."""
     ray_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
     port_range: str = Field(default="24000-25999", pattern=r"^\d{1,5}-\d{1,5}$")
-    """TCP ports of the head's Ray node and of its processes: the ones to open in a firewall, beside ``port``."""
+    """TCP ports of the head's Ray node and its processes: the ports to open in a firewall, beside ``port``."""
     head_user: str | None = None
-    """User that the Ray head runs as where the server runs as root; default: share-compute where there is such a user,
-    else nobody."""
+    """User that runs the Ray head if the server runs as root; default: the user share-compute if it exists, else
+    nobody."""
     replan_drift: float = Field(default=0.25, gt=0)
-    """Share by which measured step times may differ from predicted ones before a running job is planned again."""
+    """Fraction by which measured step times may differ from predicted ones before a running job is replanned."""
     checkpoint_every_s: float = Field(default=180.0, ge=0)
-    """Seconds from one checkpoint to the next for jobs without ``training.checkpoint_every``; 0 turns that off."""
+    """Seconds between checkpoints for jobs without ``training.checkpoint_every``; 0 turns them off."""
     allow_failures: bool = False
-    """Whether whoever has an API key may let members of running jobs fail on purpose (`share-compute chaos`)."""
+    """Whether holders of API keys may inject faults into members of running jobs (`share-compute chaos`)."""
     data_roots: Annotated[tuple[Path, ...], NoDecode] = ()
-    """Folders of the server below which jobs may name files, as JSON or separated as in PATH; default: none, so that
-    data comes by uploads alone, but `up` offers its working folder where it listens to its own machine only."""
+    """Folders on the server below which jobs may name files, as JSON or separated as in PATH; default: none, so that
+    data comes from uploads only. `up` offers its working folder if it listens on its own machine only."""
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)
-    """Most bytes of one upload of data or of a model."""
+    """Maximum bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)
-    """Most bytes of all uploads together; they lie in the data folder until somebody removes them."""
+    """Maximum bytes of all uploads together; they stay in the data folder until they are removed."""
     keep_jobs_days: float | None = Field(default=None, ge=0)
-    """Days for which a job that is over is kept with all that it made; default: for ever, as for all that follow."""
+    """Days for which a finished job is kept with all its data; default of all ``keep`` settings: for ever."""
     keep_artifacts_days: float | None = Field(default=None, ge=0)
     """Days after the end of a job for which its artifacts are kept."""
     keep_checkpoints_days: float | None = Field(default=None, ge=0)
     """Days after the end of a job for which its checkpoints are kept."""
     keep_metrics_days: float | None = Field(default=None, ge=0)
-    """Days after the end of a job for which the figures of its steps are kept."""
+    """Days after the end of a job for which the metrics of its steps are kept."""
     keep_events_days: float | None = Field(default=None, ge=0)
-    """Days for which events are kept, except those of what is not over."""
+    """Days for which events are kept, except events of unfinished jobs and live deployments."""
     max_connections: int = Field(default=4096, ge=16)
-    """Most connections to the control plane at a time; the limit of open files may lower it."""
+    """Maximum number of concurrent connections to the control plane; the limit of open files may lower it."""
     half_open_per_address: int = Field(default=32, ge=1)
-    """Most connections of one address that have sent no whole request; the oldest gives way (more for proxies)."""
+    """Maximum connections of one address without a whole request yet; the oldest is closed (more for proxies)."""
     request_head_s: float = Field(default=10.0, gt=0)
-    """Seconds for the TLS handshake and the head of a request."""
+    """Time limit for the TLS handshake and the head of a request, in seconds."""
     stall_s: float = Field(default=60.0, gt=0)
-    """A body that arrives, and an answer that is read, too slowly for so many seconds end with their connection."""
+    """Seconds of a body or an answer being slower than ``least_bytes_per_s`` after which its connection is closed."""
     least_bytes_per_s: int = Field(default=256, ge=1)
-    """Slower than this is too slowly."""
+    """Minimum rate of bodies and answers, in bytes/s; see ``stall_s``."""
     keep_alive_s: int = Field(default=30, ge=1)
-    """Seconds that a connection stays open for the next request."""
+    """Seconds for which an idle connection stays open for the next request."""
     proxy_addresses: str = ""
-    """Addresses or networks of reverse proxies, by commas; whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    """Addresses or networks of trusted reverse proxies, separated by commas. Their X-Forwarded-For and
+    X-Forwarded-Proto are used."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("data_roots", mode="before")
@@ -99,7 +100,7 @@ class Settings(BaseSettings):
     @field_validator("data_roots")
     @classmethod
     def _full_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
-        # Not resolved: a root may be a link that is set anew.
+        # Links are not resolved: a root may be a link whose target changes.
         return tuple(Path(os.path.abspath(root.expanduser())) for root in value)  # noqa: PTH100
 
     @field_validator("advertise_address")
@@ -120,12 +121,12 @@ class Settings(BaseSettings):
 
     @property
     def proxies(self) -> tuple[str, ...]:
-        """The addresses and networks of reverse proxies."""
+        """Return the addresses and networks of trusted reverse proxies."""
         return _listed(self.proxy_addresses)
 
     @property
     def resolved_database_url(self) -> str:
-        """The database URL, with the default filled in."""
+        """Return the database URL: ``database_url``, or else that of the SQLite file in the data folder."""
         return self.database_url or f"sqlite:///{self.data_folder / 'share-compute.db'}"
 
 
@@ -134,7 +135,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 class ClientSettings(BaseSettings):
-    """Settings of a client: where the control plane is and with which key to speak to it."""
+    """Settings of a client: the address of the control plane and the API key."""
 
     model_config = SettingsConfigDict(
         env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore"
@@ -145,6 +146,6 @@ class ClientSettings(BaseSettings):
     api_key: str | None = None
     """API key; default: the key that the server on this machine wrote into its data folder."""
     fingerprint: str | None = None
-    """Fingerprint of the control plane's key; default: that of the server on this machine, else authorities decide."""
+    """Fingerprint of the control plane's key; default: that of this machine's server, else certificate authorities."""
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
-    """Where a server on this machine keeps its state."""
+    """Data folder of a server on this machine."""

@@ -1,4 +1,4 @@
-"""The base of every model at an edge: frozen, and it refuses unknown keys with the nearest known name."""
+"""Base of all pydantic models of external data: frozen, and unknown keys are errors that suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MOST_UNKNOWN = 49
-"""Unknown keys that an error names; what it says of the others makes fifty."""
+"""Maximum number of unknown keys that an error names; the summary of the others is its fiftieth message."""
 _UNKNOWN: LiteralString = "unknown_key"
 _SHOWN_CHARACTERS = 100
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name most like ``name``, or None when nothing is close."""
+    """Return the known name most similar to ``name``, or None if none is close."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
@@ -46,7 +46,10 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _refuse_many(cls, data: dict[Any, Any]) -> None:
-        """Refuse more unknown keys than anybody reads, before an error is made of each."""
+        """Raise a ValidationError that names the first `MOST_UNKNOWN` unknown keys and counts the others.
+
+        This avoids building an error for each of a huge number of keys.
+        """
         known = _names(cls)
         unknown = [str(key) for key in data if key not in known]
         named = [
@@ -64,7 +67,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _is_unknown_key(error: Any) -> bool:
-    # Deeper models have explained their own keys already.
+    # Nested models have explained their own keys already.
     return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""All contributors with their capacity and links, at one moment: measured, not declared."""
+"""Topology: all contributors with their measured capacity and links, at one time."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import Literal, Self
 DeviceKind = Literal["cpu", "cuda"]
 
 BASE_DTYPE = "float32"
-"""What members train in, and what every plan counts with."""
+"""Name of the dtype that members train in and that all plans are computed with."""
 DTYPES = (BASE_DTYPE, "bfloat16", "float16")
-"""Those whose speed a probe measures."""
+"""Names of the dtypes whose speed a probe measures."""
 HEAD = "head"
-"""Stands for the head in links; no contributor has this id."""
+"""Id of the head in links; no contributor has this id."""
 MOST_LATENCY_S = 60.0
 MOST_PER_S = 1e18
-"""Bytes or operations. No machine and no link is faster: larger figures were not measured."""
+"""Maximum plausible rate in bytes/s or FLOP/s. No machine and no link is faster, so a larger value is an error."""
 MOST_BYTES = 2**60
-"""Memory of one device."""
+"""Maximum plausible memory of one device."""
 MOST_OVERHEAD_S = 0.1
-"""Of one small operation."""
+"""Maximum plausible time of one small operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing that computes, as the probe measured it."""
+    """Compute device (a CPU or a GPU), as the probe measured it."""
 
     kind: DeviceKind
     name: str
     memory_bytes: int
     """Memory that its owner lends."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
-    """Dense matrix product, by dtype name: ``{"float32": 5.1e10}``."""
+    """Speed of a dense matrix product in FLOP/s, by dtype name: ``{"float32": 5.1e10}``."""
     memory_bytes_per_s: float = 0.0
     """Memory bandwidth of a copy, read plus write."""
     overhead_s: float = 0.0
-    """What one small operation of a model takes, however little it computes; 0.0 where it was not measured."""
+    """Time of one small operation of a model, however little it computes; 0.0 if it was not measured."""
     uuid: str = ""
-    """Of a GPU, as torch names it; empty for a CPU."""
+    """UUID of a GPU, as torch reports it; empty for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,23 @@ class Link:
     target: str
     """Contributor id, or ``head``."""
     latency_s: float
-    """One small message there and back, halved."""
+    """Half the round-trip time of a small message."""
     bytes_per_s: float
 
     @classmethod
     def dead(cls, source: str, target: str) -> Self:
-        """Return a link that carries nothing."""
+        """Return a link that carries no data."""
         return cls(source, target, latency_s=MOST_LATENCY_S, bytes_per_s=0.0)
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing gets through."""
+        """Return whether the link carries no data."""
         return self.bytes_per_s == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One machine that joined, as the planner sees it."""
+    """Machine that joined, as the planner sees it."""
 
     id: str
     name: str
@@ -76,17 +76,17 @@ class Contributor:
     cpu_threads: int = 1
     """Threads that its owner lends to torch."""
     node_id: str = ""
-    """Ray node, in hexadecimal."""
+    """Id of its Ray node, in hexadecimal."""
     address: str = ""
-    """IP address that other members reach it at."""
+    """IP address at which other members reach it."""
     host: str = ""
-    """Computer that it runs on: machines with the same one share its cores. Empty where none is shared."""
+    """Label of the computer that it runs on; machines with the same label share its cores. Empty if none is shared."""
     host_threads: int = 0
-    """Threads of that computer; 0 where there are enough for all its machines."""
+    """Number of threads of that computer; 0 if it has enough for all its machines."""
 
     @property
     def device(self) -> Device:
-        """The device that a member works on: its fastest."""
+        """Return the device that a member computes on: its fastest."""
         return max(
             self.devices,
             key=lambda device: (device.kind == "cuda", max(device.flops_per_s.values(), default=0.0)),
@@ -94,39 +94,39 @@ class Contributor:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the device that a member works on."""
+        """Return the memory of the device that a member computes on, in bytes."""
         return self.device.memory_bytes if self.devices else 0
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Measured memory bandwidth of the device that a member works on, 0.0 where none was measured."""
+        """Return the measured memory bandwidth of the device that a member computes on; 0.0 if not measured."""
         return self.device.memory_bytes_per_s if self.devices else 0.0
 
     @property
     def overhead_s(self) -> float:
-        """Measured time of one small operation on the device that a member works on, 0.0 where none was measured."""
+        """Return the measured seconds of a small operation on the device that a member computes on; 0.0 if unknown."""
         return self.device.overhead_s if self.devices else 0.0
 
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
-        """Measured speed of the device that a member works on, 0.0 where none was measured."""
+        """Return the measured speed of the device that a member computes on, in FLOP/s; 0.0 if not measured."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
 
 
 @dataclass(frozen=True)
 class Topology:
-    """All contributors and the links between them, at one moment."""
+    """All contributors and the links between them, at one time."""
 
     contributors: tuple[Contributor, ...]
     links: tuple[Link, ...] = ()
-    """Only sampled pairs are present."""
+    """Measured links; only sampled pairs have one."""
 
     def __getitem__(self, contributor_id: str) -> Contributor:
-        """Return one contributor by id; KeyError when it is not there."""
+        """Return the contributor with this id, or raise KeyError."""
         return self._by_id[contributor_id]
 
     @cached_property
     def cut_off(self) -> tuple[tuple[str, str], ...]:
-        """Ids of machines (not of the head) that were measured not to reach each other: each pair once, sorted."""
+        """Return pairs of ids of machines (not the head) that measurably cannot reach each other: each once, sorted."""
         pairs = {
             (min(link.source, link.target), max(link.source, link.target))
             for link in self.links
@@ -140,9 +140,9 @@ class Topology:
 
 
 def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
-    """Yield (field, problem) for each figure that nothing real can have: negative, not finite, or beyond all machines.
+    """Yield (field, problem) for each impossible value: negative, not finite, or larger than any machine can have.
 
-    A link of 0 bytes/s is possible: nothing gets through it.
+    A link of 0 bytes/s is possible: it carries no data.
     """
     if isinstance(measured, Link):
         yield from _absurd("latency_s", measured.latency_s, MOST_LATENCY_S, may_be_zero=True)
@@ -153,7 +153,7 @@ def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
     yield from _absurd("memory_bytes", measured.memory_bytes, MOST_BYTES)
     for dtype, speed in measured.flops_per_s.items():
         yield from _absurd(f"flops_per_s.{dtype}", speed, MOST_PER_S)
-    # 0 says that it was not measured.
+    # 0 means that it was not measured.
     yield from _absurd("memory_bytes_per_s", measured.memory_bytes_per_s, MOST_PER_S, may_be_zero=True)
     yield from _absurd("overhead_s", measured.overhead_s, MOST_OVERHEAD_S, may_be_zero=True)
 

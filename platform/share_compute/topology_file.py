@@ -1,7 +1,7 @@
-"""Topologies as files, YAML or JSON: kept, shared, written by hand, and planned on paper.
+"""Topology files in YAML or JSON: they can be stored, shared, written by hand, and planned for without machines.
 
-The same document is what ``GET /api/v1/topology`` answers and ``POST /api/v1/plans`` takes. Sizes are bytes, speeds
-are FLOP/s and bytes/s, times are seconds; 16e9 is a number. Ray's node ids are left out: they mean nothing tomorrow.
+``GET /api/v1/topology`` returns the same document, and ``POST /api/v1/plans`` accepts it. Sizes are bytes, speeds are
+FLOP/s and bytes/s, times are seconds; 16e9 is a number. Ray's node ids are left out, because they do not persist.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from share_compute.topology import (
 )
 
 VERSION = 1
-"""Of the format; raised when a field changes its meaning or a new one must not be overlooked."""
+"""Version of the format; increased when a field changes its meaning or readers must not ignore a new field."""
 KIND = "topology"
 _MOST_YAML_BYTES = 16 << 20
-"""Files of thousands of machines are written by programs, and read on the machine of whoever wrote them."""
+"""Maximum size of a YAML file. It is larger than for job files: programs write files of thousands of machines, and
+they are read on the machine of their author."""
 _EXAMPLE = "start from examples/topologies/lan.yaml"
 
 
 def _bytes(value: Any) -> Any:
-    """Return a number of bytes as an integer: 16e9 is one."""
+    """Return a number of bytes as an integer; accept whole floats such as 16e9."""
     hint = "give the number of bytes, e.g. 8589934592 (8 GiB) or 8e9"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{hint}, not {value!r}")  # noqa: TRY004  # pydantic lets a TypeError through
+        raise ValueError(f"{hint}, not {value!r}")  # noqa: TRY004  # pydantic does not catch a TypeError
     if not 0 < value <= MOST_BYTES:
         raise ValueError(f"{value:g} bytes is not more than 0 and at most 2^60; {hint}")
     if value != int(value):
@@ -58,19 +59,19 @@ class _Entry(StrictModel):
 
 
 class DeviceEntry(_Entry):
-    """One thing that computes, as measured or as a data sheet says."""
+    """Compute device, with measured values or those of a data sheet."""
 
     kind: DeviceKind = "cpu"
     name: PlainText = Field(default="", max_length=200)
-    """What people call it."""
+    """Name for people."""
     memory_bytes: Annotated[int, BeforeValidator(_bytes)] = Field(gt=0, le=MOST_BYTES)
     """Memory that its owner lends."""
     flops_per_s: dict[str, float] = Field(json_schema_extra={"minProperties": 1})
-    """Dense matrix product, by dtype name: ``{float32: 5.1e10}``."""
+    """Speed of a dense matrix product, by dtype name: ``{float32: 5.1e10}``."""
     memory_bytes_per_s: float = Field(default=0.0, ge=0, le=MOST_PER_S)
-    """Memory bandwidth of a copy, read plus write; 0 when it was not measured."""
+    """Memory bandwidth of a copy, read plus write; 0 if it was not measured."""
     overhead_s: float = Field(default=0.0, ge=0, le=MOST_OVERHEAD_S)
-    """What one small operation of a model takes, however little it computes; 0 when it was not measured."""
+    """Time of one small operation of a model, however little it computes; 0 if it was not measured."""
 
     @field_validator("flops_per_s")
     @classmethod
@@ -91,20 +92,20 @@ class ContributorEntry(_Entry):
     """One machine."""
 
     name: PlainText = Field(min_length=1, max_length=200)
-    """What people call it; no two have the same."""
+    """Name for people; unique among the machines."""
     id: PlainText | None = Field(default=None, min_length=1, max_length=200)
-    """What links call it; default: its name."""
+    """Id that links refer to; default: its name."""
     address: PlainText = Field(default="", max_length=255)
-    """Of its host, as an IP address or any other label; machines with the same one are on one host."""
+    """IP address or other label of its host; machines with the same one are on one host."""
     cpu_threads: int = Field(default=1, ge=1, le=65536)
     """Threads that its owner lends."""
     host: PlainText = Field(default="", max_length=255)
-    """Computer that it runs on, any label; the CPUs of machines with the same one share its cores."""
+    """Label of the computer that it runs on; the CPUs of machines with the same label share its cores."""
     host_threads: int = Field(default=0, ge=0, le=65536)
-    """Threads of that computer; 0 says that there are enough for all its machines."""
-    # pydantic's own least length counts a device that is wrong as missing, too.
+    """Number of threads of that computer; 0 if it has enough for all its machines."""
+    # No min_length: pydantic's own check counts an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
-    """The fastest one counts."""
+    """Devices of the machine; only the fastest one is used."""
 
     @field_validator("devices")
     @classmethod
@@ -117,25 +118,25 @@ class ContributorEntry(_Entry):
 
     @property
     def key(self) -> str:
-        """What links call it."""
+        """Return the id that links refer to."""
         return self.name if self.id is None else self.id
 
 
 class LinkEntry(_Entry):
-    """A measured path. Either direction will do; of several measurements the worst counts."""
+    """Measured path between two machines. One direction suffices. The worst of several measurements counts."""
 
     source: str
     """Id of a machine, or ``head``."""
     target: str
     """Id of a machine, or ``head``."""
     latency_s: float = Field(ge=0, le=MOST_LATENCY_S)
-    """One way."""
+    """One-way latency."""
     bytes_per_s: float = Field(ge=0, le=MOST_PER_S)
-    """0 says that nothing gets through."""
+    """Bandwidth; 0 if the path carries no data."""
 
 
 class TopologyDocument(_Entry):
-    """Machines and the links that were measured; what is between the others is worked out."""
+    """Machines and the measured links between them; the links of other pairs are estimated."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -159,7 +160,7 @@ class TopologyDocument(_Entry):
     version: Literal[1] = 1
     contributors: tuple[ContributorEntry, ...] = ()
     links: tuple[LinkEntry, ...] = ()
-    """Few will do: from each machine to the head and to some others."""
+    """Measured links; a few suffice: from each machine to the head and to some others."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -191,7 +192,7 @@ class TopologyDocument(_Entry):
         return self
 
     def topology(self) -> Topology:
-        """Return what the planner reads."""
+        """Return the topology for the planner."""
         return Topology(
             contributors=tuple(
                 Contributor(
@@ -210,10 +211,10 @@ class TopologyDocument(_Entry):
 
 
 def check_kind(data: Any) -> dict[str, Any]:
-    """Return ``data`` if it says that it is a topology of a version that is read here.
+    """Return ``data`` if it is a mapping of the kind topology in the supported version.
 
     Raises:
-        UserError: it is something else, or of another version.
+        UserError: the data is empty, of another kind, or of another version.
     """
     if data is None:
         raise UserError("the topology is empty", mend=_EXAMPLE)
@@ -245,7 +246,7 @@ def parse_topology(data: Any) -> Topology:
     """Read a topology from plain data.
 
     Raises:
-        UserError: naming each machine and field that is wrong; or it is of another kind or version.
+        UserError: the data is of another kind or version, or has wrong fields; the error names them and their machines.
     """
     check_kind(data)
     try:
@@ -264,7 +265,7 @@ def read_topology(text: str) -> Topology:
     """Read a topology file, YAML or JSON.
 
     Raises:
-        UserError: as `parse_topology`, or it is not valid YAML or JSON, saying where.
+        UserError: as in `parse_topology`, or the text is not valid YAML or JSON; the error has the line and column.
     """
     is_json = text.lstrip().startswith("{")
     if is_json:
@@ -275,7 +276,8 @@ def read_topology(text: str) -> Topology:
 def describe_topology(topology: Topology) -> TopologyDocument:
     """Return the document of a topology.
 
-    Devices whose speed was not measured, and machines without others, are left out: nothing can be predicted of them.
+    Devices without a measured speed, and machines without other devices, are left out: nothing can be predicted for
+    them.
     """
     measured = [machine for machine in topology.contributors if any(map(_is_measured, machine.devices))]
     known = {machine.id for machine in measured} | {HEAD}
@@ -321,7 +323,7 @@ def _is_measured(device: Device) -> bool:
 
 
 def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", "json"] = "yaml") -> str:
-    """Return the text of a topology file. JSON is read much faster when there are thousands of machines."""
+    """Return the text of a topology file. JSON is read much faster for thousands of machines."""
     document = topology if isinstance(topology, TopologyDocument) else describe_topology(topology)
     data = {"kind": KIND, "version": VERSION, **document.model_dump(mode="json", exclude_defaults=True)}
     if form == "json":
@@ -330,7 +332,7 @@ def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", 
 
 
 def _shown(field: str, data: dict[str, Any]) -> str:
-    """Return a field with the name of its machine, which people find faster than its number."""
+    """Return the path of a field with the name of its machine, which people find faster than its index."""
     parts = field.split(".")
     if len(parts) < 2 or parts[0] not in ("contributors", "links"):
         return field

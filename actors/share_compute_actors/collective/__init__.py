@@ -1,1 +1,1 @@
-"""Sums over the members of a pool, behind Ray's collective API."""
+"""Sums over the members of a stage, behind Ray's collective API."""

@@ -1,8 +1,8 @@
-"""How the members of a group sum a tensor, over sends and receives between pairs of them.
+"""Allreduce algorithms over sends and receives between pairs of members.
 
-`sharded` sends each member its slice of everything, lets it combine, and gathers the results: two hops, and as much
-traffic as a ring. `tree` goes up and down a binomial tree: few messages, all of full size. Both give all members the
-same bits. Gloo has the ring.
+`sharded` sends each member its slice of all tensors, lets it combine them, and gathers the results. It takes two hops
+and as much traffic as a ring. `tree` goes up and down a binomial tree, with few messages of full size. Both give all
+members the same bits. Gloo has the ring.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import Tensor
 from torch.nn import functional
 
 PIECE_BYTES = 4 * 2**20
-"""Tensors travel in pieces of this size: what was received is combined while it is in the cache."""
+"""Size of the pieces that tensors travel in: received data is combined while it is in the cache."""
 PIECES_UNDER_WAY = 4
 
 Combine = Callable[[list[Tensor], Tensor], None]
-"""Writes into the second argument what all parts, in the order of ranks, come to; may use the parts up."""
+"""Combines all parts in the order of ranks, and writes the result into the second argument. May overwrite the parts."""
 Operator = Callable[..., Tensor]
-"""Of two tensors and ``out``, such as `torch.add`."""
+"""Function of two tensors and ``out``, such as `torch.add`."""
 Waiting = Callable[[], Any]
 
 
 class Links:
     """Sends and receives between the members of one gloo group.
 
-    All members must begin their operations in the same order; what each sends carries a number counted from there.
+    All members must begin their operations in the same order, because message tags are counted in that order.
 
     Args:
         group: ``torch.distributed.ProcessGroupGloo``.
-        rank: own place.
+        rank: rank of this member.
         size: number of members.
     """
 
@@ -42,35 +42,35 @@ class Links:
         self._group = group
         self.rank = rank
         self.size = size
-        self._next_tag = 1  # 0 is that of Ray's own send and recv
+        self._next_tag = 1  # Ray's own send and recv use 0
         self._scratch: dict[torch.dtype, Tensor] = {}
 
     def leave(self) -> None:
-        """Let go of the group; nothing may be under way."""
+        """Release the group; no operation may be in progress."""
         self._group = None
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, the next one first: so that not all send to the same one at once."""
+        """The other ranks, starting with the next one, so that members do not all send to the same rank at once."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
     def tags(self, count: int) -> range:
-        """Take numbers for the messages of one operation."""
+        """Return ``count`` new tags for the messages of one operation."""
         if self._next_tag + count >= 2**31:
             self._next_tag = 1
         self._next_tag += count
         return range(self._next_tag - count, self._next_tag)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Waiting:
-        """Begin to send; the tensor may change once the returned call has returned."""
+        """Begin to send; the returned function waits until the tensor may be changed."""
         return self._group.send([tensor], to, tag).wait if tensor.numel() else _nothing
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Waiting:
-        """Begin to receive into ``tensor``; it is there once the returned call has returned."""
+        """Begin to receive into ``tensor``; the returned function waits until the data is there."""
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
 
     def scratch(self, like: Tensor, count: int) -> Tensor:
-        """Return ``count`` elements that are kept between operations; one operation may use them at a time."""
+        """Return a buffer of ``count`` elements that is kept between operations; one operation at a time may use it."""
         kept = self._scratch.get(like.dtype)
         if kept is None or kept.numel() < count:
             kept = self._scratch[like.dtype] = like.new_empty(count)
@@ -78,11 +78,11 @@ class Links:
 
 
 def _nothing() -> None:
-    """Wait for a message without content, which was not sent."""
+    """Wait for an empty message, which is never sent."""
 
 
 def fold(operator: Operator) -> Combine:
-    """Return what combines parts one after the other, in the order of ranks."""
+    """Return a function that combines parts one after the other, in the order of ranks."""
 
     def combine(values: list[Tensor], out: Tensor) -> None:
         if len(values) == 1:
@@ -97,7 +97,7 @@ def fold(operator: Operator) -> Combine:
 
 
 def slices(length: int, size: int) -> list[slice]:
-    """Return each rank's share of ``length`` elements: sizes that differ by at most one."""
+    """Return each rank's slice of ``length`` elements; the sizes differ by at most one."""
     edges = [length * rank // size for rank in range(size + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
@@ -105,14 +105,14 @@ def slices(length: int, size: int) -> list[slice]:
 def start_sharded(
     links: Links, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor
 ) -> Callable[[], None]:
-    """Take numbers for a sharded operation, which the returned call then runs.
+    """Reserve tags for a sharded operation, and return a function that runs it.
 
     Args:
-        links: to the others.
-        parts: this member's tensors, flat, all as long as ``out``; used up.
-        counts: how many each rank has.
-        combine: applied to slices of all parts, each at one member.
-        out: flat; the result at every member. May be one of ``parts``.
+        links: links to the other members.
+        parts: this member's tensors, flat and all as long as ``out``; they are overwritten.
+        counts: number of parts of each rank.
+        combine: combines one slice of all parts; each member combines its own slice.
+        out: receives the result at every member, flat. May be one of ``parts``.
     """
     length = max(1, PIECE_BYTES // out.element_size())
     pieces = [slice(start, start + length) for start in range(0, out.numel(), length)]
@@ -138,7 +138,7 @@ def start_sharded(
 
 
 class _Piece:
-    """One piece of a sharded operation; its slices are on their way once it is made."""
+    """One piece of a sharded operation; its constructor begins to exchange the slices."""
 
     def __init__(
         self,
@@ -167,12 +167,12 @@ class _Piece:
         ]
 
     def combine(self, combine: Combine) -> list[Waiting]:
-        """Combine the own slice and begin to exchange results; return what is left to wait for."""
+        """Combine this member's slice and begin to exchange results; return the functions to wait with."""
         for wait in self._receiving:
             wait()
         own = self._out[self._shares[self._links.rank]]
         combine(self._values, own)
-        for wait in self._sending:  # the results arrive where the slices were sent from
+        for wait in self._sending:  # results overwrite the memory that the slices are sent from
             wait()
         others = self._links.others
         receiving = [self._links.receive(self._out[self._shares[rank]], rank, self._tag) for rank in others]
@@ -180,12 +180,14 @@ class _Piece:
 
 
 def start_tree(links: Links, tensor: Tensor, operator: Operator) -> Callable[[], None]:
-    """Take numbers for a reduction up a binomial tree and a broadcast down it, which the returned call then runs.
+    """Reserve tags for a reduction up a binomial tree and a broadcast down it; return a function that runs both.
+
+    The parent of a rank is the rank without its lowest set bit.
 
     Args:
-        links: to the others.
-        tensor: flat; reduced in place.
-        operator: of two tensors and ``out``.
+        links: links to the other members.
+        tensor: flat tensor, reduced in place.
+        operator: function of two tensors and ``out``.
     """
     pieces = torch.split(tensor, max(1, PIECE_BYTES // tensor.element_size()))
     tags = links.tags(2 * len(pieces))
@@ -221,9 +223,9 @@ def start_tree(links: Links, tensor: Tensor, operator: Operator) -> Callable[[],
 
 
 def packed(group: Any, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor) -> None:
-    """Do what `start_sharded` does with the group's own all-to-all and all-gather, as NCCL wants it.
+    """Run the operation of `start_sharded` with the group's own all-to-all and all-gather, for NCCL.
 
-    On a GPU it is enqueued on the current stream; nothing blocks the host.
+    On a GPU it is enqueued on the current stream and does not block the host.
     """
     size = len(counts)
     width = -(-out.numel() // size)

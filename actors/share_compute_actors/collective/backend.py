@@ -1,9 +1,11 @@
-"""Our backend of Ray's collective API: one process group for each epoch, every operation with a deadline.
+"""Backend of Ray's collective API with one process group for each epoch, and a deadline for every operation.
 
-Ray's own named groups keep the process's first world for ever and can return a wrong sum after a loss, so
-`join_group` registers this backend and makes a group whose name is unique for job, epoch and pool;
-``ray.util.collective.allreduce`` and friends then work on it. Underneath is torch's gloo on CPUs and NCCL on GPUs.
-A group that lost a member is over: `EpochGroup.abort` ends what still waits in it, and the rest forms the next one.
+Ray's own named groups keep the process's first world for ever, and can return a wrong sum after a loss. So `join_group`
+registers this backend, and makes a group whose name is unique for job, epoch and stage. The functions of
+``ray.util.collective``, such as ``allreduce``, then work on it. It uses torch's gloo on CPUs and NCCL on GPUs.
+
+A group that lost a member cannot be used any more: `EpochGroup.abort` ends the operations that still wait in it, and
+the remaining members form the next group.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ from share_compute_actors.collective.sockets import GroupSockets, listening_port
 from share_compute_actors.messages import Rendezvous
 
 dist: Any = torch.distributed
-"""Untyped on purpose: most of what is used here has no types or no public name."""
+"""Untyped on purpose: most of the functions used here have no types or no public name."""
 BACKEND = "SHARE_COMPUTE"
 _TREE_BYTES = {2: 16 * 2**10}
 _TREE_BYTES_OF_MANY = 256 * 2**10
-"""Up to here, by members, `tree` was faster than gloo's ring: what a sum costs is its number of hops."""
+"""Largest size in bytes for which `tree` was faster than gloo's ring, in groups that `_TREE_BYTES` does not list.
+
+The number of hops determines the cost of such small sums."""
 
 _OPERATIONS = {
     RayReduceOp.SUM: dist.ReduceOp.SUM,
@@ -58,22 +62,22 @@ _OPERATORS: dict[Any, Operator] = {
     RayReduceOp.MAX: torch.maximum,
 }
 _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
-"""Ray makes a group from its name, rank and size alone; all else is left here for it."""
+"""Further arguments of `EpochGroup`, by group name: Ray makes a group from its name, rank and size alone."""
 _endings: dict[str, Callable[[], None]] = {}
-"""What ends the waiting in each group that this process forms or has."""
+"""Functions that end the waiting operations of each group that this process forms or has, by group name."""
 _forming = threading.Lock()
-"""Held while connections of a group are told from those of another."""
+"""Held while a group's own listening ports are found, so that groups do not confuse their connections."""
 _LOOK_S = 0.1
-"""How long something waits without a look whether its connections still stand."""
+"""Longest wait for an operation, in seconds, between two checks of the group's connections."""
 _LEAVE_S = 0.25
-"""How long what was ended may take to end."""
+"""Time limit for ended operations to return, in seconds."""
 
 
 class EpochGroup(BaseGroup):  # type: ignore[misc]
-    """The members of one pool in one epoch.
+    """Communication group of one stage in one epoch.
 
-    Every operation ends within the deadline of the group's `Rendezvous`; when a member is lost it ends with
-    `ContributorLost`, and so do all that follow. What it worked on is then undefined.
+    Every operation ends within the deadline of the group's `Rendezvous`. When a member is lost, it ends with
+    `ContributorLost`, and so do all later operations. The content of its tensors is then undefined.
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
@@ -90,22 +94,22 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
         self._links = Links(self._group, rank, world_size)
         self._errands = Errands("sums")
-        """Sums over links advance here, one after the other, while the caller computes."""
+        """Background thread that runs sums over links one after the other, while the caller computes."""
         self._works: list[Any] = []
-        """What gloo's own threads may be at."""
+        """Operations that gloo's own threads may still run."""
 
     @classmethod
     def backend(cls) -> str:
-        """Name under which Ray knows it."""
+        """Name of this backend in Ray."""
         return BACKEND
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """It needs torch.distributed only."""
+        """Whether torch.distributed, the only requirement, is available."""
         return bool(dist.is_available())
 
     def start_allreduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin to sum ``tensor`` over all members in place; the result is there when the returned call returns."""
+        """Begin to sum ``tensor`` over all members in place; the returned function waits for the result."""
         return self._start_reduction(tensor, RayReduceOp.SUM)
 
     def start_tree_sum(
@@ -115,16 +119,17 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         tree: SummationTree,
         out: Tensor | None = None,
     ) -> Callable[[], None]:
-        """Begin to add what all members hold, in the order of ``tree``; all get the bits that one process would get.
+        """Begin to add the sums of all members in the order of ``tree``; all get the bits that one process would get.
 
         Args:
-            parts: this member's sums, flat and of one length: of ``held[rank]``, in that order. They are used up.
-            held: what each rank holds; together the whole tree, nothing twice.
+            parts: this member's sums of the nodes ``held[rank]``, in that order, flat and of equal length. They are
+                overwritten.
+            held: nodes whose sums each rank holds; together they must be the whole tree, without overlap.
             tree: the expression.
-            out: flat; where the whole sum goes. Default: the first of ``parts``.
+            out: flat tensor for the whole sum. Default: the first of ``parts``.
 
         Returns:
-            What waits until the sum is there.
+            A function that waits until the sum is there.
 
         Raises:
             ValueError: ``held`` is not the whole sum, or neither ``parts`` nor ``out`` is given.
@@ -146,10 +151,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         return self._begin(start_sharded(self._links, parts, counts, combine, out))
 
     def require_whole(self) -> None:
-        """See that nobody ended an operation of this group.
+        """Check that no operation of this group was ended.
 
         Raises:
-            ContributorLost: somebody did.
+            ContributorLost: an operation was ended.
         """
         if self._sockets.is_shut:
             raise ContributorLost(
@@ -158,7 +163,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             )
 
     def abort(self) -> None:
-        """End what waits in this group, at once, with `ContributorLost`; may be called from any thread."""
+        """End all waiting operations of this group at once, with `ContributorLost`. Thread-safe."""
         self._sockets.shut()
         if self._device.type == "cuda" and self._group is not None:
             self._group.abort()
@@ -192,8 +197,8 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         )
 
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
-        """Wait until something is done, or can no longer be."""
-        is_over = False  # most are done at once: the first look is after the first wait
+        """Wait until an operation is done; raise when it is known that it can never finish."""
+        is_over = False  # checked only after the first wait, since most operations finish at once
         while True:
             is_settled = is_done()
             try:
@@ -218,7 +223,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             return operation()
         except (RuntimeError, dist.DistError, CancelledError) as failure:
             what = "was ended" if self._sockets.is_shut else f"failed: {str(failure).splitlines()[0]}"
-            self.abort()  # others may wait for this member, which will send them nothing more
+            self.abort()  # other members may wait for this member, which sends them nothing more
             self._sockets.until_closed()
             raise ContributorLost(
                 f"a collective operation of {self._name} {what}",
@@ -254,7 +259,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         tensor: list[Tensor],
         allgather_options: Any = None,  # noqa: ARG002 - Ray's interface
     ) -> None:
-        """Gather everybody's tensor at everybody."""
+        """Gather the tensors of all members at all members."""
         self._start_native(lambda: self._open.allgather(tensor_list, tensor))()
 
     def reducescatter(
@@ -274,7 +279,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         self._begin(lambda: self._open.recv(tensor, recv_options.src_rank, 0).wait())()
 
     def destroy_group(self) -> None:
-        """Leave; what the others still wait for here fails."""
+        """Leave the group; operations in which other members still wait for this one fail."""
         _endings.pop(self._name, None)
         self._sockets.shut()
         self._errands.end()
@@ -292,14 +297,14 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             threading.Thread(target=_keep, args=(group, is_idle), name="keeps", daemon=True).start()
 
 
-def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - it is what is kept
-    """Hold a group until its deadline: gloo's end of it waits for its threads, and holds up all of ours meanwhile."""
+def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - the reference keeps it alive
+    """Keep a group alive until its operations end: gloo's destructor waits for them, and would block all threads."""
     while not is_idle():
         time.sleep(1.0)
 
 
 def _nothing() -> None:
-    """Wait for what the device does in its own order."""
+    """Do not wait, because the device keeps the order of its operations."""
 
 
 def _reduction(operation: Any) -> Any:
@@ -314,7 +319,7 @@ def _operation(options: Any) -> Any:
 
 
 def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sockets: GroupSockets) -> Any:
-    """Meet the others, and find the connections to them among all that this process has."""
+    """Connect to the other members, and find these connections among all that this process has."""
     options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch has no public name for it
     options._timeout = timedelta(seconds=meeting.timeout_s)  # noqa: SLF001
     options._threads = 2  # noqa: SLF001
@@ -337,20 +342,20 @@ def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sock
 def join_group(
     meeting: Rendezvous, rank: int, world_size: int, device: torch.device, store: Any
 ) -> EpochGroup:
-    """Form the group of one pool for one epoch; all its members must call this.
+    """Return the group of one stage for one epoch; all its members must call this function.
 
     Args:
-        meeting: what all members know of the group.
-        rank: of this member.
+        meeting: name, deadline and further facts of the group.
+        rank: rank of this member.
         world_size: number of members.
-        device: where the tensors are that the group sums.
-        store: a ``torch.distributed.Store`` of this group alone, by which its members find each other.
+        device: device of the tensors that the group sums.
+        store: a ``torch.distributed.Store`` of this group alone, through which its members find each other.
 
     Raises:
-        ContributorLost: not everybody came in time, or `abort_group` was called.
-        StaleEpoch: the store says that a later epoch has begun.
+        ContributorLost: not all members came in time, or `abort_group` was called.
+        StaleEpoch: the store reports that a later epoch has begun.
     """
-    with suppress(ValueError):  # this process registered it before
+    with suppress(ValueError):  # this process has registered the backend before
         register_collective_backend(BACKEND, EpochGroup)
     sockets = GroupSockets()
     _endings[meeting.group] = sockets.shut
@@ -372,14 +377,14 @@ def join_group(
 
 
 def leave_group(group: EpochGroup) -> None:
-    """Let go of a group, in Ray's books too."""
+    """Leave a group, and remove it from Ray's registry."""
     collective.destroy_collective_group(group.group_name)
 
 
 def abort_group(name: str) -> bool:
-    """End what this process waits for in a group; may be called from any thread.
+    """End the calls of this process that wait in a group. Thread-safe.
 
-    The waiting calls raise `ContributorLost`. A group that still forms fails as soon as its store answers.
+    The waiting calls raise `ContributorLost`. A group that is still forming fails as soon as its store answers.
 
     Returns:
         Whether there was such a group.

@@ -1,4 +1,4 @@
-"""A thread that runs one thing after the other, and that a process need not wait for at its end."""
+"""A thread that runs background tasks one after the other, and does not delay the end of its process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Errands:
-    """What executors of the standard library do; but those wait, at the end of the process, for what hangs.
+    """Executor with one thread. Unlike the standard library's executors, it never waits for hanging tasks at exit.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,7 +23,7 @@ class Errands:
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run ``work`` when all before it is done.
+        """Run ``work`` after all earlier tasks; return its future.
 
         Raises:
             RuntimeError: `end` was called.
@@ -35,13 +35,13 @@ class Errands:
         return future
 
     def end(self) -> None:
-        """Run nothing more; what waits is cancelled."""
+        """Start no further task; waiting tasks are cancelled."""
         self._is_over = True
         self._queue.put(None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether what ran last is done."""
+        """Whether the thread has ended, after its last task."""
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -52,6 +52,6 @@ class Errands:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as failure:  # noqa: BLE001 - whoever waits is told
+            except BaseException as failure:  # noqa: BLE001 - the future reports it to its waiter
                 future.set_exception(failure)
-            del errand, work, future  # an idle thread holds nobody's tensors
+            del errand, work, future  # an idle thread must not keep tensors alive

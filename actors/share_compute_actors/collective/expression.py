@@ -1,4 +1,4 @@
-"""Adding up what several members hold in the one order that a job's summation tree says."""
+"""Adds up the partial sums of several members in the order that a job's summation tree prescribes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from share_compute_actors.collective.algorithms import Combine
 
 
 def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
-    """Return what adds tensors that are the sums of ``nodes``, in this order, to the sum of all microbatches.
+    """Return a function that adds the sums of ``nodes``, given in this order, to the sum of all microbatches.
 
     Raises:
-        ValueError: the nodes are not the whole sum, or hold something twice.
+        ValueError: the nodes are not the whole sum, or overlap.
     """
     if len(set(nodes)) < len(nodes):
         raise ValueError(f"held twice: {nodes}")
@@ -46,6 +46,6 @@ def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
 
 
 def is_one_addition(tree: SummationTree, held: Sequence[Sequence[Node]]) -> bool:
-    """Return whether two members hold one side each of the last addition: then any allreduce gives its bits."""
+    """Whether two members hold one side each of the last addition, so that any allreduce gives the same bits."""
     sides = [(child,) for child in tree.children(tree.root) or ()]
     return bool(sides) and sorted(tuple(nodes) for nodes in held) == sides

@@ -1,9 +1,9 @@
-"""The TCP connections under one gloo group, so that an operation that waits on them can be ended from outside.
+"""Handles on the TCP connections of one gloo group, to end operations that wait on them from outside.
 
-Gloo offers no way to end a blocked operation, and its peers may be alive and silent for ever. When the connections
-are shut down underneath, gloo closes them within milliseconds, here and at the other ends, and fails the operations
-that wait for a message. Those whose message was half through it forgets: they wait until their deadline
-(``Pair::signalException`` of gloo's ``transport/tcp``), so whoever waits has to look whether the connections stand.
+Gloo cannot end a blocked operation by itself, and its peers may be alive and unresponsive for ever. When its
+connections are shut down, gloo closes them within milliseconds, here and at the other ends. It then fails the
+operations that wait for a message. It forgets operations whose message had arrived in part: they wait until their
+deadline (``Pair::signalException`` of gloo's ``transport/tcp``). So waiting code must check the connections itself.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from dataclasses import dataclass
 import psutil
 
 _Connection = tuple[int, tuple[str, int], tuple[str, int] | None]
-"""Descriptor, own address, other end's address; None of a listening one."""
+"""File descriptor, own address, address of the other end; the last one is None for a listening socket."""
 _CLOSED_WITHIN_S = 0.25
-"""Gloo closes a connection that was shut down in a millisecond, if it is its turn to read there."""
+"""Time limit for gloo to close connections after a shutdown, in seconds.
+
+Gloo takes a millisecond if it reads from the connection next."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A connection of gloo's, and our second descriptor of it."""
+    """A connection of gloo, with a second descriptor for it."""
 
     socket: socket.socket
     descriptor: int
-    """Gloo's own."""
+    """Descriptor of gloo itself."""
     status: os.stat_result
 
     def is_open(self) -> bool:
-        """Whether gloo still has it: its number may stand for something else by now."""
+        """Whether gloo still has the connection open; its descriptor may have been reused for another file."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), self.status)
         except OSError:
@@ -47,7 +49,7 @@ def listening_ports() -> set[int]:
 
 
 class GroupSockets:
-    """Second descriptors of a group's connections: they stay valid whatever gloo does with its own."""
+    """Second descriptors of a group's connections, which stay valid when gloo closes its own."""
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
@@ -61,14 +63,14 @@ class GroupSockets:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a connection is gone: something may wait for it until its deadline, and nothing will come."""
+        """Whether a connection is closed, so that operations that wait on it can never finish."""
         with self._lock:
             return self._is_shut or not all(each.is_open() for each in self._held)
 
     def adopt(self, own_ports: Collection[int], other_ports: Collection[int]) -> None:
         """Add the connections that begin at one of ``own_ports`` or end at one of ``other_ports``.
 
-        Those that come after `shut` are shut down at once.
+        Connections that are added after `shut` are shut down at once.
         """
         found = [
             taken
@@ -83,16 +85,19 @@ class GroupSockets:
             self.shut()
 
     def shut(self) -> None:
-        """End all connections; may be called from any thread, and again."""
+        """Shut down all connections. Thread-safe, and may be called again."""
         with self._lock:
             self._is_shut = True
             for each in self._held:
-                with suppress(OSError):  # the other end went first
+                with suppress(OSError):  # the other end has closed it already
                     each.socket.shutdown(socket.SHUT_RDWR)
                 each.socket.close()
 
     def until_closed(self) -> None:
-        """After `shut`, return when gloo writes into nobody's tensors any more: what had come may still be read."""
+        """Wait, after `shut`, until gloo has closed its connections and so cannot write received data into tensors.
+
+        The wait ends after 0.25 s at most.
+        """
         until_s = time.monotonic() + _CLOSED_WITHIN_S
         while any(each.is_open() for each in self._held) and time.monotonic() < until_s:
             time.sleep(0.001)
@@ -107,13 +112,13 @@ def _connections() -> list[_Connection]:
 
 
 def _second(descriptor: int, own: tuple[str, int], other: tuple[str, int]) -> _Held | None:
-    """Return a socket of our own on the same connection; None when it was closed since it was listed."""
+    """Return a second socket on the same connection; None if it was closed after it was listed."""
     try:
         taken = socket.socket(fileno=os.dup(descriptor))
     except OSError:
         return None
     with suppress(OSError):
-        # The number may stand for something else by now.
+        # The descriptor may have been reused for another file by now.
         if taken.getsockname()[1] == own[1] and taken.getpeername()[1] == other[1]:
             return _Held(taken, descriptor, os.fstat(taken.fileno()))
     taken.close()

@@ -1,4 +1,4 @@
-"""One attempt at a training job: prepare the data, plan, assemble the crew, train, save the result."""
+"""One attempt at a training job: prepare the data, plan, start the members, train, save the result."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ from share_compute_actors.wire import NOTHING
 
 
 class TrainingAttempt:
-    """One attempt.
+    """One attempt at a training job.
 
     Args:
-        assignment: the job, and the machines it may use.
-        tell: takes what happens.
-        wishes: what the control plane asks.
-        inbox: what members say.
+        assignment: the job, and the machines that it may use.
+        tell: receives events.
+        wishes: control requests of the control plane.
+        inbox: messages of members.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class TrainingAttempt:
         self._inbox = inbox
 
     def make(self) -> AttemptEnded:
-        """Prepare, plan, train, save; return how it ended.
+        """Prepare, plan, train and save; return the event that reports the attempt's success.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            ShareComputeError: why it failed.
+            ShareComputeError: the attempt failed.
         """
         with closing(StepRecord(self._assignment.folder, self._assignment.attempt)) as record:
             record.claim()
@@ -120,14 +120,14 @@ class TrainingAttempt:
             topology = self._assignment.topology if crew is None else crew.topology
             raise machines_lost(topology, loss.workers) from loss
         except (LibraryLost, LinkLost, StaleEpoch):
-            is_over = False  # members are well: another attempt goes on with them, or does so already
+            is_over = False  # members are alive: another attempt continues with them, or does so already
             raise
         finally:
             if crew is not None and is_over:
                 crew.dismiss()
 
     def _start(self, record: StepRecord, facts: LibraryFacts) -> Start:
-        """Find members of an earlier attempt to go on with, or plan anew from the last checkpoint."""
+        """Return the start from members of an earlier attempt; without such members, plan from the last checkpoint."""
         topology = _without(self._assignment.topology, record.quarantined())
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), record)
         if takeover is None:
@@ -153,7 +153,7 @@ class TrainingAttempt:
         crew: Crew,
         record: StepRecord,
     ) -> str:
-        """Train, save the result, and return why it ended."""
+        """Train and save the result; return the reason why training ended."""
         spec, total = assignment.spec, assignment.spec.training.steps
         solution, takeover = start.solution, start.takeover
         changes = Changes(
@@ -250,7 +250,7 @@ class TrainingAttempt:
 
     @contextmanager
     def _saving_when_cut(self, keeper: Keeper, loop: TrainingLoop, facts: LibraryFacts) -> Iterator[None]:
-        """When members that need each other are cut off from each other, save what the next attempt continues from."""
+        """Report links that are cut between members, and save a checkpoint for the next attempt."""
         try:
             yield
         except LinksCut as cut:
@@ -270,7 +270,7 @@ class TrainingAttempt:
         crew: Crew,
         changes: Changes,
     ) -> None:
-        """Tell of an epoch that follows another."""
+        """Report an epoch that follows another, with the causes."""
         joined = frozenset(after.workers) - frozenset(before.workers)
         left = frozenset(before.workers) - frozenset(after.workers) - lost
         causes = [
@@ -308,7 +308,7 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return what earlier attempts timed and still holds; nothing while the size of microbatches is open."""
+        """Return the timings of earlier attempts that are still valid; none while the microbatch size is open."""
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size
@@ -336,7 +336,7 @@ class TrainingAttempt:
 
 
 def _without(topology: Topology, quarantined: Collection[Worker]) -> Topology:
-    """Return the machines that did not make wrong numbers for this job before; all where there are no others."""
+    """Return the machines that are not quarantined; all machines if every one of them is."""
     rest = tuple(machine for machine in topology.contributors if machine.id not in quarantined)
     return Topology(rest, topology.links) if rest else topology
 

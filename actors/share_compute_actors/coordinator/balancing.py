@@ -1,4 +1,4 @@
-"""Lets microbatch shares follow the speed that members show: a straggler gets less, within a few steps."""
+"""Adapts microbatch shares to the measured speed of members: a straggler gets fewer within a few steps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from share_compute_actors.coordinator.rosters import Shares
 from share_compute_actors.messages import StepFigures
 
 _STEPS = 3
-"""Steps whose median counts at first: one slow step is no straggler, and three are soon over."""
+"""Steps in the first median: one slow step does not make a straggler, and three steps pass quickly."""
 _MOST_STEPS = 48
-"""After each change of shares twice as many count, up to these: machines that vary are not chased for ever."""
+"""Most steps in a median. Each change of shares doubles the number, so that varying machines cause few changes."""
 _LEAST_GAIN = 0.15
-"""Share of the slowest pool's time that must be gained: what machines vary by from step to step is not chased."""
+"""Smallest gain that justifies a change, as a fraction of the slowest stage's time: machines vary from step to step."""
 _EPOCH_S = 1.0
-"""What a new epoch costs: links and groups are made anew."""
+"""Cost of a new epoch, in seconds: links and groups are made again."""
 
 
 class Balancer:
-    """Watches how long the members of each pool compute."""
+    """Measures how long the members of each stage compute, and proposes shares of microbatches."""
 
     def __init__(self) -> None:
         self._roster: Roster | None = None
@@ -30,7 +30,7 @@ class Balancer:
         self._cell_s: dict[Worker, deque[float]] = {}
 
     def reform(self, roster: Roster) -> None:
-        """Begin to watch other members, or the same with other shares."""
+        """Restart the measurement, for other members or for the same members with other shares."""
         before, self._roster = self._roster, roster
         if before is not None and before.pools != roster.pools:
             self._steps = _STEPS
@@ -38,16 +38,16 @@ class Balancer:
         self._cell_s = defaultdict(lambda: deque(maxlen=steps))
 
     def observe(self, step: int, figures: Mapping[Worker, StepFigures], steps_left: int) -> Shares | None:
-        """Take in what members said of a step; return the shares that are worth a new epoch, if there are some.
+        """Record the figures of a step; return shares that are worth a new epoch, or None.
 
         Args:
-            step: its number.
-            figures: by member.
-            steps_left: that would run with other shares.
+            step: number of the step.
+            figures: reported figures, by member.
+            steps_left: number of steps that would run with the new shares.
         """
         roster = self._roster
         if roster is None or step == roster.step:
-            return None  # the first step of an epoch may have been begun before it, and warms up
+            return None  # the first step of an epoch may have begun in an earlier epoch, and includes warm-up
         shares = self._shares(roster)
         for pool, own in zip(roster.pools, shares, strict=True):
             for worker, share in zip(pool, own, strict=True):
@@ -57,7 +57,7 @@ class Balancer:
         now_s, better_s, found = 0.0, 0.0, {}
         for place, (pool, own) in enumerate(zip(roster.pools, shares, strict=True)):
             if not all(own):
-                continue  # fewer microbatches than members: there is nothing to share
+                continue  # a stage with fewer microbatches than members cannot be balanced
             seen = [self._cell_s[worker] for worker in pool]
             if any(len(times) < self._steps for times in seen):
                 return None

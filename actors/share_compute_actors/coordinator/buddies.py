@@ -1,4 +1,4 @@
-"""Who keeps a copy of what only one machine holds."""
+"""Selects the backup members of shards that only one machine holds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ def buddies_of(
     cramped: Container[Worker] = (),
     present: Mapping[Worker, Worker] | None = None,
 ) -> dict[Worker, Worker]:
-    """Return by each member that is alone in its pool who keeps a copy of its shard; none where nobody reaches it.
+    """Return the backup member of each member that is alone in its stage.
 
-    A buddy is a member that has room, as far as it is known, and of those one on a device of the same kind if there is
-    one: only there updates have the same bits. Of those it is the one that keeps a copy of the shard already, else the
-    one that a gradient reaches soonest, when it shares its link with what else it follows.
+    A member that no other member can reach gets no backup. Backup members are chosen by these criteria, in order:
+
+    1. It is not known to lack the memory for a copy.
+    2. Its device is of the same kind, because only such devices give updates with the same bits.
+    3. It keeps a copy of the shard already.
+    4. The gradient reaches it soonest, if its other backup copies share the link.
+    5. Its machine has the most memory.
 
     Args:
-        pools: members of each pool.
-        topology: their machines; links that were not measured count as the slowest that was.
-        cramped: those that had no room for a copy; they are asked again where nobody else is there.
-        present: buddies of before, by owners whose shards stay the same.
+        pools: members of each stage.
+        topology: machines of the members; links that were not measured count as slow as the slowest measured one.
+        cramped: members that lacked the memory for a copy; they are used only if there is no other member.
+        present: backup members so far, by primaries whose shards stay the same.
     """
     present = present or {}
     dead = {frozenset(pair) for pair in topology.cut_off}

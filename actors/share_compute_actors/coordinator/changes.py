@@ -1,4 +1,4 @@
-"""What the next pause of a job changes: machines that leave, a better plan, who computes how much."""
+"""Collects changes for the next pause of a job: machines that leave, a better plan, other microbatch shares."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from share_compute_actors.coordinator.protection import ProtectionWatch
 from share_compute_actors.coordinator.rosters import Shares, pools_of, shards_of
 
 _REST_S = 5.0
-"""After a member was lost, its machine is left alone for so long."""
+"""First backoff of a machine after its member was lost, in seconds."""
 _SOON_S = 30.0
-"""Who is lost that soon after it joined is left alone for twice as long as the last time."""
+"""Age of a lost member, in seconds, below which the backoff of its machine doubles."""
 _LONGEST_REST_S = 600.0
 _LASTING = 4
-"""A copy that was kept for so many rests is not one that never lasts."""
+"""Backoffs after which a copy counts as lasting, so that its loss starts again with the shortest backoff."""
 
 
 def _next_rest_s(last_s: float, *, has_lasted: bool) -> float:
-    """Return for how long to wait now: ever longer when what was begun after the last rest did not last."""
+    """Return the next backoff in seconds: the shortest after lasting success, else twice the last one up to a limit."""
     return _REST_S if has_lasted else min(2 * last_s, _LONGEST_REST_S)
 
 
 class Rests:
-    """Says which machines are left alone for a while, since members on them were lost.
+    """Backoff of machines: no member is started on a machine for some time after its member was lost.
 
     Args:
-        clock: tells seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[Worker, float] = {}
-        """When each member joined."""
+        """Time when each member joined, by member."""
         self._rests: dict[Worker, tuple[float, float]] = {}
-        """How long each machine rests, and until when."""
+        """Duration of each machine's last backoff in seconds, and the time when it ends."""
 
     def joined(self, workers: Iterable[Worker]) -> None:
-        """Take note of who is a member now."""
+        """Record the present members, to know how long each lasts."""
         now = self._clock()
         for worker in workers:
             self._since.setdefault(worker, now)
 
     def lost(self, worker: Worker) -> None:
-        """Leave a machine alone for a while; for longer each time, up to ten minutes, when its members die soon."""
+        """Begin a machine's backoff; it doubles up to ten minutes while its members are lost soon after they join."""
         now = self._clock()
         is_soon = now - self._since.pop(worker, now) < _SOON_S
         last, _ = self._rests.get(worker, (_REST_S / 2, 0.0))
@@ -62,15 +62,15 @@ class Rests:
         self._rests[worker] = rest, now + rest
 
     def __contains__(self, worker: Worker) -> bool:
-        """Return whether a machine is left alone now."""
+        """Whether a machine is in its backoff now."""
         return worker in self._rests and self._clock() < self._rests[worker][1]
 
 
 class Recopying:
-    """Says when copies that were lost are begun anew: soon at first, later each time they do not last.
+    """Backoff of lost backup copies: they restart soon at first, and later each time they do not last.
 
     Args:
-        clock: tells seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,11 +81,11 @@ class Recopying:
         self._due_s: float | None = None
 
     def lost(self, worker: Worker, *, lacks_room: bool, is_begun_anew: bool = False) -> None:
-        """Take note of a member that cannot keep its copy.
+        """Record that a member lost its backup copy.
 
         Args:
             worker: the member.
-            lacks_room: whether it has no room for one.
+            lacks_room: whether it lacks the memory for a copy.
             is_begun_anew: whether another copy was begun since.
         """
         if lacks_room:
@@ -99,11 +99,11 @@ class Recopying:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to begin them anew."""
+        """Whether the backoff is over, so that lost copies can restart."""
         return self._due_s is not None and self._clock() >= self._due_s
 
     def begun(self) -> None:
-        """Take note that what was lost is begun anew in an epoch that is being formed."""
+        """Record that lost copies restart in an epoch that is being formed."""
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
@@ -113,20 +113,20 @@ class Recopying:
         topology: Topology,
         present: Mapping[Worker, Worker] | None = None,
     ) -> dict[Worker, Worker]:
-        """Return who keeps copies for pools of one; see `buddies_of`."""
+        """Return the backup member of each member that is alone in its stage; see `buddies_of`."""
         return buddies_of(pools, topology, self._cramped, present)
 
 
 class Changes:
-    """Collects what is to change, and says when it is time to.
+    """Collects changes to a job's members and plan, and decides when a pause for them is due.
 
     Args:
         crew: the members.
-        wishes: what the control plane asks.
-        tell: takes what happens.
-        given_up: is called when a plan that was told of is given up.
-        can_follow: whether members can be followed while they train.
-        quarantined: machines that made wrong numbers, which the job does without.
+        wishes: control requests of the control plane.
+        tell: receives events.
+        given_up: called when a reported plan is given up.
+        can_follow: whether members can be shadowed while they train.
+        quarantined: machines that made wrong numbers, which the job must not use.
     """
 
     def __init__(
@@ -145,28 +145,28 @@ class Changes:
         self._tell_given_up = given_up
         self._can_follow = can_follow
         self._lock = threading.Lock()
-        """Also held while plans are told of: so the control plane hears of them in the order in which they count."""
+        """Also held while plans are reported, so that the control plane receives the events in the order they apply."""
         self._joining: Joining | None = None
         self._given_up = ""
-        """Why a plan that was told of is not carried out, until its machines are let go and that is told, too."""
+        """Reason why a reported plan is given up; empty again once its machines are released and that is reported."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
-        """Members that are in no pool, since it is not clear yet whether their numbers are wrong."""
+        """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
         self.rests = Rests()
         self._room: dict[Worker, int] = {}
-        """Memory, in bytes, of machines that had less than they lend."""
+        """Usable memory in bytes of machines that had less than they lend, by machine."""
         self.recopying = Recopying()
         self.protection = ProtectionWatch(crew, tell)
         self.parting: frozenset[Worker] = frozenset()
-        """Members that the next epoch does without, though they are there."""
+        """Living members that the next epoch must leave out."""
         self.why = ""
-        """Reason for the epoch that begins, for people."""
+        """Reason for the epoch that begins, for the user."""
         self.is_broken = False
-        """Whether a member lacked something in the epoch that is over, or its pool's sum came to nothing."""
+        """Whether a member lacked something in the epoch before, or the sum of its stage failed."""
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
-        """Tell of a better plan, and carry it out once its machines are there; from any thread. The newest counts."""
+        """Report a better plan, and carry it out once its machines are there. The newest plan counts. Thread-safe."""
         with self._lock:
             self._tell(proposed)
             self._given_up = ""
@@ -176,13 +176,13 @@ class Changes:
                 )
 
     def under_way(self) -> Solution | None:
-        """Return the plan that waits for its machines, if one does; from any thread."""
+        """Return the plan that waits for its machines, or None. Thread-safe."""
         joining = self._live_joining
         return None if joining is None else joining.solution
 
     @property
     def _live_joining(self) -> Joining | None:
-        """The plan that was asked for, unless one of its machines is to leave."""
+        """The pending plan; None if there is none, or if one of its machines is to leave, which gives the plan up."""
         with self._lock:
             joining, leaving = self._joining, self._wishes.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
@@ -190,14 +190,14 @@ class Changes:
             return self._joining
 
     def lost(self, worker: Worker) -> None:
-        """Leave a machine alone for a while, and give up a plan that needs it."""
+        """Begin the backoff of a lost member's machine, and give up a pending plan that needs the machine."""
         self.rests.lost(worker)
         joining = self._live_joining
         if joining is not None and worker in joining.machines:
             self._drop(joining, f"{joining.names([worker])} was lost")
 
     def share(self, shares: Shares) -> None:
-        """Ask for other shares of microbatches in some pools at the next pause."""
+        """Request other shares of microbatches in some stages at the next pause."""
         self._shares = shares
 
     @property
@@ -212,7 +212,7 @@ class Changes:
 
     @property
     def usable(self) -> Topology:
-        """All machines that the job may use from now on: those that it holds, and those that it was offered."""
+        """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
         crew, leaving, offer = self._crew, self._wishes.leaving, self._wishes.offered
         offered = crew.topology if offer is None else offer.topology
         known = {machine.id for machine in offered.contributors}
@@ -230,22 +230,22 @@ class Changes:
         return is_welcome and not self._crew.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
-        """Leave a machine alone for a while. Its member is kept until it is blamed: others may read from it."""
+        """Begin a suspected machine's backoff. Its member is kept until it is blamed, since others may read from it."""
         self.rests.lost(worker)
         self._suspected.add(worker)
 
     def blame(self, worker: Worker) -> None:
-        """End the member of a machine that made wrong numbers, if it was kept."""
+        """Remove the member of a machine that made wrong numbers, if it was kept as a suspect."""
         if worker in self._suspected:
             self._suspected.discard(worker)
             self._crew.remove([worker])
 
     def quarantine(self, worker: Worker) -> None:
-        """Do without a machine from now on."""
+        """Exclude a machine from the job from now on."""
         self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, room_bytes: int) -> None:
-        """Count on no more memory than this of a machine from now on."""
+        """Limit the memory that is used of a machine from now on."""
         self._room[worker] = min(room_bytes, self._room.get(worker, room_bytes))
 
     def _as_it_is(self, machine: Contributor) -> Contributor:
@@ -259,10 +259,10 @@ class Changes:
         return replace(machine, devices=tuple(devices))
 
     def are_due(self, roster: Roster) -> bool:
-        """Whether there is something to pause for; brings forward what takes time before that.
+        """Whether changes are due that need a pause; also advances the preparation of a pending plan.
 
         Args:
-            roster: of the epoch.
+            roster: membership of the epoch.
         """
         joining = self._live_joining
         if self.leaving or self._shares is not None or self.recopying.is_due:
@@ -273,7 +273,7 @@ class Changes:
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)
-        # Machines left again, did not come, or are another job's.
+        # Machines have left again, did not join, or belong to another job.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
         return self._let_go(roster)
 
@@ -283,7 +283,7 @@ class Changes:
                 self._joining, self._given_up = None, why
 
     def _let_go(self, roster: Roster) -> bool:
-        """Let go of the machines of a plan that was given up; return whether that takes an epoch."""
+        """Release the machines of a plan that was given up; return whether this needs another epoch."""
         if not self._given_up:
             return False
         if roster.followers:
@@ -297,16 +297,16 @@ class Changes:
         return False
 
     def end_others(self, roster: Roster) -> None:
-        """End members that are of no use to an epoch: they left, or had come for a plan that is not wanted any more."""
+        """Remove members that an epoch does not use: they left, or had joined for a plan that was given up."""
         self._crew.remove(self._crew.workers - set(roster.everybody) - self.expected - self._suspected)
         self._crew.withdraw(self.expected)
 
     def tell_reformed(self, event: Reformed, roster: Roster) -> None:
-        """Tell of an epoch, and of who is on the way into the job.
+        """Report an epoch, with the machines that are expected to join the job.
 
         Args:
-            event: what happened.
-            roster: of the epoch.
+            event: the event to report.
+            roster: membership of the epoch.
         """
         with self._lock:
             expected = frozenset(roster.everybody) - frozenset(roster.workers)
@@ -319,14 +319,14 @@ class Changes:
 
     @property
     def expected(self) -> frozenset[Worker]:
-        """Machines of a plan that is on its way."""
+        """Machines of the pending plan; empty if there is none."""
         joining = self._live_joining
         return frozenset() if joining is None else joining.machines
 
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
-        """Return the plan that was asked for, once, when all its machines are able to carry it out."""
+        """Return the pending plan and forget it, if all its machines can carry it out; else None."""
         joining = self._live_joining
-        # Where an epoch begins for another reason, those that are to join are not asked: the next one carries it out.
+        # In an epoch that began for another reason, joining machines are not asked; the next one carries out the plan.
         if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
         self._drop(joining)
@@ -334,11 +334,11 @@ class Changes:
         return joining.solution
 
     def buddies(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
-        """Return who keeps copies of whose shards in an epoch that is being formed.
+        """Return the backup member of each primary, in an epoch that is being formed.
 
         Args:
-            roster: of that epoch.
-            before: of the epoch before.
+            roster: membership of that epoch.
+            before: membership of the epoch before.
         """
         if self.recopying.is_due and not self.why:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
@@ -346,11 +346,11 @@ class Changes:
         return self._buddies(roster.shards, roster.pools, before)
 
     def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
-        """Return the shards of which each member will keep a copy once a plan is carried out.
+        """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
 
         Args:
             solution: the plan.
-            before: roster of the epoch before that.
+            before: membership of the epoch before the plan.
         """
         if not self._can_follow:
             return {}
@@ -376,7 +376,7 @@ class Changes:
         return self.recopying.buddies(pools, self.known, present)
 
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
-        """Return by member who is to hold some of its layers, and follows it in an epoch that is being formed."""
+        """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
         self.rests.joined(roster.workers)
         joining = self._live_joining
         followers = {} if joining is None else joining.followers(roster)
@@ -391,7 +391,7 @@ class Changes:
         return followers
 
     def take_shares(self) -> Shares | None:
-        """Return the shares that were asked for, once."""
+        """Return the requested shares and forget them; None if there are none."""
         shares, self._shares = self._shares, None
         if shares is not None:
             self.why = "microbatches are shared as fast as machines show themselves to be"

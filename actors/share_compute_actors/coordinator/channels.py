@@ -1,4 +1,4 @@
-"""Opens an epoch's channels between members: direct links where they work, Ray calls where they do not."""
+"""Opens an epoch's channels between members: direct links, and Ray calls where direct links do not work."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from share_compute_actors.member.schemas import PEER, WORKERS
 from share_compute_actors.wire import NOTHING
 
 Wanted = Literal["auto", "direct", "ray"]
-"""How tensors are to travel."""
+"""Transport for tensors that the job asks for."""
 
 
 def open_channels(
     party: Party, epoch: int, workers: Collection[Worker], wanted: Wanted, note: Callable[[str], None]
 ) -> bool:
-    """Let members link to each other, with keys of this epoch; return whether all have direct links.
+    """Have members connect to each other with new keys for this epoch; return whether all links are direct.
 
     Args:
-        party: who asks them.
-        epoch: that is about to begin.
+        party: the group that the members belong to.
+        epoch: number of the epoch that is about to begin.
         workers: the members.
-        wanted: how tensors are to travel.
-        note: takes lines for the log.
+        wanted: transport for tensors that the job asks for.
+        note: receives lines for the log.
 
     Raises:
         MembersLost: machines died meanwhile.
-        ContributorLost: there is no direct link where one is wanted.
+        ContributorLost: `wanted` is ``direct``, and a direct link does not work.
         StaleEpoch: a later epoch has begun.
     """
     keys = {worker: Keys.issue() for worker in workers}
@@ -70,7 +70,10 @@ def open_channels(
 
 
 def _by_calls(silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted) -> dict[Worker, list[Worker]]:
-    """Return who sends to whom by Ray calls: those whose greetings did not arrive, or all if that is wanted."""
+    """Return the receivers of each member that sends by Ray calls.
+
+    These are the links on which the handshake did not arrive; all links, if the job asks for Ray calls.
+    """
     found: dict[Worker, list[Worker]] = {}
     for worker, sources in silent.items():
         for source in silent if wanted == "ray" else sources:

@@ -1,4 +1,4 @@
-"""The coordinator's loop: it drives the protocol's machine with what members say, and carries out what it wants."""
+"""The coordinator's loop: passes members' messages to the protocol's state machine, and carries out its effects."""
 
 from __future__ import annotations
 
@@ -66,49 +66,52 @@ from share_compute_actors.wire import Undeclared
 
 _GLANCE_S = 0.2
 _TICK_S = 0.5
-"""A word that nobody answers is said again after two of these, then ever less often."""
+"""Period of the state machine's ticks, in seconds.
+
+An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 6
 _QUIET_S = 120.0
-"""Time without news after which members begin a new epoch, and go on where they are; longer where steps take long, and
-each time twice as long: five times are an hour."""
+"""Time without news, in seconds, after which members begin a new epoch and continue at the same step.
+
+It is longer if steps take long. It doubles each time, so five times take an hour."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
 Result = TypeVar("Result")
 Heard = tuple[Any, Any, Any]
-"""An unchecked message: the name of the member that claims to send it, that member's key, the content."""
+"""An unchecked message: id of the member that claims to send it, that member's key, content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Hears what a conductor tells."""
+    """Callbacks of a conductor."""
 
     account: Callable[[int, Verdict, Mapping[Worker, StepFigures]], StepFacts]
-    """Takes a step that all prepared, what is found of it, and their figures; returns what its commit writes down."""
+    """Receives a step that all members prepared, its verdict and figures; returns the facts that its commit writes."""
     committed: Callable[[StepFacts, Mapping[Worker, StepFigures]], None]
-    """Takes each committed step, and the figures of its members."""
+    """Receives each committed step, and the figures of its members."""
     reformed: Callable[[Roster, Roster, frozenset[Worker], float], None]
-    """Takes the epoch before, the new one, who was lost, and for how many seconds nothing was computed."""
+    """Receives the memberships before and after, the lost members, and the seconds in which nothing was computed."""
     note: Callable[[str], None]
-    """Takes lines for the job's log."""
+    """Receives lines for the job's log."""
     offended: Callable[[Offended], None] = lambda _offence: None
-    """Takes what is certain of a machine that made wrong numbers."""
+    """Receives reports of machines that made wrong numbers."""
     ticked: Callable[[], None] = lambda: None
-    """Is called now and then while members compute."""
+    """Called about every 0.5 s while the conductor waits for members."""
 
 
 class Conductor:
     """Drives one job's steps.
 
     Args:
-        crew: its members.
-        record: what is durable.
-        plan: finds the roster of an epoch for the members that reported, and brings to them what they lack.
-        listener: hears what happens.
-        inbox: what members say.
-        training: how the job trains.
-        wishes: what the control plane asks.
-        changes: what is to change at the next pause.
+        crew: members of the job.
+        record: the step log.
+        plan: returns the next epoch for the members that reported, and loads the state that they lack.
+        listener: the callbacks.
+        inbox: messages of members.
+        training: training section of the job's specification.
+        wishes: control requests of the control plane.
+        changes: changes for the next pause.
     """
 
     def __init__(
@@ -138,43 +141,43 @@ class Conductor:
         )
         self._roster: Roster | None = None
         self._formed: Roster | None = None
-        """Of the last epoch in which all members were told to compute."""
+        """Membership of the last epoch in which all members were told to compute."""
         self._lost: set[Worker] = set()
         self._stopped_s: float | None = None
-        """When members were last known to compute, if they do not now."""
+        """Time when members were last known to compute; None while they compute."""
         self._figures: dict[Worker, StepFigures] = {}
         self._verdict: Verdict | None = None
-        """What was found of the last step that all prepared."""
+        """Verdict on the last step that all members prepared."""
         self._not_finite: NotFinite | None = None
-        """The findings in the last step whose numbers were not finite."""
+        """The error of the last step whose numbers were not finite."""
         self._facts: StepFacts | None = None
-        """Of the last step that was to be committed."""
+        """Facts about the last step that was to be committed."""
         self._is_paused = False
         self._cut: LinksCut | None = None
-        """Found in the epoch that is over."""
+        """The cut that was found in the epoch before; raised when the next epoch is formed."""
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
-        """For how long there may be no news of a step."""
+        """Longest time without news of a step, in seconds."""
         self._epochs_in_vain = 0
-        """Begun since a step was committed or a member lost."""
+        """Number of epochs begun since a step was committed or a member lost."""
 
     def assemble(self) -> None:
-        """Begin the first epoch with all of the crew."""
+        """Begin the first epoch, with all members."""
         self._is_paused = False
         self._handle(Assemble(self._crew.workers))
         self._run()
 
     def steps(self, until: int) -> int:
-        """Take the steps up to this one; return the last one, which all members have applied.
+        """Run the steps up to `until`; return the last one, which all members have applied.
 
-        That is an earlier one when something is to change (see `change`), or after `pause_early`.
+        It is an earlier step if there is something to change (see `change`), or after `pause_early`.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            ContributorLost: all who held some part of the model are lost.
-            NotFinite: the numbers of a step are no numbers; all members hold it open.
-            ShareComputeError: what a member raised on purpose.
+            ContributorLost: all holders of some part of the model are lost.
+            NotFinite: numbers of a step are not finite; the step stays open on all members.
+            ShareComputeError: a member raised this error on purpose.
         """
         self._is_paused = False
         self._handle(Continue(until))
@@ -188,7 +191,7 @@ class Conductor:
             self._handle(Continue(self._machine.committed))
 
     def at_pause(self, work: Callable[[], Result]) -> Result:
-        """Do something with all members while no step is computed; again, when some are lost meanwhile."""
+        """Return the result of `work`, run while no step is computed; run it again if members are lost meanwhile."""
         while True:
             try:
                 return work()
@@ -199,14 +202,14 @@ class Conductor:
             except WrongTensor as failure:
                 for event in self._without_sender(failure):
                     self._handle(event)
-            self._is_paused = self._machine.phase == "paused"  # who was lost had no part in the epoch
+            self._is_paused = self._machine.phase == "paused"  # if no lost member was part of the epoch
             self._run()
 
     def change(self) -> None:
-        """Carry out what is to change, unless an epoch that began meanwhile did so; only at a pause.
+        """Carry out the changes that are due, unless an epoch that began meanwhile did so; call it only at a pause.
 
         Raises:
-            ContributorLost: nobody else can hold what one of those that leave holds.
+            ContributorLost: no other member can hold the shard of a member that leaves.
         """
         if not self._changes.are_due(self.roster):
             return
@@ -221,7 +224,7 @@ class Conductor:
 
     @property
     def roster(self) -> Roster:
-        """Members of the epoch."""
+        """Membership of the epoch."""
         assert self._roster is not None
         return self._roster
 
@@ -252,9 +255,9 @@ class Conductor:
             self._injector.mishaps.flush()
 
     def _look_for_cuts(self) -> None:
-        """After 3 s without news, then after twice as long each time, see whether members reach each other.
+        """Check whether members reach each other: after 3 s without news, then after twice as long each time.
 
-        A cut leaves TCP connections open: nothing else tells that the tensors of a step will not come.
+        A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.
         """
         quiet, rest = divmod(self._machine.quiet_ticks, _CUT_TICKS)
         if self._roster is None or rest or quiet.bit_count() != 1:
@@ -264,7 +267,7 @@ class Conductor:
         except MembersLost as loss:
             self._lose(loss.workers)
         except LinksCut as cut:
-            self._cut = cut  # once members are halted, all have applied the last committed step
+            self._cut = cut  # raised later: once members are halted, all have applied the last committed step
             self._handle(Assemble(self._crew.workers))
 
     def _pause_if_due(self) -> None:
@@ -272,11 +275,12 @@ class Conductor:
             self.pause_early()
 
     def _open(self, worker: Any, key: Any, data: Any) -> None:
-        """Take in what came as from a member; one that says what it should not is lost."""
+        """Check a message's key and read it; drop it if the key is wrong."""
         if self._crew.is_from(worker, key):
             self._unpack(worker, data)
 
     def _unpack(self, worker: Worker, data: Any) -> None:
+        """Read a message of a member; count the sender as lost if it is malformed."""
         try:
             message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
         except Undeclared as failure:
@@ -290,10 +294,10 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._crew.pulse.worry()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            return  # it waited for somebody whose silence is noticed here
+            return  # the member waited for another one, which the failure detector finds
         if isinstance(message, NoCopy):
             if self._roster is not None and self._roster.buddies.get(message.owner) == worker:
-                is_current = message.epoch == self._roster.epoch  # else another was begun since
+                is_current = message.epoch == self._roster.epoch  # else a newer copy was begun since
                 self._changes.recopying.lost(
                     worker, lacks_room=message.lacks_room, is_begun_anew=not is_current
                 )
@@ -316,7 +320,7 @@ class Conductor:
             known = self._figures.setdefault(worker, figures)
             if (
                 figures.targets > known.targets
-            ):  # who says something again may have become the last pool in between
+            ):  # a member that reports again may have come into the last stage in between
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
@@ -324,7 +328,7 @@ class Conductor:
         self._handle(message)
 
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
-        """Go on without a machine that has less memory than it lends; with what it has, it may join again."""
+        """Continue without a machine that has less memory than it lends; it may join again with the memory it has."""
         name = self._crew.name(worker)
         self._listener.note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
         self._changes.shrink(worker, failure.room_bytes)
@@ -337,7 +341,7 @@ class Conductor:
         if self._roster is not None and not workers.isdisjoint(
             set(self._roster.everybody) - set(self._roster.workers)
         ):
-            # A member waits until a machine that was to join has its gradient: the protocol knows nothing of that one.
+            # A member waits until a machine that was to join has its gradient; the protocol does not know this machine.
             self._handle(Assemble(self._crew.workers))
 
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
@@ -365,9 +369,10 @@ class Conductor:
             self._tell_reformed()
 
     def _tell_reformed(self) -> None:
-        """The members of a new epoch compute: say so, unless it is the first."""
+        """Report that the members of a new epoch compute, unless it is the first epoch."""
         before, self._formed = self._formed, self._roster
-        self._changes.end_others(self.roster)  # before it is told, since others may use their machines then
+        # Before the report: after it, other jobs may use the machines of these members.
+        self._changes.end_others(self.roster)
         if before is not None:
             stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
             self._listener.reformed(before, self.roster, frozenset(self._lost), stopped_s)
@@ -413,7 +418,7 @@ class Conductor:
         return []
 
     def _on_doubt(self, effect: Effect) -> list[Event]:
-        """Carry out what follows from numbers that cannot be used."""
+        """Carry out the effects of numbers that cannot be used."""
         match effect:
             case Suspect():
                 self._suspect(effect)
@@ -443,7 +448,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _blame(self, blame: Blame) -> None:
-        """Write down that a machine made wrong numbers, and tell of it."""
+        """Write to the step log that a machine made wrong numbers, and report it."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         name = self._crew.name(worker)
         is_over = self._record.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
@@ -477,7 +482,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _diverged(self, effect: Diverged) -> NotFinite:
-        """Return the error for numbers that no machine is to blame for."""
+        """Return the error for numbers that are not finite without a machine being to blame."""
         failure = self._not_finite or not_finite("gradient", effect.step)
         if effect.is_alone:
             failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
@@ -487,7 +492,7 @@ class Conductor:
         return failure
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
-        """Go on without a machine that sent a wrong tensor while no step was computed."""
+        """Continue without the sender of a wrong tensor, or without its accuser; for times when no step is computed."""
         worker, accuser = failure.worker, failure.accuser
         if not {worker, accuser} <= self._crew.workers:
             raise failure
@@ -536,7 +541,7 @@ class Conductor:
         return [Planned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
-        """Begin another epoch without some; also when the protocol never knew of them."""
+        """Begin another epoch without the lost members, including members that the protocol does not know."""
         return [*self._say_lost(loss.workers), Assemble(self._crew.workers)]
 
     def _begin_anew(self, failure: ShareComputeError) -> list[Event]:
@@ -549,9 +554,12 @@ class Conductor:
         return [Assemble(self._crew.workers)]
 
     def _count_epochs(self) -> None:
-        """Count an epoch that begins; when nothing comes of one after the other, something else is wrong.
+        """Count an epoch that begins, and double the time without news that it is allowed.
 
-        Perhaps a step just takes that long: each is given twice the time of the one before it.
+        The time doubles because the step may just take that long.
+
+        Raises:
+            Unavailable: too many epochs began without a committed step or a lost member.
         """
         self._epochs_in_vain += 1
         if self._epochs_in_vain > 1:
@@ -564,7 +572,7 @@ class Conductor:
             )
 
     def _expect_the_next(self) -> None:
-        """A step is committed: from how long it took, see for how long the next may give no news."""
+        """Set the longest time without news of the next step, from the duration of the step that is committed."""
         now = time.monotonic()
         self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
@@ -573,7 +581,7 @@ class Conductor:
         self._crew.pulse.calm()
 
     def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
-        """Return what the gradient of the open step is multiplied by; None where it is not finite."""
+        """Return the factor for the gradient of the open step; None if its numbers are not finite."""
         try:
             self._verdict = judge(prepared, self._training, self._machine.committed + 1)
         except NotFinite as failure:
@@ -583,10 +591,10 @@ class Conductor:
 
 
 def _recorded(standing: Standing | None) -> Recorded:
-    """Return what a record says; of two coordinators of a job only the younger may write.
+    """Return the event for a write to the step log.
 
     Raises:
-        StaleEpoch: it refused.
+        StaleEpoch: the step log refused the write, because a newer coordinator of the job has claimed it.
     """
     if standing is None:
         raise superseded()

@@ -1,6 +1,6 @@
-"""The coordinator: one actor on the head that makes one attempt at a job, and tells what happens as events.
+"""The coordinator: one actor on the head that makes one attempt at a job, and reports its progress as events.
 
-This module is what the control plane imports, so it is light; the attempt itself is in `attempt`, where torch is.
+The control plane imports this module, so it must import quickly; the attempt itself is in `attempt`, which loads torch.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ class Cancelled(Exception):
 
 
 class Wishes:
-    """What the control plane asks of an attempt while it runs; any thread may say or read it."""
+    """Control requests of the control plane to a running attempt; any thread may write or read them."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self.suspended = threading.Event()
-        """Set when the attempt is to save where training stands, and to end: another attempt goes on from there."""
+        """Set when the attempt is to write a checkpoint and end, so that another attempt continues from it."""
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
         self.offered: Offer | None = None
-        """The machines that the attempt may use from now on, if that was told since it began."""
+        """The latest offer of machines that the attempt may use; None if none was made since it began."""
 
     def leave(self, contributor_id: str) -> None:
-        """Ask the attempt to do without a machine."""
+        """Ask the attempt to stop using a machine."""
         with self._lock:
             self._leaving.add(contributor_id)
 
     def offer(self, offer: Offer) -> None:
-        """Say which machines may be used, whatever was asked before."""
+        """Set the machines that the attempt may use; this cancels earlier `leave` requests for them."""
         with self._lock:
             self.offered = offer
             self._leaving.difference_update(machine.id for machine in offer.topology.contributors)
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Machines to do without."""
+        """Ids of the machines that the attempt must stop using."""
         with self._lock:
             return frozenset(self._leaving)
 
@@ -72,7 +72,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
-        """Make the attempt; the last event says how it ended."""
+        """Make the attempt; the last event reports how it ended."""
         try:
             from share_compute_actors.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
@@ -93,20 +93,22 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def events(self, after: int, timeout_s: float) -> str:
-        """Return the events that followed the first ``after`` ones, as JSON; waits for the next if there is none.
+        """Return the events after the first ``after`` ones, as JSON; if there is none, wait for the next.
 
-        ``after`` never goes back: it says how many events the one caller has received.
+        Args:
+            after: number of events that the only caller has received. It never decreases.
+            timeout_s: longest wait for an event, in seconds.
         """
         with self._news:
             self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)
-            # What the caller has received is not kept: a long job tells millions of events.
+            # Received events are dropped, because a long job reports millions of them.
             del self._events[: after - self._received]
             self._received = after
             return attempt_events.dump_json(self._events).decode()
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, key: bytes, message: bytes) -> None:
-        """Take in what a member says; `Conductor` knows whether it is that member, and what it means."""
+        """Queue a message of a member, unchecked; `Conductor` verifies the sender's key and reads the message."""
         self._inbox.put((worker, key, message))
 
     @ray.method(concurrency_group="control")
@@ -116,17 +118,21 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
-        """Ask the attempt to write a checkpoint after the step it is in, and to end."""
+        """Ask the attempt to write a checkpoint after its present step, and then to end."""
         self._wishes.suspended.set()
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
-        """Say which machines the attempt may use from now on: an `Offer` as JSON; what it holds is not taken away."""
+        """Set the machines that the attempt may use from now on; it keeps those that it holds.
+
+        Args:
+            offer: an `Offer` as JSON.
+        """
         self._wishes.offer(Offer.model_validate_json(offer))
 
     @ray.method(concurrency_group="control")
     def drain(self, contributor_id: str) -> None:
-        """Ask the attempt to hand over what a machine holds, and to do without it."""
+        """Ask the attempt to move a machine's shard to other machines, and to stop using the machine."""
         self._wishes.leave(contributor_id)
 
     def _tell(self, event: AttemptEvent) -> None:

@@ -1,4 +1,4 @@
-"""The crew: a job's members, as the coordinator holds them."""
+"""The worker group of a training job: the coordinator's handle on the job's members."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
 __all__ = ["DEADLINE_S", "Crew", "MembersLost"]
 
 DEADLINE_S = 900.0
-"""Longest wait of one member for another, whatever the reason; a dead or silent machine is noticed much sooner."""
+"""Longest wait of one member for another, in seconds, for any reason.
+
+The failure detector notices a dead or unresponsive machine much sooner."""
 
 
 class Crew(Party):
     """All living members of one job.
 
     Args:
-        assignment: the attempt, its number of microbatches settled.
-        facts: what the library said.
-        library: the library actor.
-        coordinator: actor that members talk to.
-        cancelled: set when the submitter cancels.
-        runs: of the job's `SummationTree`.
-        tied_name: parameter that the first and the last pool share.
-        note: takes a line for the job's log.
+        assignment: the attempt, with its number of microbatches settled.
+        facts: the facts that the shard store returned.
+        library: the shard store's actor.
+        coordinator: actor that members send their messages to.
+        cancelled: set when the submitter cancels the job.
+        runs: the runs of the job's `SummationTree`.
+        tied_name: name of the parameter that the first and the last stage share, if there is one.
+        note: receives lines for the job's log.
     """
 
     def __init__(
@@ -73,18 +75,18 @@ class Crew(Party):
         self.topology = assignment.topology
         """The machines that members may run on."""
         self._invited: dict[Worker, tuple[Any, Any]] = {}
-        """Members that start while others train, and the first sign of life that was asked of them."""
+        """Members that start while others train: actor and pending first heartbeat, by member."""
         self._refused: set[tuple[Worker, str]] = set()
-        """Machines, with their Ray nodes, on which no member came to life."""
+        """Machines on which a member failed to start, each with the id of its Ray node."""
 
     @property
     def wanted_channel(self) -> Literal["auto", "direct", "ray"]:
-        """How the job wants tensors to travel."""
+        """Transport for tensors that the job asks for."""
         return self._assignment.spec.parallelism.channel
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of a step."""
+        """Number of microbatches in a step."""
         return sum(self._runs)
 
     @property
@@ -101,21 +103,21 @@ class Crew(Party):
         return self.topology[worker].address
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Raise LinkLost: another coordinator has connections of its own, and goes on with all members."""
+        """Raise LinkLost: another coordinator with connections of its own can continue with all members."""
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
             mend="nothing: another coordinator goes on with what they hold",
         )
 
-    # -- coming and going --------------------------------------------------------------------------------------------
+    # -- joining and leaving -----------------------------------------------------------------------------------------
 
     def _start(self, worker: Worker, applied: int) -> Any:
         """Start a member on its contributor and return it.
 
         Args:
             worker: the contributor's id.
-            applied: last step whose update the weights that it will load have.
+            applied: last step whose update is in the weights that the member will load.
         """
         machine = self.topology[worker]
         setup = MemberSetup(
@@ -141,10 +143,10 @@ class Crew(Party):
         ).remote(setup, self._coordinator, self.issue_key(worker))
 
     def attach(self, actors: Mapping[Worker, Any]) -> None:
-        """Take over members that an earlier attempt left, each with its shard.
+        """Take over members of an earlier attempt, each with its shard.
 
         Raises:
-            MembersLost: all died meanwhile.
+            MembersLost: all members died meanwhile.
         """
         self._actors.update(actors)
         self.pulse.is_patient = False
@@ -158,13 +160,13 @@ class Crew(Party):
         )
 
     def load(self, plan: Plan) -> None:
-        """Start all members of a plan, and let them load their shards from the library or the seed.
+        """Start all members of a plan, and have them load their shards from the shard store or the seed.
 
-        Those that die meanwhile are left out.
+        Members that die meanwhile are left out.
 
         Raises:
-            MembersLost: all died.
-            PlanInfeasible: a shard does not fit after all.
+            MembersLost: all members died.
+            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
         """
         shards = {
             member.contributor_id: plan.shard(place)
@@ -197,30 +199,30 @@ class Crew(Party):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """What goes wrong, in tests."""
+        """Failures to inject, in tests."""
         return self._assignment.failures
 
     @property
     def beginning(self) -> Sources | None:
-        """Who has the weights that the attempt began with; None: they come from the seed."""
+        """Sources of the weights that the attempt began with; None if they come from the seed."""
         return Sources((library_source(self._library),)) if self._facts.has_weights else None
 
     def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
-        """Return a member as somebody to load from.
+        """Return a member as a source to load from.
 
         Args:
             worker: the member.
-            copy: the layers of another's shard that it keeps; None: what it computes with.
+            copy: layers [start, stop) of the backup copy to read; None reads the member's own shard.
         """
         return Source(self._actors[worker], self.name(worker), worker, copy)
 
     def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
-        """Start members that are not there yet, and take in those that are ready; waits for nobody.
+        """Start members that do not run yet, and admit those that are ready, without waiting.
 
-        What takes them longest is done before they are taken in: they import torch, and build what they are to hold.
+        The slowest work is done before a member is admitted: it imports torch and builds its shard.
 
         Args:
-            shards: what each of them is to hold.
+            shards: the shard of each invited member.
             topology: the machines that members may run on from now on.
         """
         known = {machine.id for machine in topology.contributors}
@@ -240,39 +242,39 @@ class Crew(Party):
                 ray.kill(actor)
 
     def withdraw(self, but: Collection[Worker]) -> None:
-        """End members that were invited and have not come to life yet, except for some."""
+        """Kill the members that were invited and are not admitted yet, except those in `but`."""
         for worker in self._invited.keys() - set(but):
             actor, _ = self._invited.pop(worker)
             ray.kill(actor)
 
     def has_refused(self, machine: Contributor) -> bool:
-        """Whether a member that was started on this machine did not come to life."""
+        """Whether a member failed to start on this machine and Ray node."""
         return (machine.id, machine.node_id) in self._refused
 
     def ask_following(self, followers: Collection[Worker]) -> dict[Any, Worker]:
-        """Ask machines that are about to join whether they have caught up; returns what will tell."""
+        """Ask catch-up replicas whether they have caught up; return the pending calls, with the member of each."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
     def ask_for_whole_copies(self, keepers: Collection[Worker]) -> dict[Any, Worker]:
-        """Ask members whether the copies that they keep are whole; returns what will tell."""
+        """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
         present = self.workers.intersection(keepers)
         return {self._actors[worker].has_whole_copies.remote(): worker for worker in present}
 
     def is_affirmed(self, worker: Worker, asked: Any) -> bool:
-        """Return whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
+        """Whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
         try:
             return answered(FLAG, asked, self.name(worker))
         except (Undeclared, RayError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
                 self.pulse.accuse(worker, failure)
-            return False  # it died, which is noticed elsewhere
+            return False  # a dead member is noticed by the failure detector
 
     def inventory(self, holders: Sequence[Source]) -> Sources:
-        """Ask who has what; of those that have the same, the first counts.
+        """Return which holder has each tensor; when several have the same tensor, the first one counts.
 
         Raises:
             MembersLost: members died meanwhile.
-            StaleEpoch: so did one of the holders.
+            StaleEpoch: one of the holders died meanwhile.
         """
         refs = [holder.ask("inventory") for holder in holders]
         self.wait(refs)
@@ -297,17 +299,17 @@ class Crew(Party):
     def load_shards(
         self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
     ) -> None:
-        """Let halted members load other shards; they keep what they have until `adopt`.
+        """Have halted members load other shards; members keep their present shards until `adopt`.
 
         Args:
-            shards: by member.
-            sources: tells who has what a member is to load.
-            applied: last step whose update the weights have.
+            shards: the shard to load, by member.
+            sources: returns the sources that a member loads from.
+            applied: last step whose update is in the weights.
 
         Raises:
             StaleEpoch: a member that has weights died meanwhile.
             MembersLost: members died meanwhile.
-            PlanInfeasible: a shard does not fit after all.
+            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
         """
         self.pulse.is_patient = True
         try:
@@ -322,12 +324,12 @@ class Crew(Party):
             self.pulse.is_patient = False
 
     def adopt(self, workers: Collection[Worker], epoch: int, applied: int) -> None:
-        """Let members work with what they loaded.
+        """Have members switch to the shards that they loaded.
 
         Args:
-            workers: which.
-            epoch: that is about to begin.
-            applied: last step whose update the weights have.
+            workers: the members.
+            epoch: number of the epoch that is about to begin.
+            applied: last step whose update is in the weights.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -335,14 +337,14 @@ class Crew(Party):
         self.ask(NOTHING, workers, "adopt", epoch, applied)
 
     def dismiss(self) -> None:
-        """End all members; what they compute is of no use to anybody any more."""
+        """Kill all members, including invited ones, because their work is not needed any more."""
         for actor, _ in self._invited.values():
             ray.kill(actor)
         self._invited.clear()
         self.remove(tuple(self._actors))
 
     def tell(self, worker: Worker, message: ToMember) -> None:
-        """Tell a member; nobody waits for an answer."""
+        """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
         actor = self._actors.get(worker)
         if actor is not None:
             actor.hear.remote(message)

@@ -1,4 +1,4 @@
-"""Finds members that need each other in an epoch while their hosts do not reach each other."""
+"""Finds members that must communicate in an epoch while their hosts do not reach each other."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Pair = tuple[Worker, Worker]
 
 
 class LinksCut(ContributorLost):
-    """Members are well, but some that need each other do not reach each other: the job needs another plan.
+    """Living members that must communicate do not reach each other, so the job needs another plan.
 
     Args:
-        pairs: the members.
-        names: those of their machines, for people.
+        pairs: the pairs of members.
+        names: names of each pair's machines, for the user.
     """
 
     def __init__(self, pairs: Collection[Pair], names: Collection[str]) -> None:
@@ -43,11 +43,11 @@ def needed(roster: Roster) -> frozenset[Pair]:
 
 
 def require_links(crew: Crew, roster: Roster) -> None:
-    """Have members connect to the hosts of those that they need.
+    """Check that each member can connect to the hosts of the members that it must communicate with.
 
     Args:
         crew: all members.
-        roster: of the epoch.
+        roster: membership of the epoch.
 
     Raises:
         LinksCut: hosts do not answer each other.

@@ -1,4 +1,4 @@
-"""Finds the roster of each epoch, and has members loaded with what they lack for it."""
+"""Plans the membership of each epoch, and has members load the shards that they lack for it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Former:
     """Plans the epochs of one attempt.
 
     Args:
-        spec: the job, its number of microbatches settled.
-        solution: who holds what at the beginning.
-        changes: what is asked for.
-        mover: brings shards to members.
-        scales: tells what the gradient of each committed step was multiplied by.
-        note: takes lines for the job's log.
-        timings: tells what was measured of layers so far.
-        roster: of the epoch before, when another attempt's members are taken over.
+        spec: the job, with its number of microbatches settled.
+        solution: the plan that members carry out at first, with the figures behind it.
+        changes: requested changes.
+        mover: moves shards between members.
+        scales: returns the factor of each committed step's gradient.
+        note: receives lines for the job's log.
+        timings: returns the layer timings measured so far.
+        roster: membership of the epoch before, if another attempt's members are taken over.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Former:
     ) -> None:
         self._spec = spec
         self.solution = solution
-        """What the members carry out."""
+        """The solution that the members carry out."""
         self._changes = changes
         self._mover = mover
         self._scales = scales
@@ -63,15 +63,15 @@ class Former:
         self._roster = roster
         self._before = roster, solution
         self.recomputed = 0
-        """Microbatches that the last epoch computes again, since who had computed them is lost."""
+        """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
 
     def form(self, asked: Plan) -> Form:
-        """Return the next epoch, for the members that reported; what they lack is brought to them, for `adopt`.
+        """Return the next epoch for the members that reported, and have them load what they lack; `adopt` follows.
 
         Raises:
-            ContributorLost: nobody has some part of the model any more, or who had it died meanwhile.
+            ContributorLost: no member has some part of the model any more, or its holder died meanwhile.
             MembersLost: members died meanwhile.
-            PlanInfeasible: those that are left cannot hold the model.
+            PlanInfeasible: the remaining members cannot hold the model.
         """
         before = self._roster
         self._before = before, self.solution
@@ -97,10 +97,10 @@ class Former:
         return form
 
     def adopt(self) -> None:
-        """Let members work with what was brought to them, once the epoch is written down.
+        """Have members switch to the shards that they loaded; call it once the epoch is in the step log.
 
         Raises:
-            MembersLost: members died meanwhile; some may have it.
+            MembersLost: members died meanwhile; other members may have switched.
         """
         try:
             self._mover.adopt()
@@ -109,14 +109,14 @@ class Former:
             raise
 
     def _with_copies(self, form: Form, before: Roster | None) -> Form:
-        """Settle who keeps copies in an epoch: buddies of those that are alone, and who is to hold other layers."""
+        """Return the epoch with its backup members and its catch-up replicas."""
         roster = form.roster
         buddies = self._changes.buddies(roster, before) if self._spec.parallelism.buddies else {}
         followers = self._changes.followers(roster)
         return replace(form, roster=replace(roster, buddies=buddies, followers=followers))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
-        """Whether the others could hold what these hold."""
+        """Whether the other members could hold the shards of the leaving ones."""
         assert self._roster is not None
         if all(not leaving.issuperset(pool) for pool in self._roster.pools):
             return True
@@ -134,7 +134,7 @@ class Former:
         leaving: frozenset[Worker],
         shares: Shares | None,
     ) -> Form:
-        """Go on with those that are able to: with the same shards where each pool has somebody left."""
+        """Continue with the members in `able`; keep the same shards if each stage has a member left."""
         is_whole = all(not able.isdisjoint(pool) for pool in before.pools)
         if is_whole and not self._mover.is_torn:
             return next_form(before, asked, self.solution.cost, leaving, shares)
@@ -143,7 +143,7 @@ class Former:
         return self._moved(before, self._plan(able, asked.epoch), asked)
 
     def _improved(self, before: Roster, wanted: Solution | None, asked: Plan) -> Form | None:
-        """Go over to a better plan; None when there is none, or when it does not fit after all."""
+        """Return the first epoch of a better plan; None if there is no better plan, or if it cannot be carried out."""
         if wanted is None:
             return None
         try:
@@ -161,7 +161,7 @@ class Former:
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)
 
     def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
-        """Lay the job over these machines; see `plan_again`."""
+        """Plan the job for the machines in `able`; see `plan_again`."""
         usable = self._changes.usable
         machines = Topology(
             tuple(machine for machine in usable.contributors if machine.id in able), usable.links

@@ -1,12 +1,14 @@
-"""A better plan on its way: its machines are started and brought up to date while the others train.
+"""Prepares a better plan: its machines are started and brought up to date while the others train.
 
-First the job asks for machines that it adds, by telling of the plan; they are started once the control plane answers
-that they are the job's.
+First the job reports the plan, and thereby asks for the machines that the plan adds. They are started once the control
+plane answers that the job may have them.
 
-Then each member that is to hold layers that it does not hold, or to keep a copy of them, follows a member of each pool
-that has some of them, as a buddy does: what that member holds comes piece by piece, with the gradients of the steps
-that are taken meanwhile. Only when all have caught up, steps pause for the new plan. There is little left to bring
-then, and copies begin with what is there already, so that no loss of one machine costs a step.
+Then members become catch-up replicas, if they are to hold layers that they do not hold, or to keep a backup copy of
+such layers. Each shadows a member of every stage that has some of these layers, as a backup member does. It receives
+that member's shard piece by piece, and the gradients of the steps that are taken meanwhile.
+
+Steps pause for the new plan only when all replicas have caught up. Little is left to transfer then. Backup copies begin
+with the data that is there already, so that the loss of any one machine costs no step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.rosters import pools_of, shards_of
 
 Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
-"""By member: the shards of which it will keep a copy."""
+"""Shards of which each member will keep a backup copy, by member."""
 
 
 class Joining:
@@ -35,9 +37,9 @@ class Joining:
     Args:
         crew: the members.
         solution: the plan.
-        proposed: how it was told of.
-        heirs: tells for a plan and the roster before it which copies members will keep.
-        can_follow: whether members can be followed while they train; else shards are loaded while steps pause.
+        proposed: the event that reported the plan.
+        heirs: returns the backup copies that members will keep, for a plan and the membership before it.
+        can_follow: whether members can be shadowed while they train; if not, shards are loaded while steps pause.
     """
 
     def __init__(
@@ -55,46 +57,47 @@ class Joining:
         self.solution = solution
         self._proposed = proposed
         self._is_linked = False
-        """Whether an epoch was formed since all its machines are there, so that those to come can catch up."""
+        """Whether an epoch was formed after all machines of the plan were there, so that replicas can catch up."""
         self._followers: dict[Worker, tuple[Worker, ...]] = {}
         self._asked: dict[Any, Worker] = {}
-        """Questions whether a machine has caught up, that are not answered yet."""
+        """Pending `is_up_to_date` calls, with the member of each."""
         self.is_ready = False
-        """Whether the next epoch can carry it out."""
+        """Whether the next epoch can carry out the plan."""
 
     @property
     def machines(self) -> frozenset[Worker]:
-        """All that hold a part in the plan."""
+        """All machines that hold layers in the plan."""
         return frozenset(worker for pool in pools_of(self.solution.plan) for worker in pool)
 
     @property
     def why(self) -> str:
-        """Why it is better, for people."""
+        """Reason why the plan is better, for the user."""
         return self._proposed.sentence
 
     def names(self, workers: Collection[Worker]) -> str:
-        """Return the names of those of its machines that are among these, for people."""
+        """Return the names of the plan's machines that are among `workers`, for the user."""
         members = (member for pool in self.solution.plan.pools for member in pool.members)
         return listed(sorted(member.name for member in members if member.contributor_id in workers))
 
     def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
-        """Carry out other shares of microbatches with the same machines; return whether that is all that differs."""
+        """Adopt a plan if it differs only in its shares of microbatches; return whether that is so."""
         is_like = have_same_shards(self.solution.plan, solution.plan)
         if is_like:
             self.solution, self._proposed = solution, proposed
         return is_like
 
     def lacking(self, usable: Topology) -> frozenset[Worker]:
-        """Return those of its machines that are neither there nor to be had."""
+        """Return the plan's machines that have no member and may not be used."""
         return self.machines - self._crew.workers - {machine.id for machine in usable.contributors}
 
     def needs_epoch(self, usable: Topology, roster: Roster, granted: int | None) -> bool:
-        """Bring it forward; return whether another epoch is needed for what comes next.
+        """Advance the preparation of the plan; return whether it needs another epoch to go on.
 
         Args:
-            usable: machines that may be started.
-            roster: of the epoch.
-            granted: step of the proposal whose machines are the job's: before that, none is started.
+            usable: machines on which members may be started.
+            roster: membership of the epoch.
+            granted: step of the proposal whose machines were granted to the job. No machine is started before this
+                proposal's machines are granted.
         """
         missing = self.machines - self._crew.workers
         if missing and granted != self._proposed.step:
@@ -130,7 +133,7 @@ class Joining:
         return follows(roster, self.solution, lambda one: topology[one].device.kind, heirs)
 
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
-        """Return by member who is to follow it in an epoch that is being formed."""
+        """Return the catch-up replicas of each member, in an epoch that is being formed."""
         self._is_linked, self._asked = self.machines <= self._crew.workers, {}
         if not self._is_linked:
             self._followers, self.is_ready = {}, False
@@ -143,18 +146,18 @@ class Joining:
 def follows(
     roster: Roster, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
 ) -> dict[Worker, tuple[Worker, ...]]:
-    """Return by member who is to follow it before a plan is carried out.
+    """Return the catch-up replicas of each member, for the time before a plan is carried out.
 
-    These are the members that are to hold layers of another pool, or to keep a copy of such layers.
+    Replicas are the members that are to hold layers of another stage, or to keep a backup copy of such layers.
 
-    They are spread over the members of that pool that compute on a device of the same kind: only there updates have the
-    same bits. Where there is none, they load while steps pause.
+    They are spread over the members of that stage that compute on a device of the same kind, because only such devices
+    give updates with the same bits. If there is no such member, the layers are loaded while steps pause.
 
     Args:
-        roster: of the epoch.
+        roster: membership of the epoch.
         solution: the plan.
-        kind: tells that of a member's device.
-        heirs: the copies that members will keep.
+        kind: returns the kind of a member's device.
+        heirs: the backup copies that members will keep.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}
     wanted = list(zip(shards_of(solution.plan), pools_of(solution.plan), strict=True))
@@ -181,7 +184,7 @@ def follows(
 
 
 def _keeps(roster: Roster, worker: Worker, shard: tuple[int, int]) -> bool:
-    """Whether a member keeps a copy of this shard as a buddy."""
+    """Whether a member keeps a backup copy of this shard."""
     owners = (owner for owner, buddy in roster.buddies.items() if buddy == worker)
     return any(roster.shard_of(owner) == shard for owner in owners)
 

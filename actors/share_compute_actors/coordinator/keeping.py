@@ -1,4 +1,4 @@
-"""Saves what a crew has learnt: checkpoints while training goes on, and the result when it has ended."""
+"""Saves the trained model: checkpoints while training goes on, and the result when it has ended."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _RESULT = "model"
 
 
 class _Saving(NamedTuple):
-    """A folder that the library writes."""
+    """A folder that the shard store is writing."""
 
     folder: str
     kind: FolderKind
     step: int
     holders: tuple[Worker, ...]
-    """Members that hold the snapshots, in the order of their pools."""
+    """Members that hold the snapshots, in the order of their stages."""
     answer: Any
 
 
 class Keeper:
-    """Saves the model of a crew into folders of the library, one at a time.
+    """Saves the model of a job into folders of the shard store, one folder at a time.
 
-    At a pause the first member of each pool takes a snapshot; then training goes on while the library fetches it and
-    writes it down. Everything here is called on the coordinator's one thread.
+    At a pause, the first member of each stage takes a snapshot. Training then goes on while the shard store fetches the
+    snapshots and writes them. All methods must be called on the coordinator's one thread.
 
     Args:
-        library: writes the folders.
-        crew: holds the model.
-        conductor: sees to it that no step is computed while snapshots are taken.
-        assignment: names the job's own folder, and how often a checkpoint is due.
-        tell: takes what happens.
-        wishes: what the control plane asks.
+        library: the shard store's actor, which writes the folders.
+        crew: the members, which hold the model.
+        conductor: pauses training, so that no step is computed while snapshots are taken.
+        assignment: the attempt, with the job's folder and the period of checkpoints.
+        tell: receives events.
+        wishes: control requests of the control plane.
     """
 
     def __init__(
@@ -74,28 +74,32 @@ class Keeper:
         self._tell = tell
         self._under_way: _Saving | None = None
         self._whole: str | None = None
-        """The folder that was told last; one may be due for two reasons, or again when members were lost meanwhile."""
+        """Last folder that was reported as saved.
+
+        It prevents a second save of the same folder, which may be due for two reasons, or again after members were
+        lost."""
         self._has_told_of_memory = False
         every_s = assignment.timed_checkpoints_s
         self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
 
     @property
     def _is_due(self) -> bool:
-        """Whether a checkpoint by time is due, and none is being written."""
+        """Whether a timed checkpoint is due, and no folder is being written."""
         pace, is_free = self._pace, self._under_way is None
         return pace is not None and is_free and pace.is_due(time.monotonic())
 
     def checkpoint(self, state: TrainingState, *, waits: bool) -> None:
-        """Save where training stands; only at a pause.
+        """Save a checkpoint; call it only at a pause.
 
         Args:
-            state: after the last committed step.
-            waits: until the checkpoint is whole; else, if there is memory for snapshots, training may go on before.
+            state: training state after the last committed step.
+            waits: whether to wait until the checkpoint is whole. If not, the call returns earlier if all members have
+                memory for a copy of their shards.
 
         Raises:
             Cancelled: the submitter cancelled the job.
             Unavailable: the server's disk is full.
-            ContributorLost: what a machine gives arrives damaged.
+            ContributorLost: data of a machine arrived damaged.
         """
         began_s = time.monotonic()
         if self._pace is not None:
@@ -105,10 +109,11 @@ class Keeper:
             self._pace = self._pace.paused(time.monotonic() - began_s)
 
     def checkpoint_if_due(self, state: TrainingState) -> None:
-        """Save where training stands if a checkpoint by time is due; only at a pause. Raises like `checkpoint`.
+        """Save a checkpoint if a timed one is due or the attempt is to be suspended; call it only at a pause.
 
         Raises:
             ContributorLost: the attempt is to be suspended, and its checkpoint is whole.
+            ShareComputeError: as `checkpoint` does.
         """
         if self._wishes.suspended.is_set():
             self.checkpoint(state, waits=True)
@@ -117,13 +122,13 @@ class Keeper:
             self.checkpoint(state, waits=False)
 
     def result(self, state: TrainingState) -> None:
-        """Save what was learnt, and wait until it is whole; raises what `checkpoint` raises."""
+        """Save the trained model, and wait until it is whole; raises the same errors as `checkpoint`."""
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
     def look(self) -> None:
-        """Tell of a folder that has become whole, or will not, and ask for a pause when a checkpoint by time is due.
+        """Report a folder that is whole or has failed; request a pause if a timed checkpoint or a suspension is due.
 
-        Call it now and then while training goes on.
+        Call it regularly while training goes on.
         """
         saving = self._under_way
         if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
@@ -132,17 +137,17 @@ class Keeper:
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
-        """Let members leave: what is fetched from them is waited for; only at a pause."""
+        """Wait until no snapshot is fetched from members that are to leave; call it only at a pause."""
         if self._under_way is not None and not set(workers).isdisjoint(self._under_way.holders):
             self._conductor.at_pause(self._finish)
 
     @contextmanager
     def salvaging(self) -> Iterator[None]:
-        """When training ends with an error, wait for what is under way: the job's next attempt may begin there."""
+        """Wait for a folder in progress if training ends with an error: the next attempt may begin from it."""
         try:
             yield
         except (StaleEpoch, Unavailable):
-            raise  # another coordinator has the members, or nobody is there to write
+            raise  # another coordinator has the members, or the folder cannot be written
         except (ShareComputeError, MembersLost):
             self._salvage()
             raise
@@ -152,7 +157,7 @@ class Keeper:
             try:
                 self._finish()
             except MembersLost:
-                continue  # what was lost is lost; the library finds out whether it lacks it
+                continue  # the shard store itself finds out whether it still needs the lost members
             except ShareComputeError as failure:
                 self._tell(Note(message=failure.message, level="warning"))
 
@@ -168,7 +173,7 @@ class Keeper:
                 return
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
-        """Have snapshots taken and fetched; return whether training may go on meanwhile."""
+        """Have snapshots taken and fetched; return whether all are copies, so that training may go on meanwhile."""
         first = {pool[0]: place for place, pool in enumerate(self._conductor.roster.pools)}
         are_copies = self._crew.gather(
             FLAG,
@@ -189,11 +194,11 @@ class Keeper:
         return all(are_copies.values())
 
     def _finish(self) -> None:
-        """Wait for the folder that is under way, if one is.
+        """Wait for the folder that is being written, if there is one.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            MembersLost: members died or fell silent meanwhile.
+            MembersLost: members died or became unresponsive meanwhile.
         """
         saving = self._under_way
         if saving is None:
@@ -202,7 +207,7 @@ class Keeper:
         self._settle(saving)
 
     def _settle(self, saving: _Saving) -> None:
-        """Tell how it went."""
+        """Report the outcome of a folder."""
         self._under_way = None
         if self._pace is not None:
             self._pace = self._pace.written(time.monotonic())

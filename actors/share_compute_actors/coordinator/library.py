@@ -1,6 +1,6 @@
-"""The library: an actor on the head that serves samples and starting weights, and takes in checkpoints and results.
+"""The shard store: an actor on the head that serves samples and starting weights, and writes checkpoints and results.
 
-Members may be on machines that do not see the server's disk, so everything they read or write goes through here:
+Members may be on machines without access to the server's disk, so all their reads and writes go through this actor:
 samples by step, weights one tensor at a time, results in pieces.
 """
 
@@ -41,45 +41,45 @@ Part: TypeAlias = Literal["inputs", "targets"]
 Rows: TypeAlias = dict[int, NDArray[Any]]
 """Samples by microbatch id, ``[batch, ...]`` each."""
 _DEATHS = (RayActorError, ObjectLostError)
-"""How Ray says that a member died, before it answered or with its answer."""
+"""Ray errors of a member that died before it answered, or whose answer was lost with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Where training stands after a step, beside weights and optimizer."""
+    """Training state after a step, without weights and optimizer state."""
 
     step: int
-    """The last one that was committed; 0 before the first."""
+    """Last committed step; 0 before the first."""
     loss_scale: LossScale
-    """Of the next step."""
+    """Loss scale of the next step."""
     validations: tuple[tuple[int, float], ...] = ()
     """Step and loss of each validation so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryFacts:
-    """What the coordinator learns from the library before it plans."""
+    """Facts that the coordinator gets from the shard store before it plans."""
 
     blueprint: Blueprint
     sizes: dict[str, int]
-    """Samples of each split."""
+    """Number of samples, by split."""
     state: TrainingState
-    """Where training stands: at the beginning, or as the checkpoint has it."""
+    """Training state in the checkpoint, or at the start of the job."""
     has_weights: bool
-    """Whether training starts from weights in files, not from the seed."""
+    """Whether training starts from weights in files instead of the seed."""
     microbatches: int | None
-    """Pieces of a batch as the job or its checkpoint settled them; None leaves it to the planner."""
+    """Microbatches of a batch, as the job or its checkpoint settled them; None leaves the number to the planner."""
     runs: tuple[int, ...] | None
-    """Of the `SummationTree`, as the job's first plan settled it; None at its first attempt."""
+    """Runs of the `SummationTree`, as the job's first plan settled them; None if no checkpoint has them."""
     notes: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
-    """Ids of the texts that the model is to continue now and then."""
+    """Token ids of the prompts that the model is to continue from time to time."""
     text_ends: tuple[int, ...] = ()
-    """Ids that end a text."""
+    """Token ids that end a text."""
 
     @property
     def first_step(self) -> int:
-        """Step to begin with."""
+        """Number of the first step of the attempt."""
         return self.state.step + 1
 
 
@@ -88,11 +88,11 @@ class Saved:
     """The outcome of saving a folder."""
 
     size_bytes: int | None
-    """None: it is not whole, since a member was lost before all was fetched from it."""
+    """Size of the folder in bytes; None if it is incomplete, because a member was lost or sent malformed data."""
     culprit: int | None = None
-    """Place, among those that were asked, of a member that sent what it should not have."""
+    """Index, in the list of members asked, of the member that sent malformed data; None if there is none."""
     fault: str = ""
-    """The defect of what that member sent, for people."""
+    """Defect of the data that this member sent, for the user."""
 
 
 FACTS: Schema[LibraryFacts] = Schema(LibraryFacts)
@@ -103,7 +103,7 @@ PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
 
 @ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1})
 class Library:
-    """Gives out and takes in, for one attempt.
+    """The shard store of one attempt: serves samples and weights, and writes checkpoints and results.
 
     Args:
         assignment: an `Assignment` as JSON.
@@ -129,12 +129,12 @@ class Library:
     @ray.method(concurrency_group="control")
     @answers(PROGRESS)
     def progress(self) -> tuple[str, float]:
-        """Return what is being prepared and how much of it is, 0 to 1."""
+        """Return a description of the data that is being prepared, and the fraction of it that is done, 0 to 1."""
         return self._progress
 
     @answers(FACTS)
     def prepare(self) -> LibraryFacts:
-        """Read and tokenize the data, open the weights, resolve the model's configuration."""
+        """Read and tokenize the data, open the weights and resolve the model's configuration; return the facts."""
 
         def note(what: str, share: float) -> None:
             self._progress = (what, share)
@@ -205,7 +205,7 @@ class Library:
                 f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
                 mend="put the data files back as they were, or submit a new job",
             )
-        # Sums are made in the order of microbatches: a job keeps the number that it began with.
+        # A job keeps its first number of microbatches, because sums are made in their order.
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == self._microbatches:
             self._runs = tuple(state["runs"])
@@ -217,12 +217,12 @@ class Library:
 
     @answers(NOTHING)
     def cut(self, runs: Sequence[int]) -> None:
-        """Cut all batches into as many pieces as these runs have, as the plan says."""
+        """Set the number of microbatches of a batch to the sum of the plan's runs."""
         self._spec = self._spec.with_microbatches(sum(runs))
         self._runs = tuple(runs)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
-        """Return the ids that generation needs; the defaults of a configuration belong to another tokenizer."""
+        """Return the token ids that generation needs, since a configuration's defaults belong to another tokenizer."""
         if self._spec.model.config is None or tokenizer is None:
             return {}
         loaded, given = load_tokenizer(tokenizer), self._spec.model.config
@@ -233,7 +233,7 @@ class Library:
 
     @ray.method(concurrency_group="serve")
     def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
-        """Return the inputs or the targets of some microbatches of a step."""
+        """Return the inputs or the targets of microbatches of a step, by microbatch id."""
         assert self._order is not None
         size = self._spec.training.microbatch_size
         chosen = self._order.indices(step)
@@ -246,7 +246,7 @@ class Library:
     def evaluation_rows(
         self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
     ) -> Rows:
-        """Return the inputs or the targets of some microbatches of a split that is not trained on."""
+        """Return the inputs or the targets of microbatches of an evaluation split, by microbatch id."""
         assert self._prepared is not None
         size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
         return {
@@ -295,13 +295,13 @@ class Library:
 
     @ray.method(concurrency_group="weights")
     def loss_scale(self) -> LossScale:
-        """Return where the loss scale stands before the first step of the attempt."""
+        """Return the loss scale before the first step of the attempt."""
         return self._state.loss_scale
 
     @ray.method(concurrency_group="serve")
     @answers(TEXT)
     def text(self, ids: Sequence[int]) -> str:
-        """Return what these ids of tokens say."""
+        """Return the text of token ids."""
         text: str = self._tokenizer.decode(ids)
         return text
 
@@ -312,25 +312,25 @@ class Library:
     def save(
         self, folder: str, kind: FolderKind, state: bytes, machines: Sequence[str], *members: Any
     ) -> Saved:
-        """Fetch and write a folder below the job's own; nobody sees it before it is whole.
+        """Fetch the members' snapshots and write them to a folder, which becomes visible only when it is whole.
 
         Args:
-            folder: its path.
-            kind: what it is for.
-            state: where training stood when the snapshots were taken: a `TrainingState`.
-            machines: names of those that have a snapshot, in the order of their pools.
-            members: the members there.
+            folder: path of the folder, relative to the job's own.
+            kind: purpose of the folder.
+            state: training state at the time of the snapshots, a packed `TrainingState`.
+            machines: names of the machines that have a snapshot, in the order of their stages.
+            members: members on these machines, in the same order.
 
         Raises:
             Unavailable: the disk is full.
-            ContributorLost: what a machine gives arrives damaged.
+            ContributorLost: data of a machine arrived damaged.
         """
         writer = FolderWriter(self._assignment.folder / folder)
         place = 0
         try:
             self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
             for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
-                # Members do not send: what an actor answers is freed at once, what it sends as arguments piles up.
+                # Members are asked instead of sending: Ray frees an actor's answers at once, but arguments pile up.
                 take_all(machine, place, partial(_piece, member, machine), writer.write)
             size_bytes = writer.finish()
         except BaseException as failure:
@@ -346,7 +346,7 @@ class Library:
         return Saved(size_bytes)
 
     def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
-        """Write what makes a folder usable: configuration, tokenizer, state."""
+        """Write the files that make a folder usable: configuration, tokenizer, state."""
         assert self._prepared is not None
         facts = {
             **asdict(state),
@@ -366,7 +366,7 @@ class Library:
             writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
 
     def _describe_model(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
-        """Say what the weights of a language model are: a whole model, or adapters of one."""
+        """Write the configuration of a language model's weights: of a whole model, or of adapters."""
         lora, base = self._spec.training.lora, self._spec.model.path
         if kind == "artifact" and lora is not None and not lora.merge:
             writer.write_json("adapter_config.json", adapter_description(config, self._spec))
@@ -384,5 +384,5 @@ def _piece(member: Any, machine: str, number: int) -> Piece | None:
 
 def _let_go(members: Iterable[Any]) -> None:
     for member in members:
-        with suppress(RayError):  # who is dead holds nothing
+        with suppress(RayError):  # a dead member holds no snapshot
             ray.get(member.let_go.remote())

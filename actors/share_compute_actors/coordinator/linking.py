@@ -1,4 +1,4 @@
-"""Links the members of an epoch: channels between all, a group in each pool, and who keeps copies of whose shard."""
+"""Links the members of an epoch: channels between all members, a group in each stage, and backup copies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from share_compute_actors.wire import NOTHING
 
 
 class Links:
-    """All links of one crew, made anew for each epoch.
+    """All links between the members of one job, made again for each epoch.
 
     Args:
         crew: the members.
-        note: takes lines for the job's log.
+        note: receives lines for the job's log.
     """
 
     def __init__(self, crew: Crew, note: Callable[[str], None]) -> None:
@@ -29,8 +29,8 @@ class Links:
 
         Raises:
             MembersLost: machines died meanwhile.
-            ContributorLost: there is no direct link where one is wanted.
-            LinksCut: members that need each other do not reach each other.
+            ContributorLost: the job asks for direct links, and one does not work.
+            LinksCut: members that must communicate do not reach each other.
             StaleEpoch: a later epoch has begun.
         """
         crew, workers = self._crew, roster.everybody
@@ -42,7 +42,7 @@ class Links:
         self._keep_copies(roster)
 
     def _form(self, roster: Roster) -> None:
-        """Let the members of each pool form a group."""
+        """Have the members of each stage form a communication group."""
         crew = self._crew
         calls = {}
         for place, pool in enumerate(roster.pools):
@@ -59,7 +59,7 @@ class Links:
         crew.gather(NOTHING, calls)
 
     def _keep_copies(self, roster: Roster) -> None:
-        """Tell everybody whose shards to keep copies of."""
+        """Tell each member the primaries whose shards it keeps copies of."""
         crew = self._crew
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in roster.everybody}
         for place, pool in enumerate(roster.pools):

@@ -1,4 +1,4 @@
-"""Brings to members what they are to hold from the next epoch on, from whoever has it."""
+"""Resharding: loads the shards of the next epoch into members, from the members or copies that have the data."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class Mover:
 
     Args:
         crew: the members.
-        first_step: with which the attempt began: until it is committed, all can be loaded as it was at the beginning.
+        first_step: first step of the attempt. Until it is committed, all shards can be loaded from the sources that the
+            attempt began with.
     """
 
     def __init__(self, crew: Crew, first_step: int) -> None:
         self._crew = crew
         self._first_step = first_step
         self.is_torn = False
-        """Whether a move broke off, so that members may hold other shards than the roster of the epoch before says."""
+        """Whether a move failed midway, so that members may hold other shards than the membership before says."""
         self._loaded: tuple[frozenset[Worker], Plan] | None = None
-        """Who has loaded what it does not work with yet, and what was asked."""
+        """Members that loaded a shard and have not switched to it yet, and the request; None if nothing was loaded."""
 
     def load(
         self,
@@ -40,23 +41,25 @@ class Mover:
         scales: Mapping[int, float],
         heirs: Heirs | None = None,
     ) -> frozenset[Worker]:
-        """Let each member of a plan load its shard; return those that will hold another one than before.
+        """Have each member of a plan load its shard; return the members that will hold another shard than before.
 
-        They work with it after `adopt`. Between the two, what is to be is written down: so whoever follows a
-        coordinator that dies knows of each member that it holds its part, or has loaded it.
+        Members switch to the loaded shard after `adopt`. Between the two calls, the new membership is written to the
+        step log. So a successor of a coordinator that dies finds each member either with its shard, or with its shard
+        loaded.
 
         Args:
-            before: roster of the epoch before.
-            plan: that is carried out from now on.
-            asked: what members reported.
-            scales: what the gradient of each committed step was multiplied by.
-            heirs: the copies that members will keep; copies that they keep now are brought to the committed step, too.
+            before: membership of the epoch before.
+            plan: the plan that is carried out from now on.
+            asked: the request for the epoch, with the members' reports.
+            scales: factor of each committed step's gradient, by step.
+            heirs: backup copies that members will keep. Present copies that overlap with them are brought to the
+                committed step, too.
 
         Raises:
-            ContributorLost: nobody has some part of the model any more.
-            StaleEpoch: who had some part died meanwhile.
+            ContributorLost: no member has some part of the model any more.
+            StaleEpoch: the holder of some part died meanwhile.
             MembersLost: members died meanwhile.
-            PlanInfeasible: a shard does not fit into its machine after all.
+            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
         """
         held = self._held(asked)
         wanted = {
@@ -78,7 +81,7 @@ class Mover:
         return frozenset(moved)
 
     def _bring_to(self, before: Roster, heirs: Heirs, committed: int, scales: Mapping[int, float]) -> None:
-        """Bring copies to the committed step from which other copies will be made on the same machine."""
+        """Bring those copies to the committed step from which other copies will be made on the same machine."""
         for shard, pool in zip(before.shards, before.pools, strict=True):
             keepers = {keeper for owner in pool for keeper in before.keepers(owner)} & self._crew.workers
             calls = {
@@ -89,11 +92,11 @@ class Mover:
             self._crew.gather(FLAG, calls)
 
     def forget(self) -> None:
-        """Forget what was loaded and not adopted."""
+        """Forget the shards that were loaded and not adopted."""
         self._loaded = None
 
     def adopt(self) -> None:
-        """Let members work with what they loaded, if they were to load anything.
+        """Have members switch to the shards that they loaded, if there are any.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -114,7 +117,7 @@ class Mover:
         committed: int,
         scales: Mapping[int, float],
     ) -> dict[Worker, Sources]:
-        """Return those that load from themselves alone: what they hold, and copies of those that they followed."""
+        """Return the sources of members that can load all from themselves: their shard, and copies that they keep."""
         found: dict[Worker, list[Source]] = {}
         lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
         for worker in moved.keys() & held.keys():
@@ -138,7 +141,7 @@ class Mover:
         }
 
     def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:
-        """Return the layers of each member that has them as the last committed step left them."""
+        """Return the layers [start, stop) of each member whose shard is in the state after the last committed step."""
         current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
         answers = self._crew.ask(HOLDING, current, "holding") if current else {}
         return {worker: shard for worker, shard in answers.items() if shard is not None}
@@ -150,9 +153,9 @@ class Mover:
         committed: int,
         scales: Mapping[int, float],
     ) -> Sources | None:
-        """Return who has each parameter after the last committed step.
+        """Return the source of each parameter after the last committed step.
 
-        Of every layer that is a living member, else a buddy that keeps a copy.
+        The source of a layer is a living member that holds it, else a member that keeps a copy of it.
         """
         found: list[Source] = []
         covered: set[int] = set()
@@ -176,7 +179,7 @@ class Mover:
         raise machines_lost(self._crew.topology, lost)
 
     def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
-        """Return a copy of a shard, brought to the last committed step; None if nobody has one that can be."""
+        """Return a copy of a shard, brought to the last committed step; None if no member has such a copy."""
         for worker in sorted(self._crew.workers):
             if self._crew.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
                 return self._crew.source(worker, shard)

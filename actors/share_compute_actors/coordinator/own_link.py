@@ -1,4 +1,4 @@
-"""Tells the loss of members from a failure of this host's own network."""
+"""Distinguishes the loss of members from a failure of this host's own network."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from share_compute_actors.machine.reach import Place, answers
 
 _LOOK_S = 0.25
 _LONGEST_CUT_S = 600.0
-"""Members, and the nodes that they run on, wait as long for this host."""
+"""Longest wait for the network, in seconds; members and the nodes that they run on wait as long for this host."""
 _TABLE_S = 1.0
-"""Longest wait for Ray's table of nodes: the GCS may be dead."""
+"""Longest wait for Ray's table of nodes, in seconds: the GCS may be dead."""
 _RECENT_S = 10.0
 
 
 class OwnLink:
-    """The network between this host and the others of the cluster.
+    """The network between this host and the other hosts of the cluster.
 
     Args:
-        cancelled: set when all is to end.
-        note: takes a line for people.
+        cancelled: set when all work is to end.
+        note: receives lines for the user.
     """
 
     def __init__(self, cancelled: threading.Event, note: Callable[[str], None]) -> None:
@@ -40,16 +40,16 @@ class OwnLink:
 
     @property
     def was_cut(self) -> bool:
-        """Whether it was cut a moment ago: connections from before may still be dead."""
+        """Whether the network came back at most 10 s ago, so that older connections may still be dead."""
         return time.monotonic() - self._mended_s < _RECENT_S
 
     def has_failed(self, silent: Collection[str], all_: Collection[str]) -> bool:
-        """Return whether no other host answers, so that this host is probably the one that is cut off.
+        """Whether no other host answers, so that this host is probably the one that is cut off.
 
-        Where the only other host falls silent while members live here, that host counts as the one that failed.
+        If there is only one other host and members run on this host, the other host counts as failed instead.
 
         Args:
-            silent: IP addresses of members that are silent.
+            silent: IP addresses of unresponsive members.
             all_: IP addresses of all members.
         """
         if set(silent) <= {self._here}:
@@ -66,7 +66,7 @@ class OwnLink:
         return frozenset(place for place in self._nodes.values() if place[0] != self._here)
 
     def nodes(self) -> Mapping[str, Place]:
-        """Return where each living Ray node answers, by its id; as it was known last if Ray does not say now."""
+        """Return the address and port of each living Ray node, by node id; the last known ones if Ray is too slow."""
         self._look_up()
         return self._nodes
 
@@ -74,7 +74,7 @@ class OwnLink:
         """Wait until another host answers, for ten minutes at most.
 
         Raises:
-            Cancelled: all is to end.
+            Cancelled: all work is to end.
         """
         begun_s = time.monotonic()
         self._note(
@@ -88,7 +88,7 @@ class OwnLink:
         self._note(f"machines can be reached again, after {self._mended_s - begun_s:.0f} s")
 
     def _look_up(self) -> None:
-        """See which nodes there are; if Ray does not say, those of before."""
+        """Update the table of nodes; keep the old one if Ray does not answer in time."""
         if self._asked is None:
             self._asked = self._threads.submit(self._table)
         try:

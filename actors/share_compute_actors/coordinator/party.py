@@ -1,4 +1,7 @@
-"""Members as who leads them holds them: asked together, watched; the one place where Ray's errors become ours."""
+"""Actor group: calls members in parallel, watches their heartbeats, and translates Ray's errors into the project's own.
+
+Ray's errors are translated only here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 class MembersLost(Exception):
-    """Members died or fell silent."""
+    """Members died or became unresponsive."""
 
     def __init__(self, workers: Collection[Worker]) -> None:
         super().__init__(", ".join(sorted(workers)))
@@ -39,9 +42,9 @@ class Party(ABC):
     """Living members that one actor leads.
 
     Args:
-        cancelled: set when all is to end.
-        sign: schema of a sign of life.
-        note: takes a line for people.
+        cancelled: set when all work is to end.
+        sign: schema of a heartbeat.
+        note: receives lines for the user.
     """
 
     def __init__(self, cancelled: threading.Event, sign: Packs[Any], note: Callable[[str], None]) -> None:
@@ -53,7 +56,7 @@ class Party(ABC):
 
     @property
     def workers(self) -> frozenset[Worker]:
-        """All that are not known to be lost."""
+        """All members that are not known to be lost."""
         return frozenset(self._actors)
 
     @abstractmethod
@@ -66,10 +69,10 @@ class Party(ABC):
 
     @abstractmethod
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Handle members whose connections did not come back after a cut of this host; return those that are lost."""
+        """Handle members that did not reconnect after this host was cut off; return the members that are lost."""
 
     def remove(self, workers: Collection[Worker]) -> None:
-        """Have nothing to do with these any more; what is left of them is ended."""
+        """Remove members from the group and kill their actors."""
         for worker in workers:
             actor = self._actors.pop(worker, None)
             if actor is not None:
@@ -81,20 +84,23 @@ class Party(ABC):
         return self._actors[worker]
 
     def issue_key(self, worker: Worker) -> bytes:
-        """Return a new secret that a member is to show with all that it tells, instead of the one before."""
+        """Return a new secret that the member must send with each message; it replaces the member's previous secret."""
         key = self._keys[worker] = secrets.token_bytes(_KEY_BYTES)
         return key
 
     def is_from(self, worker: Any, key: Any) -> bool:
-        """Whether it is this member that shows a key: they all know the actor that they tell things, and each other."""
+        """Whether a key is the one issued to this member.
+
+        The key is needed because all members know this actor and each other, so a sender could name another member.
+        """
         known = self._keys.get(worker) if isinstance(worker, str) else None
         return known is not None and isinstance(key, bytes) and secrets.compare_digest(known, key)
 
     def accuse(self, worker: Worker, fault: str) -> None:
-        """Count a member as lost, since it sent what it should not have.
+        """Count a member as lost, because it sent something that it should not have.
 
         Raises:
-            MembersLost: it is.
+            MembersLost: always.
         """
         self.pulse.accuse(worker, undeclared(self.name(worker), fault))
         raise MembersLost(self.feel_pulse())
@@ -110,17 +116,18 @@ class Party(ABC):
     def gather(
         self, schema: Packs[Answer], calls: Mapping[Worker, Any], *, goes_on: bool = False
     ) -> dict[Worker, Answer]:
-        """Wait for the answers to calls. A member whose answer is none of the declared kind counts as lost.
+        """Return the answers to calls, by member. A member whose answer does not match the schema counts as lost.
 
         Args:
-            schema: of an answer.
-            calls: by member.
-            goes_on: whether the loss of some members lets the others go on; else the first loss ends the wait.
+            schema: schema of an answer.
+            calls: pending Ray calls, by member.
+            goes_on: whether to keep waiting for the other members when some are lost. If not, the first loss ends the
+                wait.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            MembersLost: members died or fell silent; if others may go on, all did.
-            ShareComputeError: what a member raised on purpose.
+            MembersLost: members died or became unresponsive; with `goes_on`, all of them did.
+            ShareComputeError: a member raised this error on purpose.
         """
         waiting = {ref: worker for worker, ref in calls.items()}
         answers: dict[Worker, Answer] = {}
@@ -144,11 +151,11 @@ class Party(ABC):
         return answers
 
     def wait(self, refs: Sequence[Any]) -> None:
-        """Wait until all of these calls, to whomever, are answered.
+        """Wait until all of these calls are answered; calls to actors other than members are allowed.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            MembersLost: members died or fell silent meanwhile.
+            MembersLost: members died or became unresponsive meanwhile.
         """
         while len(ray.wait(list(refs), num_returns=len(refs), timeout=_GLANCE_S)[0]) < len(refs):
             if self._cancelled.is_set():
@@ -157,13 +164,13 @@ class Party(ABC):
                 raise MembersLost(lost)
 
     def nodes(self) -> Mapping[str, Place]:
-        """Return where each living Ray node answers, by its id."""
+        """Return the address and port of each living Ray node, by node id."""
         return self._own_link.nodes()
 
     def feel_pulse(self) -> frozenset[Worker]:
-        """Ask everybody for a sign of life now and then; return who is lost, and is removed.
+        """Request heartbeats when they are due; remove and return the members that are lost.
 
-        Where it is this host that is cut off, wait until it is not.
+        If this host itself is cut off from the network, wait until it is connected again.
 
         Raises:
             Cancelled: the submitter cancelled the job meanwhile.
@@ -182,10 +189,10 @@ class Party(ABC):
         return lost
 
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
-        """Return who is lost, or raise what else a failed call means."""
+        """Return the members that a failed call shows to be lost, or raise the error that the failure means."""
         if isinstance(failure, Undeclared) or is_refusal(failure):
             self.pulse.accuse(worker, failure)
-            return set()  # the next look finds it lost
+            return set()  # the next `feel_pulse` reports the member as lost
         if isinstance(failure, WrongTensor):
             failure.details["accuser"] = worker
         if isinstance(failure, ShareComputeError):
@@ -196,7 +203,7 @@ class Party(ABC):
             lost = self.cut_off(frozenset({worker}))
             self.remove(lost)
             return set(lost)
-        if isinstance(failure, (RayActorError, ObjectLostError)):  # the latter: with what it answered
+        if isinstance(failure, (RayActorError, ObjectLostError)):  # the answer may be lost with the member
             self.remove([worker])
             return {worker}
         raise ContributorLost(

@@ -1,4 +1,4 @@
-"""Finds out when each layer of a job is on two machines, so that the loss of any one machine costs no step."""
+"""Detects when each layer of a job is on two machines, so that the loss of any one machine costs no step."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from share_compute_actors.coordinator.crew import Crew
 
 
 class ProtectionWatch:
-    """Asks the members that keep copies, until all copies of an epoch are whole.
+    """Asks the backup members until all copies of an epoch are complete, and reports changes of the protection.
 
     Args:
         crew: the members.
-        tell: takes what changed.
+        tell: receives a `Protection` event for each change.
     """
 
     def __init__(self, crew: Crew, tell: Callable[[Protection], None]) -> None:
         self._crew = crew
         self._tell = tell
         self._roster: Roster | None = None
-        """Of the epoch whose copies are waited for; None once they are whole, or one of them is lost."""
+        """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
         self._asked: dict[Any, str] = {}
-        """Questions that are not answered yet, and to whom."""
+        """Pending `has_whole_copies` calls, with the member of each."""
         self._is_protected = False
 
     def reform(self, roster: Roster) -> None:
-        """Begin with an epoch; the event that reports it says that the job is not protected yet."""
+        """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
         is_alone = (pool[0] not in roster.buddies for pool in roster.pools if len(pool) == 1)
         self._roster, self._asked, self._is_protected = None if any(is_alone) else roster, {}, False
 
     def lose_copy(self, step: int) -> None:
-        """Take note that a copy is lost: another one is begun with the next epoch.
+        """Record that a copy is lost, and report the lost protection; the next epoch begins another copy.
 
         Args:
-            step: the last committed one.
+            step: number of the last committed step.
         """
         self._roster = None
         if self._is_protected:
@@ -46,10 +46,10 @@ class ProtectionWatch:
             self._tell(Protection(step=step, is_protected=False))
 
     def look(self, step: int) -> None:
-        """Ask members, and report when all copies are whole; never waits.
+        """Poll the backup members, and report when all copies are complete; never waits.
 
         Args:
-            step: the last committed one.
+            step: number of the last committed step.
         """
         if self._roster is None:
             return

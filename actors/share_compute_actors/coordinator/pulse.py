@@ -1,4 +1,4 @@
-"""Who is alive: members are asked for a sign of life now and then, and who owes one for too long is lost."""
+"""The failure detector: members are asked for heartbeats, and a member that owes one for too long is lost."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 
 _PERIOD_S = 0.5
-"""Time between two questions."""
+"""Time between two heartbeat requests, in seconds."""
 _SILENCE_S = 2.0
-"""A member that owes a sign of life for so long is lost."""
+"""Time limit for a heartbeat, in seconds; a member that owes one for longer is lost."""
 _WORRIED_SILENCE_S = 0.7
-"""The same once something went wrong: most likely somebody is gone, and all others wait for this. Members answer from a
-thread that does nothing else, with all cores busy within a fraction of it."""
+"""The limit after something went wrong, in seconds.
+
+Most likely a member is lost then, and all others wait until that is known. Members answer from a dedicated thread,
+within a fraction of this time even when all cores are busy."""
 _WORRY_S = 5.0
-"""Who is gone is known after less time than this; then patience is as before, since a step may take longer."""
+"""Duration of the shorter limit, in seconds.
+
+A lost member is found in less time. Then the normal limit applies again, because a step may take longer."""
 _PATIENT_SILENCE_S = 30.0
-"""The same while members load: that may hold Python's lock for long."""
+"""The limit while members load, in seconds: loading may hold Python's global interpreter lock for long."""
 _RETURN_S = 8.0
-"""The same after the network was cut: TCP may take as long as the cut to send again what was lost."""
+"""The limit after a network cut, in seconds: TCP may take as long as the cut to retransmit lost data."""
 _LATE_S = 0.5
-"""When this process itself was held up for so long, silence says nothing."""
+"""Time between two calls of `feel`, in seconds, beyond which this process itself was held up.
+
+That time is not counted against the members."""
 
 
 class Pulse:
-    """Signs of life of a crew, as its coordinator asks for them.
+    """Failure detector of a group of members, run by the actor that leads them.
 
     Args:
-        schema: of a sign of life.
-        name: tells the name of a member's machine.
+        schema: schema of a heartbeat.
+        name: returns the name of a member's machine.
     """
 
     def __init__(self, schema: Packs[Any], name: Callable[[Worker], str]) -> None:
@@ -47,11 +53,11 @@ class Pulse:
         self._faults: dict[Worker, str] = {}
         self._is_patient = True
         self.silent: frozenset[Worker] = frozenset()
-        """Members that the last look found lost only because nothing came from them."""
+        """Members that the last call of `feel` counts as lost only because they are unresponsive."""
         self.signs: dict[Worker, Any] = {}
-        """The last sign of life of each member."""
+        """Last heartbeat of each member."""
         self._fresh: dict[Worker, Any] = {}
-        """Those of them that were not taken yet."""
+        """Heartbeats that `take_fresh` has not returned yet."""
         self.returning: frozenset[Worker] = frozenset()
         """Members that have not answered since the network of this host came back."""
         self._owed: dict[Any, Worker] = {}
@@ -61,39 +67,39 @@ class Pulse:
 
     @property
     def is_patient(self) -> bool:
-        """While members load, which may hold Python's lock for long, they may be silent for longer."""
+        """Whether the longer limit applies, because members load and may hold Python's global interpreter lock."""
         return self._is_patient
 
     @is_patient.setter
     def is_patient(self, is_patient: bool) -> None:
         if self._is_patient and not is_patient:
-            self._asked_s = time.monotonic()  # who was silent with leave gets as long as the others
+            self._asked_s = time.monotonic()  # owed heartbeats get the full normal limit
         self._is_patient = is_patient
 
     def worry(self) -> None:
-        """Something went wrong: ask everybody at once, and be less patient for a while, or until `calm`."""
+        """Ask all members at once, and apply a shorter limit for a while or until `calm`; call it after an error."""
         now_s = time.monotonic()
         if now_s > self._worried_until_s:
             self._worried_until_s = now_s + _WORRY_S
             self._asks_at_once = True
-            self._asked_s = now_s  # who owes a sign already gets as long as the others
+            self._asked_s = now_s  # members that owe a heartbeat already get the full shorter limit
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
-        """Count a member as lost from the next look on: what it sent shows that it is not what it should be."""
+        """Count a member as lost from the next call of `feel` on, because it sent something that it should not have."""
         self._accused.add(worker)
         self._faults[worker] = _fault(failure, self._name(worker))
 
     def take_fault(self, worker: Worker) -> str:
-        """Return, once, what a member was accused of; nothing if it was not."""
+        """Return the fault that a member was accused of, and forget it; empty if there is none."""
         return self._faults.pop(worker, "")
 
     def take_fresh(self) -> dict[Worker, Any]:
-        """Return, once, each member's last sign of life, if one came since the last call."""
+        """Return the last heartbeat of each member that sent one since the last call."""
         fresh, self._fresh = self._fresh, {}
         return fresh
 
     def begin_anew(self, workers: Collection[Worker]) -> None:
-        """The network is back: forget who owes a sign of life, and be patient with these until each has answered."""
+        """Restart after a network cut: forget owed heartbeats, and apply a longer limit until these have answered."""
         self.returning = frozenset(workers)
         self._owed.clear()
         self._asks_at_once = True
@@ -101,18 +107,18 @@ class Pulse:
         self._returning_until_s = self._asked_s + _RETURN_S
 
     def calm(self) -> None:
-        """All goes well again."""
+        """Apply the normal limit again."""
         self._worried_until_s = 0.0
 
     def forget_all_but(self, workers: Collection[Worker]) -> None:
-        """Expect nothing of others than these."""
+        """Expect no heartbeats of members other than these."""
         self._owed = {ref: worker for ref, worker in self._owed.items() if worker in workers}
         self.signs = {worker: sign for worker, sign in self.signs.items() if worker in workers}
         self._fresh = {worker: sign for worker, sign in self._fresh.items() if worker in workers}
         self.returning = self.returning.intersection(workers)
 
     def feel(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
-        """Ask these members now and then; return who is dead, or owes a sign of life for too long."""
+        """Request heartbeats when they are due; return the members that are dead or owe one for too long."""
         self.silent = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:
@@ -125,7 +131,7 @@ class Pulse:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
             if now_s < self._returning_until_s and (returning := lost & self.silent & self.returning):
-                # Ray needs a moment to connect again after a cut, and fails calls until then: ask these again.
+                # Ray fails calls until it has reconnected after a cut: these members are asked again.
                 lost -= returning
                 self.silent -= returning
                 self._owed = {ref: self._owed[ref] for ref in owing}
@@ -150,7 +156,7 @@ class Pulse:
         return self.gives_sign(self._owed[ref], ref)
 
     def gives_sign(self, worker: Worker, ref: Any) -> bool:
-        """Take in an answer of a member; return whether it is a sign of its life."""
+        """Read the answer of a member; return whether it is a valid heartbeat of this member."""
         try:
             sign = answered(self._schema, ref, self._name(worker))
             if sign.worker != worker:

@@ -1,6 +1,7 @@
-"""Holds reality against the plan while a job runs: step times beside predictions, and better plans where they pay.
+"""Performance monitor: compares measured with predicted step times, and proposes a better plan if it pays off.
 
-A plan is looked for when steps drift from what was predicted, when machines come, and after some were lost.
+It searches for a plan if step times drift from the prediction, if the usable machines change, after members were lost,
+and after a proposed plan was given up.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from share_compute.topology import Topology
 from share_compute_actors.messages import StepFigures
 
 _STEPS = 10
-"""Steps whose median counts: one slow step is no drift."""
+"""Steps in a median: one slow step is not drift."""
 _PAUSE_S = 10.0
-"""Shortest time between two reports."""
+"""Shortest time between two reports, in seconds."""
 _NOISE_STEPS = 50
-"""Steps whose spread says how far step times vary by themselves."""
+"""Steps from which the natural variation of step times is estimated."""
 _SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
 
 
 class Reality:
-    """Watches the steps of one attempt.
+    """Performance monitor of one attempt.
 
     Args:
-        assignment: the attempt, its number of microbatches settled.
-        solution: the plan in use, with what it was made from.
-        tell: takes what happens.
-        propose: takes a better plan, and tells of it.
-        usable: tells which machines the job may use now.
-        under_way: tells which plan waits for its machines, if one does.
-        clock: tells seconds.
+        assignment: the attempt, with its number of microbatches settled.
+        solution: the plan in use, with the figures behind it.
+        tell: receives events.
+        propose: receives a better plan with its event, and reports it.
+        usable: returns the machines that the job may use now.
+        under_way: returns the plan that waits for its machines, or None.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Reality:
         self._usable = usable
         self._under_way = under_way
         self._known = usable()
-        """Machines that the last plan was chosen from."""
+        """Usable machines at the last search for a plan."""
         self._clock = clock
         self._limits = DriftLimits(drift=assignment.drift)
         self._watch = DriftWatch(self._limits)
@@ -81,15 +82,15 @@ class Reality:
         self._told_s: float | None = None
         self._planner: threading.Thread | None = None
         self._looked_after = 0
-        """Step after which a better plan was last looked for."""
+        """Step after which a better plan was last searched for."""
         self._lock = threading.Lock()
         self._over = False
         self._proposed: object = None
         self._is_warm = False
         self._is_disturbed = False
-        """Whether members were lost since a plan was last looked for."""
+        """Whether members were lost since the last search for a plan."""
         self._is_given_up = False
-        """Whether the plan that was proposed was given up since then."""
+        """Whether the proposed plan was given up since the last search."""
         self._pools = _pools(solution)
 
     def __enter__(self) -> Reality:
@@ -102,15 +103,15 @@ class Reality:
         trace: TracebackType | None,
     ) -> None:
         with self._lock:
-            self._over = True  # a plan that is still being made is of no use any more
+            self._over = True  # a search that still runs must not propose its plan any more
 
     def reform(self, solution: Solution, *, are_lost: bool = False) -> None:
-        """The job goes on with other members: what was measured of the old ones says nothing any more.
+        """Restart the measurement when the job continues with other members, because old step times are not valid.
 
         Args:
-            solution: what they carry out.
-            are_lost: whether members may have been lost: then another plan is looked for at once, which may be one that
-                was carried out before.
+            solution: the solution that the members carry out.
+            are_lost: whether members may have been lost. If so, a plan is searched for at once, and it may be one that
+                was proposed before.
         """
         if are_lost:
             self._forget_proposal()
@@ -125,24 +126,24 @@ class Reality:
         self._is_disturbed |= are_lost
 
     def give_up(self) -> None:
-        """The plan that was proposed is not carried out: it may be proposed again; from any thread."""
+        """Record that the proposed plan was given up, so that it may be proposed again. Thread-safe."""
         self._is_given_up = True
 
     def timings(self) -> Timings:
-        """Return what was measured of layers so far, by contributor id."""
+        """Return the layer timings measured so far, by contributor id."""
         return {machine: dict(timed) for machine, timed in self._timings.items()}
 
     def observe(self, step: int, seconds: float, results: Mapping[Worker, StepFigures]) -> None:
-        """Take in one step.
+        """Record the measurements of one step, and search for a better plan if one is due.
 
         Args:
-            step: its number.
-            seconds: how long it took.
-            results: what each member said of it.
+            step: number of the step.
+            seconds: duration of the step.
+            results: reported figures, by member.
         """
         self._learn(step, results)
         if not self._is_warm:
-            self._is_warm = True  # the first step also loads libraries and fills caches
+            self._is_warm = True  # the first step is not counted: it loads libraries and fills caches
             return
         if self._is_disturbed or self._is_given_up or self._known != self._usable():
             self._plan_again(step)
@@ -164,14 +165,14 @@ class Reality:
             self._plan_again(step)
 
     def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
-        """Keep what members timed: their layers' times replace estimates when the job is planned again."""
+        """Keep and report members' layer timings, which replace estimates when the job is planned again."""
         timed: dict[str, MachineTimings] = {}
         told = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
         machines = {machine.id: machine for machine in self._usable().contributors} if told else {}
         slowdowns = _slowdowns(self._solution)
         for worker in sorted(told.keys() & machines.keys()):
             machine = machines[worker]
-            # Planning counts with shared cores itself: the times are to be those on cores of its own.
+            # The planner applies slowdowns by shared cores itself, so it needs times without them.
             slowdown = slowdowns.get(worker, 1.0)
             layers = {
                 layer: LayerTiming(timing.forward_s / slowdown, timing.backward_s / slowdown)
@@ -209,7 +210,7 @@ class Reality:
         )
 
     def _plan_again(self, step: int) -> None:
-        """Look for a better plan beside the training, which must not wait for it; once a step, by which it is known."""
+        """Search for a better plan in a thread, so that training does not wait; at most once per step."""
         left = self._assignment.spec.training.steps - step
         is_looking = self._planner is not None and self._planner.is_alive()
         if left == 0 or step == self._looked_after or is_looking:
@@ -229,7 +230,10 @@ class Reality:
             self._proposed = None
 
     def _noise(self) -> float:
-        """Return by how much a step time varies, as a share of the median; robust against single slow steps."""
+        """Return the spread of step times as a fraction of their median; robust against single slow steps.
+
+        The spread is the median absolute deviation, scaled to the standard deviation of a normal distribution.
+        """
         if not self._recent_s:
             return 0.0
         median_s = statistics.median(self._recent_s)
@@ -259,13 +263,13 @@ class Reality:
 
 
 def _pools(solution: Solution) -> list[tuple[Worker, ...]]:
-    """Return the members of each pool that compute something."""
+    """Return the members of each stage that compute something."""
     machines = solution.cost.topology.contributors
     return [tuple(machines[member].id for member in pool.members) for pool in solution.layout.pools]
 
 
 def _slowdowns(solution: Solution) -> dict[str, float]:
-    """Return by how much shared cores slow members down by the plan, by contributor id."""
+    """Return the factor by which shared cores slow each member down in the plan, by contributor id."""
     if solution.timeline is None:
         return {}
     machines = solution.cost.topology.contributors

@@ -1,4 +1,4 @@
-"""The durable record of a job's steps: what it says is committed, whatever dies."""
+"""The durable step log of a job: a step written here as committed stays committed, whichever process dies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
 _SHAPE = 4
-"""Of the tables; a file of another shape is begun anew, and its job continues from its checkpoint."""
+"""Version of the tables. Tables of another version are replaced, and their job continues from its checkpoint."""
 _STEPS_KEPT = 10_000
-"""More than who has to be told of them, or replays them, is ever behind."""
+"""Number of committed steps kept: more than any reader that reports or replays them is ever behind."""
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -41,41 +41,41 @@ _TABLES = """
 
 
 class Standing(NamedTuple):
-    """Where a job stands."""
+    """The position of a job: its last epoch and its last committed step."""
 
     epoch: int
     """Last epoch that began."""
     committed: int
     """Last committed step."""
     scale: float
-    """What the gradient of that step is multiplied by."""
+    """Factor that the gradient of that step is multiplied by."""
     generation: int = 0
-    """Times that the step was started over."""
+    """Number of times that the step was started over."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrewFacts:
-    """Who holds a job, and how: all that another coordinator needs to go on with the same members."""
+    """Facts about a job's members: all that another coordinator needs to continue with the same members."""
 
     roster: Roster
-    """Of the last epoch that was formed."""
+    """Membership of the last epoch that was formed."""
     plan: Plan
-    """As that epoch carries it out."""
+    """The plan, as that epoch carries it out."""
     runs: tuple[int, ...]
-    """Of the job's `SummationTree`."""
+    """The runs of the job's `SummationTree`."""
     attempt: int
-    """That formed it."""
+    """Number of the attempt that formed the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What is told of a committed step, and where it leaves the loss scale."""
+    """Facts about a committed step: its event, and the loss scale after it."""
 
     event: StepCommitted
     loss_scale: LossScale
-    """Of the next step."""
+    """Loss scale of the next step."""
     is_skipped: bool = False
-    """Whether it changed nothing, since its gradient is not finite."""
+    """Whether the step changed no weights, because its gradient is not finite."""
 
 
 _crews: TypeAdapter[CrewFacts] = TypeAdapter(CrewFacts)
@@ -83,14 +83,15 @@ _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
 
 
 class StepRecord:
-    """One job's record: a file in its folder.
+    """The step log of one job: a SQLite file in the job's folder.
 
-    Of two coordinators of one job only the one of the later attempt may write: it claims the record, and whatever the
-    other says afterwards is refused. Every write says for which epoch it speaks, too.
+    If two coordinators of one job run, only the one of the later attempt may write. It claims the step log. From then
+    on, epochs, memberships, commits and rewinds of the other coordinator are refused. The first three name their epoch,
+    too, and are refused if it is not the expected one.
 
     Args:
-        folder: the job's.
-        attempt: for which it writes.
+        folder: folder of the job.
+        attempt: number of the attempt that writes.
 
     Raises:
         Unavailable: the file cannot be written.
@@ -108,7 +109,7 @@ class StepRecord:
             self._shape()
 
     def _shape(self) -> None:
-        """Make the tables, in place of those of another version."""
+        """Create the tables, and drop tables of another version."""
         with self._transaction():
             if self._base.execute("PRAGMA user_version").fetchone() == (_SHAPE,):
                 return
@@ -122,10 +123,10 @@ class StepRecord:
             self._base.execute(f"PRAGMA user_version = {_SHAPE}")
 
     def claim(self) -> Standing:
-        """Let this attempt write from now on, and no earlier one; it takes an epoch of its own.
+        """Allow this attempt to write from now on, and no earlier one; start a new epoch and return the position.
 
         Raises:
-            StaleEpoch: a later attempt has claimed the record.
+            StaleEpoch: a later attempt has claimed the step log.
         """
         claimed = self._write(
             "UPDATE standing SET attempt = ?, epoch = epoch + 1 WHERE attempt <= ?",
@@ -136,16 +137,16 @@ class StepRecord:
             raise superseded()
         return claimed
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> Standing | None:
-        """Write down that an epoch begins, and return where the job stands; None when it, or a later one, has begun."""
+        """Write that an epoch begins, and return the position; None if this epoch or a later one has begun already."""
         return self._write(
             "UPDATE standing SET epoch = ? WHERE epoch < ? AND attempt = ?", epoch, epoch, self._attempt
         )
 
     def lay(self, crew: CrewFacts) -> None:
-        """Write down who holds the job from now on.
+        """Write the facts about the members that hold the job from now on.
 
         Raises:
             StaleEpoch: a later epoch has begun.
@@ -162,9 +163,9 @@ class StepRecord:
     def commit(
         self, epoch: int, step: int, scale: float, facts: StepFacts | None = None, generation: int = 0
     ) -> Standing | None:
-        """Write down that a step is committed, with what is told of it, and return where the job stands.
+        """Write that a step is committed, with its facts, and return the position of the job.
 
-        None when a later epoch has begun, or another step was due.
+        Return None if a later epoch has begun, or if the next step to commit was another one.
         """
         with self._transaction():
             standing = self._write(
@@ -181,21 +182,22 @@ class StepRecord:
             return self.read()
 
     def validated(self, step: int, loss: float) -> None:
-        """Write down what a validation gave: it decides when training stops."""
+        """Write the loss of a validation, because early stopping depends on it."""
         with self._translated():
             self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
 
     def offend(
         self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
     ) -> bool:
-        """Write down that a machine made wrong numbers; return whether the job does without it from now on.
+        """Write that a machine made wrong numbers; return whether the job quarantines the machine from now on.
 
         Args:
-            worker: the machine.
-            step: in which.
-            what: it made, for people.
-            is_grave: whether it is not given a second chance.
-            accuser: the member on whose word alone it rests; None where the coordinator knows it.
+            worker: id of the machine.
+            step: number of the step.
+            what: description of the wrong numbers, for the user.
+            is_grave: whether the machine is quarantined at the first offence.
+            accuser: the member that reported the offence, if there is no other evidence; None if the coordinator knows
+                it by itself.
         """
         with self._transaction():
             before = self._base.execute("SELECT accuser FROM offences WHERE worker = ?", (worker,))
@@ -207,12 +209,12 @@ class StepRecord:
             return is_over
 
     def quarantined(self) -> frozenset[Worker]:
-        """Return the machines that the job does without, since they made wrong numbers."""
+        """Return the machines that the job must not use, because they made wrong numbers."""
         rows = self._base.execute("SELECT DISTINCT worker FROM offences WHERE quarantines")
         return frozenset(worker for (worker,) in rows)
 
     def rewind(self, step: int) -> None:
-        """Go back to a checkpoint, after state that was committed later is lost with all who had it."""
+        """Go back to the step of a checkpoint, when all members that had the later committed state are lost."""
         with self._transaction():
             rewound = self._write(
                 "UPDATE standing SET epoch = epoch + 1, committed = ?, crew = NULL WHERE attempt = ?",
@@ -223,10 +225,10 @@ class StepRecord:
             self._base.execute("DELETE FROM steps WHERE step > ?", (step,))
             self._base.execute("DELETE FROM validations WHERE step > ?", (step,))
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self) -> Standing:
-        """Return where the job stands."""
+        """Return the position of the job."""
         found = self._base.execute(
             "SELECT epoch, committed, coalesce(scale, 1.0), coalesce(generation, 0) "
             "FROM standing LEFT JOIN steps ON step = committed"
@@ -235,17 +237,17 @@ class StepRecord:
 
     @property
     def crew(self) -> CrewFacts | None:
-        """Who holds the job; None after it went back to a checkpoint, until its next epoch is formed."""
+        """Facts about the job's members; None after a return to a checkpoint, until the next epoch is formed."""
         (written,) = self._base.execute("SELECT crew FROM standing").fetchone()
         return None if written is None else _crews.validate_json(written)
 
     def steps(self, after: int) -> list[StepFacts]:
-        """Return what is to be told of the committed steps that follow ``after``, in order."""
+        """Return the facts about the committed steps that follow ``after``, in order."""
         query = "SELECT facts FROM steps WHERE step > ? AND facts IS NOT NULL ORDER BY step"
         return [_steps.validate_json(facts) for (facts,) in self._base.execute(query, (after,))]
 
     def scales(self) -> dict[int, float]:
-        """Return what the gradient of each committed step was multiplied by."""
+        """Return the factor that each committed step's gradient was multiplied by, by step."""
         return dict(self._base.execute("SELECT step, scale FROM steps ORDER BY step"))
 
     def validations(self) -> tuple[tuple[int, float], ...]:
@@ -264,7 +266,7 @@ class StepRecord:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Write all of what is done inside, or nothing."""
+        """Commit all writes of the block together, or none of them."""
         with self._translated():
             self._base.execute("BEGIN IMMEDIATE")
             try:

@@ -1,4 +1,4 @@
-"""From a plan to the roster of an epoch, and from one epoch to the next: pure functions."""
+"""Pure functions that derive the membership of an epoch from a plan, and from the epoch before."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from share_compute.topology import Topology
 from share_compute.training.schedule import blocks, even_shares
 
 Shares = Mapping[int, Sequence[int]]
-"""By pool: how many microbatches each of its members computes."""
+"""Number of microbatches that each member of a stage computes, by index of the stage."""
 
 
 def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
-    """Return the first epoch of a plan: its open step is begun from nothing."""
+    """Return the first epoch of a plan, in which the open step starts from the beginning."""
     owners = owners_of(plan)
     roster = Roster(
         epoch=asked.epoch,
@@ -44,17 +44,17 @@ def next_form(
     leaving: Container[Worker] = (),
     shares: Shares | None = None,
 ) -> Form:
-    """Return the epoch that follows when members are lost or leave: the same shards, with those that are left.
+    """Return the epoch that follows when members are lost or leave: the same shards, with the remaining members.
 
     Args:
-        roster: of the epoch before.
-        asked: what members reported.
-        cost: says how fast members are.
-        leaving: those to do without.
-        shares: of pools that are to share in another way from now on; only counts where all their members stay.
+        roster: membership of the epoch before.
+        asked: the request for the epoch, with the members' reports.
+        cost: cost model, which knows the members' speeds.
+        leaving: members to leave out.
+        shares: new shares of microbatches, by stage; applied only to stages whose members all stay.
 
     Raises:
-        ContributorLost: some pool has nobody left.
+        ContributorLost: a stage has no member left.
     """
     pools = tuple(
         tuple(worker for worker in pool if worker in asked.reports and worker not in leaving)
@@ -77,16 +77,16 @@ def next_form(
 def moved_form(
     before: Roster | None, plan: plans.Plan, asked: Plan, moved: Container[Worker], *, is_tied: bool
 ) -> Form:
-    """Return the first epoch of another plan, for whose shards all is brought to its members.
+    """Return the first epoch of another plan, whose members have loaded their shards.
 
-    While the cuts stay the same, what is done of the open step counts.
+    If the layer ranges stay the same, finished work of the open step is kept.
 
     Args:
-        before: roster of the epoch before; None before the first.
-        plan: that is carried out from now on.
-        asked: what members reported.
+        before: membership of the epoch before; None if there is none.
+        plan: the plan that is carried out from now on.
+        asked: the request for the epoch, with the members' reports.
         moved: members that hold another shard than before.
-        is_tied: whether the first and the last pool share a parameter.
+        is_tied: whether the first and the last stage share a parameter.
     """
     if before is None or before.shards != shards_of(plan):
         return first_form(plan, asked, is_tied=is_tied)
@@ -103,7 +103,7 @@ def recovered(
     *,
     is_tied: bool,
 ) -> Form:
-    """Return an epoch that goes on with what is done of the open step."""
+    """Return an epoch that continues the open step from the work that is finished."""
     step = asked.committed + 1
     recovery = recover(pools, owners, reports, step)
     return Form(
@@ -123,7 +123,7 @@ def recovered(
 
 
 def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorLost:
-    """Return the error for machines that were lost together with what only they held."""
+    """Return the error for lost machines that were the only holders of some state."""
     known = {machine.id: machine.name for machine in topology.contributors}
     names = listed(sorted(known.get(worker, worker) for worker in workers))
     return ContributorLost(
@@ -133,21 +133,21 @@ def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorL
     )
 
 
-# -- who computes what -------------------------------------------------------------------------------------------------
+# -- layers and microbatches -------------------------------------------------------------------------------------------
 
 
 def shards_of(plan: plans.Plan) -> tuple[tuple[int, int], ...]:
-    """Return the layers [start, stop) of each pool."""
+    """Return the layers [start, stop) of each stage."""
     return tuple((pool.start, pool.stop) for pool in plan.pools)
 
 
 def pools_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
-    """Return the members of each pool."""
+    """Return the members of each stage."""
     return tuple(tuple(member.contributor_id for member in pool.members) for pool in plan.pools)
 
 
 def owners_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
-    """Return who computes each microbatch in each pool."""
+    """Return, for each stage, the member that computes each microbatch."""
     return tuple(_owners(pool) for pool in plan.pools)
 
 
@@ -159,14 +159,14 @@ def _owners(pool: plans.PoolPlan) -> tuple[Worker, ...]:
 
 
 def dealt(pool: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
-    """Return who computes each microbatch when members get contiguous blocks of these sizes."""
+    """Return the member that computes each microbatch, if members get contiguous blocks of these sizes."""
     return tuple(worker for worker, block in zip(pool, blocks(shares), strict=True) for _ in block)
 
 
 def shared(pool: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
-    """Return who computes each microbatch of a pool, so that the last member is done soonest.
+    """Return the member that computes each microbatch of a stage, so that the last member finishes soonest.
 
-    When there are fewer microbatches than members, the last members get none.
+    If there are fewer microbatches than members, the last members get none.
     """
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches
@@ -178,11 +178,11 @@ def shared(pool: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -
     return dealt(pool, shares)
 
 
-# -- what people and the planner are told ----------------------------------------------------------------------------
+# -- reports for the user and the planner ----------------------------------------------------------------------------
 
 
 def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
-    """Return a plan as an epoch carries it out, for people: the members that are left, and what each computes."""
+    """Return a plan as an epoch carries it out, for the user: the remaining members, and the microbatches of each."""
     pools = []
     for pool, workers, owners in zip(plan.pools, roster.pools, roster.owners, strict=True):
         known = {member.contributor_id: member for member in pool.members}
@@ -203,11 +203,11 @@ def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
 
 
 def standing(roster: Roster, solution: Solution) -> Solution:
-    """Return what an epoch carries out as a solution of its own, with a step of it simulated.
+    """Return the solution that an epoch carries out, with a simulated step if `solution` has one.
 
     Args:
-        roster: of the epoch.
-        solution: that it was formed from: the same pools, maybe with more members.
+        roster: membership of the epoch.
+        solution: the solution that the epoch was formed from: the same stages, possibly with more members.
     """
     cost = solution.cost
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
@@ -223,7 +223,7 @@ def standing(roster: Roster, solution: Solution) -> Solution:
 
 
 def computed_again(before: Roster, after: Roster, reports: Collection[Report]) -> int:
-    """Return how many microbatches of the open step are computed again; none if nobody had begun it."""
+    """Return the number of microbatches of the open step that are computed again; 0 if no member had begun it."""
     if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
         return 0
     if before.shards != after.shards:

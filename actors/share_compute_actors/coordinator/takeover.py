@@ -1,4 +1,4 @@
-"""Finds the members that an attempt left when its coordinator died, and what it takes to go on with them."""
+"""Finds the members that an attempt left when its coordinator died, and the state needed to continue with them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from share_compute_actors.messages import MemberStatus
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
-"""A member that has not said within this time what it holds is given up."""
+"""Time limit for a member to report what it holds, in seconds; after it, the member is given up."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Members of an earlier attempt with which the open step goes on."""
+    """Members of an earlier attempt that continue the open step."""
 
     facts: CrewFacts
     actors: Mapping[Worker, Any]
@@ -46,25 +46,25 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What an attempt begins with."""
+    """Starting point of an attempt."""
 
     solution: Solution
     runs: tuple[int, ...]
-    """Of the job's `SummationTree`."""
+    """The runs of the job's `SummationTree`."""
     state: TrainingState
     takeover: Takeover | None = None
-    """None: its members load what the checkpoint or the seed gives."""
+    """Members taken over; None if new members load from the checkpoint or the seed."""
 
 
 def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeover | None:
-    """Return what is left of a job's members, if together they have all that the last committed step gave.
+    """Return the members left of a job, if together they hold the whole state after the last committed step.
 
-    Those that are of no use are ended: all of them when something is missing.
+    Members that cannot be used are killed; if a part of the state is missing, all members are.
 
     Args:
-        job_id: the job.
-        topology: machines that it may use.
-        record: its own, claimed: nobody commits a step meanwhile.
+        job_id: id of the job.
+        topology: machines that the job may use.
+        record: step log of the job. It must be claimed, so that nobody commits a step meanwhile.
     """
     left = workers_of(job_id)
     crew, committed = record.crew, record.read().committed
@@ -87,13 +87,13 @@ def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeov
 
 
 def fits(roster: Roster, committed: int, status: MemberStatus) -> bool:
-    """Whether a member holds what the roster says, as the last committed step leaves it."""
+    """Whether a member holds its shard of the membership in the state after the last committed step."""
     shard = _shard_of(roster, status.worker)
     return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
 
 
 def has_loaded(roster: Roster, committed: int, status: MemberStatus) -> bool:
-    """Whether a member has loaded what the roster says, and was not told to work with it any more."""
+    """Whether a member has loaded its shard of the membership without having been told to switch to it."""
     shard = _shard_of(roster, status.worker)
     return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
 
@@ -104,7 +104,7 @@ def _shard_of(roster: Roster, worker: Worker) -> tuple[int, int] | None:
 
 
 def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
-    """Whether of each pool somebody is left, or who keeps a copy for one of its members."""
+    """Whether each stage has a usable member, or a usable backup of one of its members."""
     return all(
         any(worker in usable or roster.buddies.get(worker) in usable for worker in pool)
         for pool in roster.pools
@@ -114,7 +114,7 @@ def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
 def solution_of(
     takeover: Takeover, spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
 ) -> Solution:
-    """Return what the members that are left carry out, with the figures of today's machines and links."""
+    """Return the solution that the remaining members carry out, costed with the present machines and links."""
     facts, usable = takeover.facts, with_nominal_speeds(topology)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
     roster = facts.roster
@@ -133,24 +133,24 @@ def solution_of(
 
 
 def state_of(record: StepRecord, beginning: TrainingState) -> TrainingState:
-    """Return where training stands after the last committed step.
+    """Return the training state after the last committed step.
 
     Args:
-        record: of the job.
-        beginning: where it stands in the checkpoint, or stood at the start.
+        record: step log of the job.
+        beginning: training state in the checkpoint, or at the start of the job.
     """
     step = record.read().committed
     if step <= beginning.step:
         return beginning
     (last,) = record.steps(after=step - 1)
-    # Of the last step itself it is not sure that all was done that follows on it.
+    # The work that follows the last step, such as its validation, may be unfinished: it is done again.
     validations = {**dict(beginning.validations), **dict(record.validations())}
     validations.pop(step, None)
     return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))
 
 
 def _adopts(member: Any, epoch: int, committed: int) -> bool:
-    """Let a member work with what it has loaded; return whether it does."""
+    """Have a member switch to the shard that it has loaded; return whether it did."""
     try:
         asked = member.adopt.remote(epoch, committed)
         ray.wait([asked], timeout=_ANSWER_S)
@@ -169,7 +169,7 @@ def _statuses(members: Mapping[Any, Worker]) -> list[tuple[Any, MemberStatus]]:
         worker = members[asked[ref]]
         try:
             status = answered(STATUS, ref, worker)
-        except (RayError, ShareComputeError) as failure:  # it is dead, or not what it should be
+        except (RayError, ShareComputeError) as failure:  # the member is dead, or is not the expected actor
             _log.info("a member of an earlier attempt does not answer: %s", failure)
             continue
         if status.worker == worker:

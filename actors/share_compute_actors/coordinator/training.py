@@ -1,4 +1,4 @@
-"""The training loop as the coordinator runs it: steps, validations, checkpoints, in order."""
+"""The training loop of the coordinator: steps, validations and checkpoints, in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from share_compute_actors.wire import TEXT
 Checkpoint: TypeAlias = Callable[[TrainingState, bool], None]
 _SMOOTHED_STEPS = 10
 _EVALUATED_AT_ONCE = 8
-"""Microbatches on their way through the pools in one evaluation call: bounds what waits in the channels."""
+"""Microbatches in one evaluation call, per member of the largest stage: bounds the data that waits in the channels."""
 
 
 class TrainingLoop:
@@ -43,14 +43,14 @@ class TrainingLoop:
 
     Args:
         spec: the job, with its number of microbatches settled.
-        facts: what the library said.
+        facts: the facts that the shard store returned.
         crew: the members.
-        library: actor that has the tokenizer.
-        tell: takes what happens.
-        observe: takes each step's number, its seconds and what the members said of it.
-        paused_early: saves, at a pause that comes before its step, what is due or would be lost; takes where
-            training stands.
-        validated: takes step and loss of each validation.
+        library: the shard store's actor, which has the tokenizer.
+        tell: receives events.
+        observe: receives the number of each step, its duration in seconds and the members' figures.
+        paused_early: called with the training state at a pause that comes earlier than planned; saves state that is due
+            for a checkpoint or would be lost.
+        validated: receives step and loss of each validation.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TrainingLoop:
         self._crew = crew
         self._library = library
         self.state = facts.state
-        """Where training stands after the last committed step."""
+        """Training state after the last committed step."""
         stopping = spec.training.early_stopping
         self._stopping = (
             EarlyStopping(stopping).after_all(facts.state.validations) if stopping is not None else None
@@ -84,18 +84,18 @@ class TrainingLoop:
         self._busy_s: dict[Worker, float] = defaultdict(float)
         self._trained_s = 0.0
         self._targets = 0
-        """Of one microbatch."""
+        """Number of targets in one microbatch."""
 
     def run(self, conductor: Conductor, checkpoint: Checkpoint, *, goes_on: bool = False) -> str:
-        """Run all steps that are left, then the last checkpoint and the final test; return why it ended.
+        """Run all steps that are left, then the last checkpoint and the final test; return the reason why it ended.
 
         Args:
-            conductor: takes the steps.
-            checkpoint: saves where training stands; takes, too, whether it must be waited for.
-            goes_on: whether another coordinator may have died between the last step and what follows on it.
+            conductor: runs the steps.
+            checkpoint: saves the training state; its second argument says whether to wait until it is whole.
+            goes_on: whether an earlier coordinator may have died between the last step and the work that follows it.
 
         Raises:
-            UserError: the numbers of a step are no numbers; says where they first were not.
+            UserError: numbers of a step are not finite; the message names the place where this first happened.
         """
         total = self._spec.training.steps
         if goes_on and self._pauses_after(self.state.step):
@@ -122,7 +122,7 @@ class TrainingLoop:
         return stops or self.state.step == self._spec.training.steps
 
     def _found(self, failure: NotFinite, conductor: Conductor) -> UserError:
-        """Return the error that says where numbers stopped being finite, or the one that does not, if nobody knows."""
+        """Return an error that names where numbers stopped being finite; `failure` itself if no member knows."""
         step, roster = failure.step, conductor.roster
         assert step is not None
         own: dict[Worker, tuple[int, list[int]]] = {}
@@ -172,7 +172,7 @@ class TrainingLoop:
             checkpoint(self.state, self._has_ended)
 
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
-        """Return what is to be told of a step that all have prepared, once it is committed.
+        """Return the facts to report about a step that all members have prepared, once it is committed.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
@@ -181,7 +181,7 @@ class TrainingLoop:
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
         training = self._spec.training
-        # Nobody knows it where those of the last pool who computed the step died since: it is that of all steps.
+        # No figures have it if the last stage's members that computed the step died. It is the same for all steps.
         each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
         targets = each * training.batch_size // training.microbatch_size
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
@@ -199,7 +199,7 @@ class TrainingLoop:
         return StepFacts(event, loss_scale, is_skipped=not is_clean)
 
     def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
-        """Tell of a committed step."""
+        """Report a committed step, and update the training state."""
         step, seconds = facts.event.step, facts.event.seconds
         for worker, said in figures.items():
             self._busy_s[worker] += said.seconds - said.waited_s
@@ -216,14 +216,14 @@ class TrainingLoop:
         self._observe(step, seconds, figures)
 
     def busy_fractions(self) -> dict[Worker, float]:
-        """Return for each member the share of the time of all steps in which it computed."""
+        """Return the fraction of all steps' time in which each member computed."""
         return {worker: busy_s / max(self._trained_s, 1e-9) for worker, busy_s in self._busy_s.items()}
 
     def _evaluate(self, split: Literal["validation", "test"], step: int, conductor: Conductor) -> float:
-        """Tell of the loss on a split, and return it.
+        """Report the mean loss on a split, and return it.
 
         Raises:
-            NotFinite: it is not a number.
+            NotFinite: the loss is not finite.
         """
         count = -(-self._facts.sizes[split] // self._spec.training.microbatch_size)
         parts: list[EvaluationResult] = []
@@ -264,7 +264,7 @@ class TrainingLoop:
         return [answer for answer in answers.values() if answer is not None]
 
     def _sample(self, wanted: SamplesSpec, step: int, conductor: Conductor) -> None:
-        """Let the model go on from the prompts, and tell what it makes of them."""
+        """Have the model continue the prompts, and report the texts."""
 
         def next_logits(ids: Tensor) -> Tensor:
             return conductor.at_pause(partial(self._next_logits, step, ids[0].tolist(), conductor))

@@ -1,6 +1,6 @@
-"""What is found of a step that all members prepared, before it is committed.
+"""Checks a step that all members prepared, before it is committed.
 
-Numbers must be finite, and the norm of the whole gradient says by how much it is clipped.
+Its numbers must be finite. The norm of the whole gradient determines by how much it is clipped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from share_compute.training.loss_scale import not_finite, update_factor
 
 
 def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], str]) -> VerificationFailed:
-    """Return the error for members that hold different gradients, where it cannot be told whose is wrong.
+    """Return the error for members that hold different gradients, if it cannot be decided which gradient is wrong.
 
     Args:
         workers: the members.
-        step: not committed.
-        name: of a member's machine.
+        step: number of the step, which is not committed.
+        name: returns the name of a member's machine.
     """
     names = listed(sorted(map(name, workers)))
     return VerificationFailed(
@@ -37,21 +37,21 @@ def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], st
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the members' words say of a whole step."""
+    """Losses, gradient norm and gradient factor of a whole step, from the members' messages."""
 
     losses: Mapping[int, float]
     """Summed loss of each microbatch."""
     norm: float
-    """Of the whole gradient, without the loss scale."""
+    """Norm of the whole gradient, without the loss scale."""
     factor: float
-    """What the gradient is multiplied by."""
+    """Factor that the gradient is multiplied by."""
 
 
 def judge(prepared: Mapping[Worker, Prepared], training: TrainingSpec, step: int) -> Verdict:
-    """Return what follows from what all members prepared.
+    """Return the verdict on a step, from the messages of all members.
 
     Raises:
-        NotFinite: the step must not be committed.
+        NotFinite: the loss or the gradient is not finite, so the step must not be committed.
     """
     losses, norm = losses_of(prepared), global_norm(prepared)
     if not math.isfinite(sum(losses.values())):
@@ -69,14 +69,14 @@ def losses_of(prepared: Mapping[Worker, Prepared]) -> dict[int, float]:
 
 
 def global_norm(prepared: Mapping[Worker, Prepared]) -> float:
-    """Return the norm of the whole gradient; the same, however layers are cut into pools.
+    """Return the norm of the whole gradient, which does not depend on how layers are cut into stages.
 
-    Members of a pool say the same, and so do both holders of a tied parameter: each name counts once.
+    Members of a stage report the same values, and so do both holders of a tied parameter, so each name counts once.
     """
     squares: dict[str, float] = {}
     for message in prepared.values():
         squares.update(message.squared_norms)
     try:
-        return math.sqrt(math.fsum(squares.values()))  # fsum is exact, so in any order the same
+        return math.sqrt(math.fsum(squares.values()))  # fsum is exact, so the order does not matter
     except OverflowError:
         return math.inf

@@ -1,1 +1,1 @@
-"""One machine of the pool: what it can do, its Ray node, its processes."""
+"""One machine of the cluster: its capabilities, its Ray node, its processes."""

@@ -1,19 +1,20 @@
-"""Start a program that can reach only what it needs: its files, its own processes, no privileges.
+"""Start a program in confinement: it can reach only the files it needs and its own processes, without privileges.
 
 A holder of the cluster's token can run code in the processes of a Ray node. So each node, and the process through
-which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``:
+which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
+Three measures confine it:
 
-1. Another user, where a privileged process starts it (`Policy.user`), else the same user without capabilities.
+1. Another user if a privileged process starts it (`Policy.user`), else the same user without capabilities.
 2. Landlock (Linux 5.13 or newer): only the files and folders that the policy lists; no tracing of and, since
    Linux 6.12, no signals to processes outside.
-3. ``no_new_privs``: programs with the setuid bit give nothing back.
+3. ``no_new_privs``: programs with the setuid bit give no privileges back.
 
-Where the kernel has no Landlock, `landlock_version` returns 0, and the other two still hold. Sources: the kernel's
-``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
+If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
+kernel's ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
 
-The process that was started stays outside as the program's guard. It passes SIGTERM on, ends with the program's status,
-and kills all descendants of the program before it ends, also those that detached themselves (`_guard`). It does so when
-the program ends, when it receives `END_NOW`, and when the process that started it ends.
+The process that was started stays outside as the program's guard. It passes SIGTERM on, and ends with the program's
+status. Before it ends, it kills all descendants of the program, including detached ones (`_guard`). It does so when the
+program ends, when it receives `END_NOW`, and when the process that started it ends.
 
 This module needs the standard library only, because it runs before everything else.
 """
@@ -39,7 +40,9 @@ _VERSION_FLAG = 1
 _PATH_BENEATH = 1
 _SET_PDEATHSIG, _SET_DUMPABLE, _CAPBSET_DROP, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 END_NOW = signal.SIGUSR1
-"""Ends a guard and all descendants of its program at once; SIGKILL would end the guard, and leave descendants."""
+"""Signal that ends a guard and all descendants of its program at once.
+
+SIGKILL would end the guard, and leave the descendants running."""
 _LAST_CAPABILITY = 63
 _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
@@ -49,7 +52,7 @@ _RESOLVE_UNIX = 1 << 16
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
 """Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
 _REFER = 1 << 13
-"""Link and rename across folders (version 2); every domain that rules files denies it unless it is granted."""
+"""Link and rename across folders (version 2); every domain with rules for files denies it unless it is granted."""
 _RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
@@ -92,7 +95,7 @@ _CONFIGURATION = (
     ),
     *("protocols", "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone"),
 )
-"""Below ``/etc``: what programs need and everybody may know."""
+"""Files below ``/etc`` that programs need and that are not secret."""
 _KEPT_VARIABLES = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
 )
@@ -110,28 +113,28 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Files and rights of a confined program, beside the system's programs and this Python installation."""
+    """Files and rights of a confined program, in addition to the system's programs and this Python installation."""
 
     read: tuple[str, ...] = ()
     """Files and folders that it may read."""
     write: tuple[str, ...] = ()
-    """Files and folders that it may also change; they exist."""
+    """Files and folders that it may also change; they must exist."""
     home: str = "/nonexistent"
-    """Its ``HOME``."""
+    """Value of its variable ``HOME``."""
     user: User | None = None
-    """The user that it runs as; None: the caller, without capabilities."""
+    """The user that it runs as; None for the caller's user, without capabilities."""
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:
     """Return the command that runs ``command`` under a policy; the same command on systems other than Linux."""
     if sys.platform != "linux":
         return list(command)
-    # -P: the folder that we happen to be in is no place of packages.
+    # -P: Python must not import modules from the present working folder.
     return [sys.executable, "-P", "-m", __name__, json.dumps(asdict(policy)), *command]
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a confined program inherits: none that could hold a key, a password or a URL."""
+    """Return the variables that a confined program inherits, without any that could hold a key, a password or a URL."""
     return {
         name: value
         for name, value in environment.items()
@@ -140,25 +143,25 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock interface; 0 where there is none."""
+    """Return the version of the kernel's Landlock interface; 0 if there is none."""
     if sys.platform != "linux":
         return 0
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
 def installation() -> tuple[str, ...]:
-    """Return the folders of this Python, its packages and this project, without those that the system has anyway."""
+    """Return the folders of this Python, its packages and this project."""
     known = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path}
     present = [folder for folder in known if folder and Path(folder).exists()]
     return tuple(sorted({*present, *map(os.path.realpath, present)} - {"/"}))
 
 
 def unprivileged_user(name: str | None, paths: Iterable[str]) -> tuple[User | None, str]:
-    """Return the user that confined programs run as when this process is root's, or why there is none.
+    """Return the user that confined programs run as if this process is root, or the reason why there is none.
 
     Args:
-        name: of the user; default: ``share-compute`` where there is one, else ``nobody``.
-        paths: what it must be able to read, beside this installation.
+        name: name of the user. Default: ``share-compute`` if that user exists, else ``nobody``.
+        paths: files and folders that the user must be able to read, in addition to this installation.
     """
     if os.geteuid() != 0:
         return None, ""
@@ -192,7 +195,7 @@ def _allows(user: User, path: Path, others: int) -> bool:
     return bool(found.st_mode & others)
 
 
-# -- in the process that becomes the confined one -------------------------------------------------------------------
+# -- in the process that becomes the confined program ---------------------------------------------------------------
 
 
 def _libc() -> ctypes.CDLL:
@@ -211,25 +214,25 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _become(user: User | None, parent: int) -> None:
-    """Give up all privileges, for good."""
+    """Give up all privileges permanently."""
     if os.geteuid() == 0:
         for capability in range(_LAST_CAPABILITY + 1):
             if _libc().prctl(_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
-                break  # the kernel knows no more of them
+                break  # the kernel has no further capabilities
         if user is not None:
             os.setgroups([])
             os.setresgid(user.gid, user.gid, user.gid)
             os.setresuid(user.uid, user.uid, user.uid)
         header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
         _check(_libc().capset(header, bytes(24)), "capset")
-    # Another user's process is not tied to its parent any more.
+    # A change of user clears this setting, so it is set after that.
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
 
 
 def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
-    """Enter a Landlock domain in which only these files and folders exist."""
+    """Enter a Landlock domain in which only these files and folders can be used."""
     version = landlock_version()
     if not version:
         return
@@ -242,7 +245,7 @@ def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
 
 
 def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) -> None:
-    """Enter a Landlock domain that denies rights, except below the allowed paths, and what its scopes name."""
+    """Enter a Landlock domain that denies ``rights``, except below the allowed paths, and denies its ``scopes``."""
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
     rules = _check(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
@@ -257,7 +260,7 @@ def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) 
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # it is not there, or not ours to enter
+    except OSError:  # the path does not exist, or this user may not enter it
         return
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
@@ -269,7 +272,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def _libraries() -> list[str]:
-    """Return the folders that the dynamic linker was told of, which may be anywhere."""
+    """Return the folders in ``LD_LIBRARY_PATH``, which may be anywhere."""
     named = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     return [str(path) for path in named if path.is_absolute() and path.resolve() != Path("/")]
 
@@ -280,7 +283,7 @@ def _devices() -> list[str]:
 
 
 def _keep_signals() -> bool:
-    """Enter a Landlock domain that no signal of ours leaves; return whether that holds here."""
+    """Enter a Landlock domain that signals of this process cannot leave; return whether the kernel enforces that."""
     if landlock_version() < _SCOPES_SINCE:
         return False
     _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
@@ -293,18 +296,18 @@ def _keep_signals() -> bool:
 
 def _kill_descendants(is_kept: bool) -> None:
     if is_kept:
-        # The kernel kills all of the domain, and no fork escapes it (kernel/fork.c: signals to multiple processes).
+        # The kernel kills the whole domain, and no fork escapes it (kernel/fork.c: signals to multiple processes).
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
     # Orphans become children of this process, so killing the children again and again reaches all of them.
-    # Nobody else reaps a child of ours, so its number is still its own.
+    # Only this process reaps its children, so their pids cannot have been reused.
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
 
 
 def _guard(program: int, is_kept: bool) -> int:
-    """Pass signals on to the program, and return its wait status when none of its descendants is left."""
+    """Pass signals on to the program; return its wait status once it and all its descendants have ended."""
     status: int | None = None
     while True:
         received = signal.sigwait({signal.SIGTERM, signal.SIGCHLD, END_NOW})
@@ -322,7 +325,7 @@ def _guard(program: int, is_kept: bool) -> int:
 
 
 def _end_like(status: int) -> None:
-    """End this process as the one with this wait status ended."""
+    """End this process with the same exit status or signal as in this wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # SIGKILL has no other handler
@@ -338,7 +341,7 @@ def main(arguments: Sequence[str]) -> None:
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
     policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)
     guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Replaces the signal that `tied` chose: the guard has work to do when its parent ends.
+    # Replaces the signal that `tied` chose, because the guard must kill descendants when its parent ends.
     _prctl(_SET_PDEATHSIG, END_NOW)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_NO_NEW_PRIVS, 1)
@@ -353,11 +356,11 @@ def main(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "HOME": policy.home}
     if user is not None:
         environment |= {"USER": user.name, "LOGNAME": user.name}
-    # Rules need only open folders, and those are opened best with the rights that we still have.
+    # Rules are made with the rights of the confined user; paths that it may not enter are left out.
     _become(user, guard)
     system = (*_SYSTEM, *(f"/etc/{name}" for name in _CONFIGURATION))
     _restrict((*system, *_libraries(), *installation(), *policy.read), (*_devices(), *policy.write))
-    os.execvpe(arguments[1], list(arguments[1:]), environment)  # noqa: S606 - it is what we were started for
+    os.execvpe(arguments[1], list(arguments[1:]), environment)  # noqa: S606 - the command comes from the caller
 
 
 if __name__ == "__main__":

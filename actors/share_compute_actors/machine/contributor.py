@@ -1,4 +1,4 @@
-"""The actor that stands for a contributor in the cluster: it advertises what was measured there."""
+"""The actor of a contributor in the cluster: measures its device and its links to other machines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ECHO_S = 20.0
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
 class Contributor:
-    """Pinned to one node; it answers its peers' measurements while it measures itself.
+    """Actor pinned to one node; it answers its peers' measurements while it runs measurements itself.
 
     Args:
-        contributor_id: whom it stands for; ``head`` for the head itself.
+        contributor_id: id of the contributor; ``head`` for the head itself.
     """
 
     def __init__(self, contributor_id: str) -> None:
@@ -41,16 +41,16 @@ class Contributor:
     @ray.method(concurrency_group="measure")
     @answers_by(TEXT, as_ours)
     def probe(self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0) -> str:
-        """Measure the lent device in a process of its own; returns JSON of a list of one `Device`.
+        """Measure the lent device in a separate process; return JSON of a list of one `Device`.
 
         Args:
-            memory_bytes: that is lent.
-            cpu_threads: to compute with.
+            memory_bytes: memory that is lent.
+            cpu_threads: number of threads to compute with.
             device: cpu or cuda.
             beside: threads that other machines use of the same processors.
 
         Raises:
-            UserError: what is to be measured is not there.
+            UserError: the device could not be measured.
         """
         command = [
             sys.executable,
@@ -58,7 +58,7 @@ class Contributor:
             *("--memory-bytes", str(memory_bytes), "--cpu-threads", str(cpu_threads)),
             *("--beside", str(beside)),
         ]
-        # Ray sets it to the actor's share of processors, which is none.
+        # Ray sets the variable to the actor's number of processors, which is 0.
         environment = {**os.environ, "OMP_NUM_THREADS": str(cpu_threads)}
         done = subprocess.run(
             tied(command),
@@ -77,17 +77,17 @@ class Contributor:
 
     @ray.method(concurrency_group="measure")
     def measure_links(self, peers: Sequence[tuple[str, Place, Any]]) -> str:
-        """Return JSON of `links_to` these peers."""
+        """Return `links_to` these peers as JSON."""
         return json.dumps([asdict(link) for link in links_to(self._id, peers)])
 
     @ray.method(concurrency_group="echo")
     def dial(self, address: str, ports: Sequence[int], greeting: str) -> str:
-        """Return JSON of `closed_ports` as seen from this machine.
+        """Return `closed_ports` as seen from this machine, as JSON.
 
         Args:
             address: IP address of another machine.
-            ports: that it listens on.
-            greeting: what it says there, in hexadecimal.
+            ports: TCP ports that the other machine listens on.
+            greeting: handshake that it sends there, in hexadecimal.
         """
         return json.dumps(closed_ports(address, ports, bytes.fromhex(greeting)))
 
@@ -98,13 +98,13 @@ class Contributor:
 
 
 def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> list[Link]:
-    """Measure the links from here to peers, all of them within seconds.
+    """Measure the links from this machine to its peers, all of them within seconds.
 
     A peer whose host does not answer is recorded with a dead link. A peer that died is left out.
 
     Args:
-        contributor_id: this machine.
-        peers: contributor id, address and port of the Ray node, and actor of each.
+        contributor_id: contributor id of this machine.
+        peers: contributor id, address and port of the Ray node, and actor of each peer.
     """
     silent = unanswered({place for _, place, _ in peers})
     links = []
@@ -125,6 +125,6 @@ def _echo(actor: Any, payload: Payload) -> Any:
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:
-    """Start a Contributor actor on exactly this node; it lives as long as somebody keeps the handle."""
+    """Start a Contributor actor on exactly this node; it lives as long as a handle to it is kept."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return Contributor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]

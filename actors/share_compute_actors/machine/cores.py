@@ -1,4 +1,4 @@
-"""Cores of this host, shared out among its devices so that none takes those of another."""
+"""Divides the cores of this host among its devices, so that no device uses cores of another."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 _CPUS = Path("/sys/devices/system/cpu")
 _PLACE = ("physical_package_id", "core_id")
-"""Threads of one core have both in common, cores of one socket the first."""
+"""Files with the location of a processor: threads of one core share both values, cores of one socket the first."""
 
 
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
-    """Return disjoint sets of the cores that this process may use, or empty ones where there are fewer than ``count``.
+    """Return ``count`` disjoint sets of the cores that this process may use; empty sets if there are too few cores.
 
-    Neighbours stay together: the threads of a core, then the cores of a socket.
+    The threads of a core stay together as far as possible, then the cores of a socket.
     """
     if sys.platform != "linux" or len(os.sched_getaffinity(0)) < count:
         return ((),) * count
@@ -31,7 +31,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
-    """Return the command that runs ``command``, and all that it starts, on these cores only; everywhere if empty."""
+    """Return the command that runs ``command`` and its children on these cores only; on all cores if it is empty."""
     if not cores:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]
@@ -41,5 +41,5 @@ def _place(core: int) -> tuple[int, ...]:
     folder = _CPUS / f"cpu{core}" / "topology"
     try:
         return (*(int((folder / name).read_text()) for name in _PLACE), core)
-    except (OSError, ValueError):  # not every virtual machine says
+    except (OSError, ValueError):  # some virtual machines do not report it
         return (0, core, core)

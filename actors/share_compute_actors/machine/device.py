@@ -1,4 +1,4 @@
-"""The device that a contributor computes on: the one that was measured, and no other."""
+"""Finds the device that a contributor computes on, and verifies that it is the measured one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def measured_device(kind: DeviceKind, uuid: str) -> torch.device:
     """Return the device that a member computes on.
 
     Args:
-        kind: of the device that was measured.
-        uuid: of that device; empty if it is not known.
+        kind: kind of the measured device.
+        uuid: UUID of the measured device; empty if it is not known.
 
     Raises:
-        ContributorLost: this process sees another GPU than the one that was measured, or none.
+        ContributorLost: this process sees another GPU than the measured one, or none.
     """
     device = torch.device(kind)
     if kind == "cpu" or not uuid:

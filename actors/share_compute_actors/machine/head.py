@@ -1,8 +1,8 @@
-"""The Ray head: a supervised child with token authentication, whose memory survives a restart.
+"""The Ray head: a supervised child process with token authentication, whose tables survive a restart.
 
-Coordinators and shard stores of jobs run in it, and so may code of whoever holds the cluster's token. It is confined
-(`confine`): it can read the data roots, and change jobs' folders and Ray's own, but cannot reach the control plane's
-database, keys or process.
+Coordinators and shard stores of jobs run in it. Any holder of the cluster's token may run code in it, too. So it is
+confined (`confine`): it can read the data roots, and change jobs' folders and Ray's own folders. It cannot reach the
+control plane's database, keys or process.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from share_compute_actors.machine.processes import Roster
 _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
 _WORKERS = 150
-"""Ray workers that may run on the head: a coordinator and a library for each job, a server for each deployment."""
+"""Most Ray workers on the head: a coordinator and a shard store for each job, a server for each deployment."""
 _RECONNECT_S = 600
-"""How long nodes of contributors wait for a head that is being restarted."""
+"""Longest wait of contributors' nodes for a head that is being restarted, in seconds."""
 HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "5000",
     "RAY_health_check_timeout_ms": "5000",
     "RAY_health_check_failure_threshold": str(_RECONNECT_S // 5),
 }
-"""What Ray counts as dead ends itself when it hears so, with all that runs there; so Ray is as patient with nodes as
-they are with the head. Who is lost is found much sooner: members by coordinators, machines by what their agents say."""
+"""Ray's health checks, set to wait for nodes as long as nodes wait for the head.
+
+A node that Ray counts as dead ends itself when it learns that, with all its processes. Losses are found much sooner
+without Ray: coordinators detect lost members, and agents report their machines."""
 _PROGRAM = "share_compute_actors.machine.head_process"
 _TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
 _log = logging.getLogger(__name__)
@@ -49,18 +51,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head as the control plane uses it."""
+    """A running head, with the facts that the control plane needs to use it."""
 
     node: RayNode
     token: str
     folder: Path
     """Ray's temporary folder of this head."""
     policy: Policy
-    """The policy that confines the head, and drivers beside it."""
+    """The policy that confines the head, and drivers on the same machine."""
     environment: dict[str, str]
-    """Variables that drivers beside it must be started with."""
+    """Variables that drivers on the same machine must be started with."""
     ports: NodePorts
-    """Held until whoever replaces the head releases them."""
+    """Ports of the head; code that replaces the head must release them."""
 
     @property
     def ray_address(self) -> str:
@@ -74,21 +76,21 @@ class Head:
 
 
 def start_head(settings: Settings, roster: Roster, advertise_address: str) -> Head:
-    """Start the head and wait until it stands.
+    """Start the head and wait until it is registered.
 
     Args:
-        settings: its port; the token and Ray's tables are kept in its data folder.
-        roster: writes the child down; its folder must have a short path.
+        settings: settings of the server; the token and Ray's tables are kept in its data folder.
+        roster: list of child processes that records the child; its folder must have a short path.
         advertise_address: IP address that contributors reach this machine at.
 
     Raises:
         Conflict: the port is taken, or the range has too few free ports.
-        Unavailable: it did not start.
+        Unavailable: the head did not start.
     """
     token = read_or_make_secret(settings.data_folder / _TOKEN)
-    # Ray opens its folder to everybody; the one around it stays closed. Sockets need a short path.
+    # Ray gives all users access to its folder, so the folder around it stays closed. Sockets need a short path.
     folder = roster.folder / "r" / "s"
-    # With the address of an earlier run of ours in it, Ray refuses to use the same port again.
+    # Ray refuses to use the same port again if the file has the address of an earlier run.
     tables = settings.data_folder / _TABLES
     policy = _policy(settings, roster.folder, tables)
     (folder / "ray_current_cluster").unlink(missing_ok=True)
@@ -131,19 +133,22 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
 
 
 def invalidate_token(data_folder: Path) -> None:
-    """Let the next head make another token, also after a restart of the server: somebody who left knows this one."""
+    """Mark the token as known to a machine that left, so that the next head makes another one.
+
+    The mark survives a restart of the server.
+    """
     write_private(data_folder / _STALE, "")
 
 
 def has_stale_token(data_folder: Path) -> bool:
-    """Return whether somebody who left knows the present token."""
+    """Whether a machine that left knows the present token."""
     return (data_folder / _STALE).exists()
 
 
 def renew_token(data_folder: Path) -> None:
-    """Make another token for the next head, which knows nothing of the present one.
+    """Make another token for the next head, and remove Ray's tables.
 
-    Actors that Ray restarts by itself are in its tables; one of a machine that left would learn the new token.
+    The tables have the actors that Ray restarts by itself: an actor of a machine that left would learn the new token.
     """
     shutil.rmtree(data_folder / _TABLES, ignore_errors=True)
     write_private(data_folder / _TOKEN, secrets.token_hex(32))
@@ -151,11 +156,11 @@ def renew_token(data_folder: Path) -> None:
 
 
 def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
-    """Give files and folders to the user that the head runs as; nothing to do where that is our own.
+    """Give files and folders to the user that the head runs as; do nothing if that is this process's user.
 
     Args:
-        policy: of the head.
-        paths: what it is to own; no folder above them may be a link, and links in them are not followed.
+        policy: policy of the head.
+        paths: files and folders to give. No folder above them may be a link, and links in them are not followed.
     """
     if policy.user is None:
         return
@@ -165,12 +170,14 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 
 
 def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
-    """Let the user that the head runs as read what stays ours, and pass the folders above it; see `hand_over`.
+    """Allow the user that the head runs as to read files without owning them, and to pass the folders above them.
+
+    Like `hand_over`, it does nothing if that is this process's user, and it follows no links.
 
     Args:
-        policy: of the head.
-        paths: files and folders.
-        below: a folder that holds them all.
+        policy: policy of the head.
+        paths: files and folders to read.
+        below: a folder that contains them all.
     """
     if policy.user is None:
         return
@@ -185,9 +192,9 @@ def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
 
 
 def _tree(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the open folder and the name of a path and of all that is in it, without following links.
+    """Yield the open parent folder and the name of a path and of all its content, without following links.
 
-    The head writes in some of these folders meanwhile: what was a folder may be a link a moment later.
+    The head may write in these folders meanwhile and replace a folder by a link, so paths cannot be trusted.
     """
     with opened_parent(path) as folder:
         yield folder, path.name
@@ -198,7 +205,7 @@ def _tree(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
-    """Return what the head may reach, with the folders made that it needs."""
+    """Return the policy that confines the head; make the folders that it needs."""
     data_folder = settings.data_folder.resolve()
     jobs, uploads, batches = (data_folder / name for name in (TRAINING, "uploads", BATCHES))
     for root in settings.data_roots:
@@ -219,7 +226,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     )
     if user is not None:
         for folder in (settings.data_folder, run_folder, run_folder.parent):
-            folder.chmod(0o711)  # to be passed, not to be listed; the files in it are for their owner only
+            folder.chmod(0o711)  # other users may pass it but not list it; its files are for their owner only
         hand_over(policy, (path.parent.resolve() / path.name for path in (tables, jobs, uploads, *own)))
     elif why_not:
         _log.warning("the Ray head runs as root, without privileges: %s", why_not)
@@ -241,7 +248,7 @@ def read_or_make_secret(file: Path) -> str:
 
 
 def _read(file: Path) -> str:
-    """Return what is in the file; nothing when there is none, or when it was spoilt by a full disk."""
+    """Return the content of a text file; empty if it does not exist, or if it was damaged by a full disk."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -249,7 +256,10 @@ def _read(file: Path) -> str:
 
 
 def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> int:
-    """Keep the port of the last run: nodes of contributors come back to it by themselves. Else take a free one."""
+    """Return the configured port, else the port of the last run, else a free one.
+
+    Nodes of contributors reconnect to the port of the last run by themselves.
+    """
     if settings.ray_port:
         if not _is_free(settings.ray_port):
             raise Conflict(

@@ -1,8 +1,8 @@
 """Runs ``ray start --head`` so that its GCS is started again in place when it ends.
 
-Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. By itself Ray ends the whole
-head with its GCS, and with the head all coordinators. Nodes, drivers and actors wait for a GCS that comes back at the
-same port with the same tables, and continue: see "GCS fault tolerance" in Ray's documentation.
+Run as ``python -m share_compute_actors.machine.head_process SCRIPT start --head ...``. Without this program, Ray ends
+the whole head when the GCS ends, and with the head all coordinators. Nodes, drivers and actors wait for a GCS that
+returns at the same port with the same tables, and then continue: see "GCS fault tolerance" in Ray's documentation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from ray._private import services
 from ray.scripts import scripts
 
 SOUND_S = 5
-"""A GCS that ends sooner has a reason that lasts, damaged tables for example: then the head ends with it."""
+"""Shortest run of a GCS that is started again, in seconds.
+
+A GCS that ends sooner has a lasting problem, such as damaged tables, so the head ends with it."""
 _SCRIPT = """\
 #!/bin/sh
 # Starts Ray's GCS again when it ends, unless it was told to end.

@@ -1,6 +1,6 @@
-"""Start one Ray node as a child process and wait until it stands.
+"""Start one Ray node as a child process and wait until it is registered.
 
-Free of Ray itself, so that a contributor's agent stays light.
+This module does not import Ray, so that a contributor's agent needs little memory and starts fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GCS_SUPERVISOR = "gcs-supervisor"
 """Program of the head that starts the GCS again; see `head_process`."""
 _VITAL = (GCS_SUPERVISOR, "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
-"""Payloads up to this size travel inside the call itself: one round trip."""
+"""Largest payload that travels inside the call itself, in one round trip."""
 
 
 RAY_SETTINGS = {
@@ -32,35 +32,37 @@ RAY_SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     # Under `uv run` Ray would start workers in an environment of their own.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # Else the head gets three records of every call and keeps those of the last 100,000; nothing here asks for them.
+    # By default the head gets three records of every call, and keeps those of the last 100,000. Nothing here uses them.
     "RAY_task_events_report_interval_ms": "0",
-    # When a whole machine dies, nobody tells why its actors broke off: a call to one fails after 1.2 to 1.4 s with what
-    # Ray 2.60 has by default (1000 ms of waiting, looked at each second), and after 0.3 s with these.
+    # When a whole machine dies, Ray waits in vain for the reason why its actors died. A call to such an actor fails
+    # after 1.2 to 1.4 s with the defaults of Ray 2.60 (1000 ms of waiting, checked each second), and after 0.3 s with
+    # these values.
     "RAY_timeout_ms_task_wait_for_death_info": "200",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
-"""With these every process of Ray runs, whichever cluster it belongs to."""
+"""Environment variables of every Ray process, whichever cluster it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A Ray node that we started."""
+    """A Ray node that was started as a child process."""
 
     child: Child
     node_id: str
-    """In hexadecimal."""
+    """Ray's id of the node, in hexadecimal."""
     address: str
     """IP address that other nodes reach it at."""
     gcs_address: str
-    """host:port of the head that it belongs to."""
+    """host:port of the GCS of the head that it belongs to."""
     vital: Mapping[str, psutil.Process]
-    """Its raylet, and what supervises the head's GCS, by the names of their programs."""
+    """Its raylet, and on a head also the supervisor of the GCS, by the names of their programs."""
 
     @property
     def end(self) -> str | None:
-        """Why the node is of no use any more; None while it runs.
+        """Reason why the node cannot be used any more; None while it runs.
 
-        ``ray start --block`` ends up to a minute after the process that it blocks for.
+        The processes in `vital` are checked, too, because ``ray start --block`` may run on for up to a minute after
+        the process that it blocks for.
         """
         if self.child.exit_code is not None:
             return f"it ended with status {self.child.exit_code}: {self.child.last_words()}"
@@ -68,11 +70,11 @@ class RayNode:
 
 
 def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
-    """Return the variables that every process of the cluster runs with.
+    """Return the environment variables of every process of the cluster.
 
     Args:
         token: the cluster's secret.
-        folder: where Ray keeps what it keeps in the temporary folder otherwise.
+        folder: folder for Ray's files. Default: the temporary folder.
     """
     variables = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     if folder is not None:
@@ -93,21 +95,21 @@ def launch(
     """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
 
     Args:
-        roster: writes the child down.
-        name: of the child.
-        arguments: of ``ray start``.
-        environment: variables beside the harmless ones of ours.
-        policy: what the node may reach.
-        deadline_s: how long it may take.
-        program: the module that is Ray's command line, and what comes before the name of the command.
+        roster: list of child processes that records the child.
+        name: name of the child.
+        arguments: arguments of ``ray start``.
+        environment: variables to set, in addition to the harmless ones that are inherited.
+        policy: files that the node may use, and the user that it runs as.
+        deadline_s: time limit for the start, in seconds.
+        program: module of Ray's command line, and arguments before the name of the command.
 
     Raises:
-        Unavailable: it did not stand after ``deadline_s``, or ended; says why.
+        Unavailable: the node was not ready after ``deadline_s``, or ended; the message says why.
         Conflict: a port is taken.
         NotAuthorized: the head refused the token.
         VersionMismatch: the head runs another Python or Ray.
     """
-    # The cluster to talk to is said by arguments; what happens to be set around us must not interfere.
+    # Arguments name the cluster to connect to; variables of this process must not interfere.
     quiet = {"RAY_ADDRESS": "", "RAY_AUTH_TOKEN_PATH": "", "PYTHONWARNINGS": "ignore"}
     command = [
         sys.executable,

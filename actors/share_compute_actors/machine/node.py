@@ -1,4 +1,4 @@
-"""The Ray node of a contributor: a supervised child, carrying the contributor's label."""
+"""The Ray node of a contributor: a supervised child process with the contributor's label."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """What Ray may count on at this node."""
+    """Resources that Ray may use at this node."""
 
     memory_bytes: int
     cpu_threads: int
     gpu: str | None = None
-    """UUID of the GPU that processes of the node see, and the only one; None: they see none."""
+    """UUID of the only GPU that processes of the node see; None if they see none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """What a node needs to get into the cluster."""
+    """Address, secret and settings that a node needs to join the cluster."""
 
     ray_address: str
     """host:port of the head."""
@@ -50,11 +50,12 @@ def start_node(
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
-        roster: writes the child down; its folder must have a short path and be this node's own.
-        access: where the head is and what it asks for.
-        limits: what is lent.
-        ports: that it may listen on.
-        address: IP address that other members reach this machine at; default: of the route to the head.
+        roster: list of child processes that records the child. Its folder must have a short path, and no other node may
+            use it.
+        access: address of the head, the cluster's token, and settings of the node.
+        limits: resources that are lent.
+        ports: ports that the node may listen on.
+        address: IP address that other members reach this machine at. Default: the address of the route to the head.
 
     Raises:
         Unavailable, NotAuthorized, VersionMismatch: see `launch`.
@@ -87,10 +88,10 @@ def start_node(
 
 
 def _private_folder(folder: Path) -> Path:
-    """Make a folder that only we may use, unless it is there.
+    """Make a folder that only this user may use, unless it exists; return it.
 
     Raises:
-        Unavailable: somebody else made it, or it cannot be made.
+        Unavailable: the folder belongs to another user, or cannot be made.
     """
     mend = "set TMPDIR to a folder of your own"
     try:
@@ -104,6 +105,6 @@ def _private_folder(folder: Path) -> Path:
 
 
 def _device_environment(gpu: str | None) -> dict[str, str]:
-    # Our actors ask Ray for no GPU, because shares are our own ledger: Ray must not hide the device from them then.
-    # By UUID, since the order of CUDA's indices is not that of the driver's.
+    # Actors request no GPU from Ray, because this project accounts for shares itself. So Ray must not hide the device
+    # from them. The UUID is used because CUDA's indices and the driver's are in different orders.
     return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "CUDA_VISIBLE_DEVICES": gpu or ""}

@@ -1,7 +1,9 @@
-"""The TCP ports of a Ray node: part of one range, so that a firewall has to open nothing else. Free of Ray and torch.
+"""The TCP ports of a Ray node, from one range, so that a firewall has to open no other ports.
 
-A range is divided into units of 50 ports. A node holds whole units for itself: the first port of each is bound by the
-process that supervises the node, as long as it lives, so that nodes of one host never use the same ports.
+This module imports neither Ray nor torch.
+
+A range is divided into units of 50 ports. A node holds whole units for itself: the process that supervises the node
+binds the first port of each unit as long as it lives. So nodes of one host never use the same ports.
 
 Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range.
 """
@@ -24,11 +26,11 @@ _UNIT = 50
 _OWN = 6
 """Ports of the processes that every node has: raylet (2), dashboard agent (2), runtime environments, metrics."""
 _CHANNELS = 20
-"""Ports for channels between members: each member holds one, and a second one while epochs change."""
+"""Number of ports for channels between members: each member holds one, and a second one while epochs change."""
 _SPARE_WORKERS = 16
-"""Processes of Ray beside one for each thread, which Ray starts in advance."""
+"""Number of Ray processes in addition to the one per thread that Ray starts in advance."""
 _VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"
-"""Set by a node's supervisor for the processes of the node; nobody else sets it."""
+"""Variable with the channel ports, which only a node's supervisor sets, for the processes of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class PortRange:
         """Return the range that is written as ``24000-25999``.
 
         Raises:
-            UserError: it is no range of at least 50 ports above 1023.
+            UserError: the text is not a range of at least 50 ports above 1023.
         """
         found = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", text)
         first, last = map(int, found.groups()) if found else (0, 0)
@@ -63,7 +65,7 @@ class PortRange:
             yield range(first, first + _UNIT)
 
     def free(self) -> int:
-        """Return the ports in those units of which none is taken."""
+        """Return the number of ports in units that have no taken port."""
         free = 0
         for unit in self.units():
             if (guard := _guard(unit)) is not None:
@@ -73,13 +75,13 @@ class PortRange:
 
 
 LEAST_FREE_PORTS = 5 * _UNIT
-"""For a head, and one small node beside it."""
+"""Number of free ports for a head, and one small node beside it."""
 DEFAULT_RANGE = PortRange(24000, 25999)
 
 
 @dataclass(slots=True)
 class NodePorts:
-    """The ports that one node holds; `release` gives them back."""
+    """The ports that one node holds until `release` is called."""
 
     own: tuple[int, ...]
     channels: tuple[int, ...]
@@ -88,11 +90,11 @@ class NodePorts:
 
     @classmethod
     def take(cls, within: PortRange, threads: int) -> Self:
-        """Hold as many units as a node with so many threads needs; the first ones that are free.
+        """Hold the first free units of a range, as many as a node with this number of threads needs.
 
         Args:
             within: the range.
-            threads: that the node lends; Ray starts a process for each of them in advance.
+            threads: number of threads that the node lends; Ray starts a process for each of them in advance.
 
         Raises:
             Conflict: too few units of the range are free.
@@ -122,10 +124,10 @@ class NodePorts:
         return (*self.own, *self.channels, *self.workers)
 
     def arguments(self, apart_from: int = 0) -> list[str]:
-        """Return the words of ``ray start`` that bind a node to its ports.
+        """Return the arguments of ``ray start`` that bind a node to its ports.
 
         Args:
-            apart_from: a port that no worker is to have: the one of the head itself.
+            apart_from: port that no Ray worker may use: the port of the head itself. 0 for none.
         """
         names = (
             "node-manager-port",
@@ -141,22 +143,22 @@ class NodePorts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which processes of the node know their ports."""
+        """Variables that tell processes of the node their channel ports."""
         return {_VARIABLE: f"{self.channels[0]}-{self.channels[-1]}"}
 
     def release(self) -> None:
-        """Let others have these ports."""
+        """Release the ports for other nodes."""
         self._guards.close()
 
 
 def channel_ports() -> PortRange | None:
-    """Return the ports that channels of this process may use; None outside a node that holds ports: any."""
+    """Return the ports that channels of this process may use; None (any port) outside a node that holds ports."""
     text = os.environ.get(_VARIABLE)
     return None if text is None else PortRange(*map(int, text.split("-")))
 
 
 def ports_text(ports: Collection[int]) -> str:
-    """Return ports for people, neighbours as a range: ``24001-24006, 24010``."""
+    """Return ports as text for the user, consecutive ones as a range: ``24001-24006, 24010``."""
     parts = []
     for _, run in groupby(enumerate(sorted(ports)), key=lambda pair: pair[1] - pair[0]):
         row = [port for _, port in run]
@@ -168,7 +170,7 @@ def _guard(unit: range) -> socket.socket | None:
     """Return a socket that holds the first port of a unit; None if any port of it is taken."""
     guard = socket.socket()
     try:
-        guard.bind(("", unit[0]))  # without SO_REUSEADDR, nobody else can bind it; it never listens
+        guard.bind(("", unit[0]))  # without SO_REUSEADDR, no other process can bind it; it never listens
         for port in unit[1:]:
             socket.create_server(("", port)).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks of this machine before it works: each gives one finding with its mend. Free of Ray and torch."""
+"""Checks of this machine before it starts: each returns one finding with a hint. Imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _GPU_TIMEOUT_S = 10.0
 _CONNECT_S = 3.0
 _SLOW_LOOKUP_S = 1.0
 _NO_NAME = "share-compute.invalid."
-"""Resolvers answer at once that there is no such name (RFC 6761), and the dot keeps search domains out."""
+"""A name that resolvers reject at once (RFC 6761); the final dot excludes search domains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
     state: Literal["ok", "warn", "fail"]
     text: str
     mend: str | None = None
-    """What to do about it; there is one unless the state is ok."""
+    """Hint that tells the user what to do; None if the state is ok."""
     details: dict[str, Any] = field(default_factory=dict)
 
     def require(self, kind: type[ShareComputeError] = UserError) -> None:
@@ -49,7 +49,7 @@ class Finding:
 
 
 def check_disk(folder: Path) -> Finding:
-    """Whether the disk under ``folder`` (or its nearest parent that exists) has room."""
+    """Check whether the disk of ``folder`` (or of its nearest existing parent) has enough free space."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -66,7 +66,7 @@ def check_disk(folder: Path) -> Finding:
 
 
 def check_memory(lent_bytes: int) -> Finding:
-    """Whether enough memory is lent, and whether it is there."""
+    """Check whether enough memory is lent, and whether it is available."""
     available = psutil.virtual_memory().available
     if lent_bytes < LEAST_MEMORY_BYTES:
         return Finding(
@@ -90,7 +90,7 @@ def check_memory(lent_bytes: int) -> Finding:
 
 
 def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> Finding:
-    """Whether this clock and the server's agree; ``skew_s`` is how far this one is ahead."""
+    """Check whether this clock and the server's agree; ``skew_s`` is the lead of this clock, in seconds."""
     ahead = "ahead of" if skew_s > 0 else "behind"
     text = f"this clock is {abs(skew_s):.1f} s {ahead} the server's"
     if abs(skew_s) <= most_s:
@@ -100,7 +100,7 @@ def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> Finding:
 
 
 def check_head(ray_address: str) -> Finding:
-    """Whether the Ray head at ``host:port`` can be reached from here."""
+    """Check whether the Ray head at ``host:port`` can be reached from this machine."""
     host, _, port = ray_address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
@@ -117,7 +117,7 @@ def check_head(ray_address: str) -> Finding:
 
 
 def check_resolver() -> Finding:
-    """Whether names are looked up quickly: where no resolver answers, programs wait for seconds."""
+    """Check whether names are looked up quickly: programs wait for seconds if no resolver answers."""
     is_done = threading.Event()
 
     def look_up() -> None:
@@ -138,7 +138,7 @@ def check_resolver() -> Finding:
 
 
 def check_walls() -> Finding:
-    """Whether this system can confine a Ray node to its own folders."""
+    """Check whether this system can confine a Ray node to its own folders."""
     version = landlock_version()
     if version:
         return Finding("walls", "ok", f"Landlock {version} confines Ray nodes to their own folders")
@@ -151,7 +151,7 @@ def check_walls() -> Finding:
 
 
 def check_listening(address: str) -> Finding:
-    """Whether other machines can be listened to at this IP address: it must be one of this machine's."""
+    """Check whether this machine can listen at an IP address, which must be one of its own."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         socket.create_server((address, 0), family=family).close()
@@ -167,7 +167,7 @@ def check_listening(address: str) -> Finding:
 
 
 def route_address(target: str) -> str:
-    """Return the IP address of this machine that packets to ``target`` leave from; sends nothing."""
+    """Return the source IP address of packets from this machine to ``target``; sends nothing."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -178,7 +178,7 @@ def route_address(target: str) -> str:
 
 
 def check_devices() -> Finding:
-    """List the devices that `share-compute join` can lend, and say whether the GPUs' driver works."""
+    """List the devices that `share-compute join` can lend, and check whether the GPUs' driver works."""
     cpu = f"cpu ({usable_threads()} threads)"
     try:
         found = find_gpus()
@@ -192,14 +192,14 @@ class Gpu(NamedTuple):
     """A GPU, or a part of one."""
 
     uuid: str
-    """``GPU-...`` or ``MIG-...``: what ``CUDA_VISIBLE_DEVICES`` accepts."""
+    """``GPU-...`` or ``MIG-...``, as ``CUDA_VISIBLE_DEVICES`` accepts it."""
     name: str
 
 
 def find_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that may be used; empty without NVIDIA's driver.
 
-    ``CUDA_VISIBLE_DEVICES`` limits them, as it does for every program that uses CUDA.
+    ``CUDA_VISIBLE_DEVICES`` limits the GPUs, as it does for every program that uses CUDA.
 
     Raises:
         Unavailable: the driver does not work.
@@ -223,10 +223,14 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus(found: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
-    """Return those that ``CUDA_VISIBLE_DEVICES`` lets through, in its order.
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in its order.
 
-    Each entry is an index or the beginning of a UUID; the first one that is nothing ends the list. Parts of
-    a processor (``MIG-...``) are not listed by themselves, so their word is taken for it.
+    Each entry is an index or the beginning of a UUID. The first entry that matches no GPU ends the list. Parts of a GPU
+    (``MIG-...``) are accepted without a check, because ``found`` does not list them.
+
+    Args:
+        found: all GPUs of this machine.
+        wanted: value of ``CUDA_VISIBLE_DEVICES``; None selects all GPUs.
     """
     if wanted is None:
         return tuple(found)
@@ -242,15 +246,15 @@ def visible_gpus(found: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
 
 
 def usable_threads() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_id() -> str:
-    """Return a label of the processors that this process may use; empty where the system does not name itself.
+    """Return a label of the processors that this process may use; empty if the system has no boot id.
 
-    Machines with the same label run on one kernel and share these processors, also from different containers. The
-    kernel's boot id is hashed: the label says nothing else about the computer.
+    Machines with the same label run on one kernel and share these processors, even in different containers. The
+    kernel's boot id is hashed, so that the label reveals nothing else about the computer.
     """
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -1,6 +1,7 @@
-"""Measure what a device of this machine can do. Run as ``python -m share_compute_actors.machine.probe --json``.
+"""Measure the performance of a device of this machine.
 
-It is a program of its own so that the actor that asks never holds torch in its memory.
+Run as ``python -m share_compute_actors.machine.probe --json``. It is a separate program so that the actor that needs
+the result never holds torch in its memory.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from share_compute_actors.machine.device import gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
-"""Time for one figure; the best of what fits in is kept."""
+"""Time for one figure, in seconds; the best measurement within it is kept."""
 _REPETITIONS = 4
 _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
-"""Numbers, layers and tries of the chain that shows what an operation takes when there is little to compute."""
+"""Width, number of layers and repetitions of the chain that measures the overhead of an operation."""
 _COPY_BYTES = 64 * 2**20
 _BUSY_MATRIX = 256
-"""Size of the matrices that keep other processors busy: they stay in a cache of their own."""
+"""Rows and columns of the matrices that keep other processors busy; they fit into a processor's own cache."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What the owner lends."""
+    """Resources that the owner lends."""
 
     memory_bytes: int
     cpu_threads: int
     device: str = "cpu"
     """cpu or cuda."""
     beside: int = 0
-    """Threads that other machines use of the same processors: so many are kept busy, as they will be at work."""
+    """Number of threads that other machines use of the same processors; they are kept busy, as they are later."""
 
 
 def probe(lent: Lent) -> Device:
@@ -78,7 +79,10 @@ def probe(lent: Lent) -> Device:
 
 @contextmanager
 def _busy(processors: int) -> Iterator[None]:
-    """Keep so many processors busy: cores share caches, memory and clock rate, so each is slower than alone."""
+    """Keep a number of processors busy.
+
+    Cores share caches, memory and clock rate, so each one is slower than it is alone.
+    """
     children = [_fork_busy() for _ in range(processors)]
     try:
         yield
@@ -89,7 +93,10 @@ def _busy(processors: int) -> Iterator[None]:
 
 
 def _fork_busy() -> int:
-    """Fork a process that multiplies matrices until this one ends; torch has not started threads yet."""
+    """Fork a process that multiplies matrices until this process ends; return its pid in this process.
+
+    The fork is safe because torch has not started threads yet.
+    """
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -133,7 +140,10 @@ def _speeds(device: torch.device) -> dict[str, float]:
 
 
 def _matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Multiply growing matrices until one product takes long enough to be measured; 0 if not supported."""
+    """Return FLOP/s of a matrix product that takes long enough to be measured; 0 if the type is not supported.
+
+    The size doubles until one product takes at least 0.03 s, or until the largest size or the time budget is reached.
+    """
     size = 256
     started = time.perf_counter()
     try:
@@ -161,7 +171,7 @@ def _copy_speed(device: torch.device, size_bytes: int) -> float:
 
 
 def _overhead_s(device: torch.device) -> float:
-    """Run layers of a few numbers forward and backward; return the time of one of the operations that they take."""
+    """Return the time of one operation in seconds, measured with tiny layers that run forward and backward."""
     layers = (
         nn.Sequential(nn.Linear(_SMALL, _SMALL), nn.LayerNorm(_SMALL), nn.GELU()) for _ in range(_CHAIN)
     )
@@ -171,7 +181,7 @@ def _overhead_s(device: torch.device) -> float:
     def run() -> None:
         chain(entering).sum().backward()
 
-    run()  # from now on there are gradients to add to
+    run()  # creates the gradients, which later runs add to
     operations = Operations()
     with operations:
         run()
@@ -181,7 +191,7 @@ def _overhead_s(device: torch.device) -> float:
 def _best_s(
     work: Callable[[], object], device: torch.device, started: float, repetitions: int = _REPETITIONS
 ) -> float:
-    """Return the shortest time of a few tries, fewer when the budget is used up."""
+    """Return the shortest time of a few runs in seconds; fewer runs if the budget is used up."""
     best = float("inf")
     work()
     for _ in range(repetitions):
@@ -210,7 +220,7 @@ def _processor_name() -> str:
 
 
 def main() -> None:
-    """Print the device as JSON in a list (one line), or as a readable line."""
+    """Print the device as a JSON list on one line, or as a readable line."""
     parser = argparse.ArgumentParser(description="Measure what a device of this machine can do.")
     parser.add_argument("--memory-bytes", type=int, default=2**30)
     parser.add_argument("--cpu-threads", type=int, default=1)

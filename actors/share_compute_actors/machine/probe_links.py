@@ -1,4 +1,4 @@
-"""Measure the path to another contributor with calls of the kind that will travel it later."""
+"""Measure the link to another contributor, with the kind of calls that will use it later."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from share_compute.topology import Link
 
 Payload = npt.NDArray[np.uint8]
 Echo = Callable[[Payload], Any]
-"""Sends a payload ``[bytes]`` there and waits for the short answer."""
+"""Sends a payload ``[bytes]`` to the peer and waits for the short answer."""
 
 _SMALL_CALLS = 8
 _LARGE_CALLS = 3
 _LARGE_BYTES = 4 * 2**20
 _BUDGET_S = 0.8
-"""No further large call is made after this time: one is enough on a slow link."""
+"""Time after which no further large call is made, in seconds: one call is enough on a slow link."""
 
 
 def measure_link(source: str, target: str, echo: Echo) -> Link:
-    """Return latency (half a round trip) and bandwidth of one link; well under a second on a fast one."""
+    """Return latency (half a round trip) and bandwidth of one link; takes well under a second on a fast link."""
     nothing = np.empty(0, dtype=np.uint8)
     echo(nothing)  # the first call opens the connection
     round_trip_s = min(_timed(echo, nothing) for _ in range(_SMALL_CALLS))
@@ -34,7 +34,7 @@ def measure_link(source: str, target: str, echo: Echo) -> Link:
         best_s = min(best_s, _timed(echo, payload))
         if time.perf_counter() - begin > _BUDGET_S:
             break
-    # A payload faster than an empty call is noise of the clock; half the time is then the safe side.
+    # A payload can be faster than an empty call only by clock noise, so the transfer time is at least half of its time.
     transfer_s = max(best_s - round_trip_s, best_s / 2)
     return Link(source, target, round_trip_s / 2, _LARGE_BYTES / transfer_s)
 

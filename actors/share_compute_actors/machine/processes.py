@@ -1,7 +1,10 @@
-"""Child processes that cannot outlive us, ended as exactly the tree that we started.
+"""Child processes that cannot outlive this process, each ended together with exactly its own descendants.
 
-Three nets, one below the other: whoever starts a child ends it (`Roster.stop`); on Linux the kernel ends it
-when we die; what a killed run left is written down, and the next one ends it (`Roster.end_leftovers`).
+Three mechanisms back each other up:
+
+1. The process that starts a child ends it (`Roster.stop`).
+2. On Linux, the kernel ends the child when this process dies.
+3. Children are listed in a file, and the next run ends those that a killed run left (`Roster.end_leftovers`).
 """
 
 from __future__ import annotations
@@ -36,46 +39,47 @@ if os.getppid() == int(sys.argv[1]):
 _POLL_S = 0.02
 _WATCH_S = 0.05
 _END_S = 5.0
-"""How long processes may take to end that were killed."""
+"""Time limit for killed processes to end, in seconds."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_TICKS = 19
-"""Place of a process's start among what `/proc/PID/stat` says after its name."""
+"""Index of a process's start time among the fields that follow its name in `/proc/PID/stat`."""
 _log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
-# The kernel ends a tied child when the *thread* that started it ends: one that never ends starts them all.
+# The kernel ends a tied child when the *thread* that started it ends, so one thread that never ends starts all.
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children")
 
 
 def tied(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs ``arguments`` and is killed when its starting thread ends (Linux).
 
-    A small program does it before it becomes the wanted one: code of ours between fork and exec is not safe.
+    A small program ties itself to its parent and then runs ``arguments``, because own code between fork and exec is
+    not safe.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *arguments]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process that cannot be mistaken for a later one with the same number."""
+    """Identity of a process, which differs from that of a later process with the same pid."""
 
     pid: int
     start: str
-    """Says when it started, exactly; comparable only with another one of the same system."""
+    """Exact start time; comparable only with others of the same system."""
 
     @classmethod
     def of(cls, process: psutil.Process) -> Identity:
         """Return the identity of a process.
 
         Raises:
-            psutil.NoSuchProcess: it is gone.
+            psutil.NoSuchProcess: the process has ended.
         """
         return cls(process.pid, _start_of(process))
 
     def find(self) -> psutil.Process | None:
         """Return the process if it still runs."""
         try:
-            # Made first: if its number goes to another one after the comparison, psutil does not touch that.
+            # Made before the comparison: psutil does not act on a process that gets the same pid later.
             process = psutil.Process(self.pid)
             return process if Identity.of(process) == self and is_alive(process) else None
         except psutil.NoSuchProcess:
@@ -85,7 +89,7 @@ class Identity:
 def _start_of(process: psutil.Process) -> str:
     if sys.platform != "linux":
         return repr(process.create_time())
-    # Not seconds since the epoch: those are reckoned from the clock, which may be set at any time.
+    # Ticks since boot instead of seconds since the epoch, which depend on a clock that may be set at any time.
     try:
         facts = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError) as failure:
@@ -95,29 +99,29 @@ def _start_of(process: psutil.Process) -> str:
 
 
 class Child:
-    """A process that we started, and all that it started."""
+    """A child process of this process, with all its descendants."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
         self.log = log
-        """File with what it prints."""
+        """File with the child's output."""
         self._process = process
-        # Nobody has waited for it yet, so its number is still its own, even if it has ended.
+        # The child was not waited for yet, so its pid cannot have been reused, even if it has ended.
         self._family = {process.pid: psutil.Process(process.pid)}
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """Process id of the child."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit status; None while it runs, negative when a signal ended it."""
+        """Exit status of the child; None while it runs, the negative signal number if a signal ended it."""
         return self._process.poll()
 
     def family(self) -> list[psutil.Process]:
-        """Return it and all that came from it and still run, also those whose parent is gone."""
-        # Copies, because another thread may ask for the same at the same time.
+        """Return the child and its descendants that still run, including those whose parent has ended."""
+        # Iterate over copies, because another thread may call this method at the same time.
         for member in list(self._family.values()):
             try:
                 for descendant in member.children(recursive=True):
@@ -130,26 +134,26 @@ class Child:
         return list(self._family.values())
 
     def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines that it printed."""
+        """Return the last lines of its output."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return ""
 
     def last_words(self) -> str:
-        """Return the last line that it printed."""
+        """Return the last line of its output that is not empty, at most 300 characters."""
         lines = (line.strip() for line in reversed(self.log_tail().splitlines()))
         return next(filter(None, lines), "it printed nothing")[:300]
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it ends; None when it still runs after ``timeout_s``."""
+        """Wait until it ends and return its exit status; None if it still runs after ``timeout_s``."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def watch(self, look: Callable[[str], Found | None], deadline_s: float) -> Found | None:
-        """Wait until ``look`` finds something in what it printed; None when it ended first, or time was up."""
+        """Wait until ``look`` finds a result in its output; None if it ends first, or after ``deadline_s``."""
         deadline = time.monotonic() + deadline_s
         while True:
             is_last = self.exit_code is not None or time.monotonic() > deadline
@@ -159,12 +163,12 @@ class Child:
             time.sleep(_WATCH_S)
 
     def interrupt(self) -> None:
-        """Ask it to end, and do not wait."""
+        """Ask it to end, without waiting."""
         if self.exit_code is None:
             self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end; kill what is left of its family after ``grace_s``."""
+        """Ask it to end; after ``grace_s``, kill all processes of its family that are left."""
         if self.exit_code is None:
             self.family()
         self.interrupt()
@@ -172,21 +176,21 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """End it and its family at once."""
+        """Kill it and its family at once."""
         family = self.family()
-        # A confined program's guard ends all descendants before it ends, also those that are started just now.
+        # A confined program's guard kills all descendants before it ends, including those started just now.
         self._process.send_signal(END_NOW)
         self.wait(_END_S)
-        # Not by psutil: whoever waits for a child first learns its exit status, the other one does not.
+        # Not by psutil: only the first wait for a child gets its exit status, and `Popen` needs it.
         self._process.kill()
         self._process.wait()
         end_processes(member for member in family if member.pid != self.pid)
 
 
 def end_processes(processes: Iterable[psutil.Process]) -> None:
-    """Kill these processes and wait until they are gone; what only waits to be reaped counts as gone."""
+    """Kill these processes and wait until they have ended; zombies count as ended."""
     doomed = list(processes)
-    for number in (END_NOW, signal.SIGKILL):  # guards among them need the time to end what they guard
+    for number in (END_NOW, signal.SIGKILL):  # guards among them need time to kill their descendants
         doomed = [process for process in doomed if is_alive(process)]
         for process in doomed:
             with suppress(psutil.NoSuchProcess):
@@ -197,7 +201,7 @@ def end_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still does something: it was not replaced by another one and is no zombie."""
+    """Whether a process still runs: it is not a zombie, and its pid was not reused."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -205,11 +209,11 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class Roster:
-    """The children of this process, written down in a folder that one process uses at a time.
+    """The children of this process, listed in a file of a folder that one process uses at a time.
 
     Args:
-        folder: where the list and what the children print is kept.
-        lock: open file whose lock makes the folder ours; it lives as long as this object.
+        folder: folder for the list and for the output of the children.
+        lock: open file whose lock reserves the folder for this process, as long as this object exists.
     """
 
     def __init__(self, folder: Path, lock: TextIO | None = None) -> None:
@@ -232,22 +236,22 @@ class Roster:
         cwd: Path | None = None,
         output: int | None = None,
     ) -> Child:
-        """Start a child in its own session, so that Ctrl-C reaches only us.
+        """Start a child in its own session, so that Ctrl-C reaches only this process.
 
         Args:
-            name: what it is called in the list, and its log file.
+            name: name of the child in messages, and of its log file.
             arguments: program and arguments.
-            environment: variables set over those that it inherits.
-            inherits: variables that it inherits; default: all of ours.
+            environment: variables that are set in addition to the inherited ones, or replace them.
+            inherits: variables that it inherits. Default: all variables of this process.
             files: descriptors of open files that it gets under the same numbers.
             cwd: its working folder.
-            output: descriptor of an open file for what it prints; default: its log file. Errors go to the log file.
+            output: descriptor of an open file for its output. Default: its log file. Errors go to the log file.
 
         Raises:
             Unavailable: the folder cannot be written.
         """
         try:
-            # An interrupt may end this call, never the other thread: no child starts without being written down.
+            # An interrupt may end this call, but not the other thread, so each started child is listed.
             variables = {**(os.environ if inherits is None else inherits), **environment}
             return _starter.submit(self._start, name, arguments, variables, files, cwd, output).result()
         except OSError as failure:
@@ -288,9 +292,9 @@ class Roster:
         return child
 
     def refresh(self) -> None:
-        """Write the list again, now and then, because children have children; says once when it cannot.
+        """Write the list again; call it regularly, because children start processes, too.
 
-        A list that is out of date is no reason to end what works.
+        A failure is only logged, once, because an outdated list is no reason to end working processes.
         """
         try:
             self.write()
@@ -302,7 +306,7 @@ class Roster:
             self._is_stale = False
 
     def write(self) -> None:
-        """Write down every process of every child.
+        """Write the list with every process of every child.
 
         Raises:
             OSError: the folder cannot be written.
@@ -328,13 +332,13 @@ class Roster:
 
     def stop_all(self, grace_s: float = 10.0) -> None:
         """End all children, the last one started first."""
-        _starter.submit(int).result()  # one that is being started right now is written down after this
+        _starter.submit(int).result()  # wait until a child that is being started is listed
         for child in reversed(self._children):
             self.stop(child, grace_s)
         self._forget()
 
     def kill_all(self) -> None:
-        """End all children at once, without asking."""
+        """Kill all children at once, without asking them to end."""
         for child in list(self._children):
             child.kill()
 
@@ -349,7 +353,7 @@ class Roster:
         return [process for process in found if process is not None and process.pid not in own]
 
     def end_leftovers(self) -> int:
-        """End what an earlier, killed user of this folder left; returns how many processes that were."""
+        """End the processes that an earlier, killed user of this folder left; return their number."""
         left = {process.pid: process for process in self.leftovers()}
         for process in list(left.values()):
             try:
@@ -361,5 +365,5 @@ class Roster:
         return len(left)
 
     def _forget(self) -> None:
-        with suppress(OSError):  # all that it names is gone
+        with suppress(OSError):  # a list that stays is harmless, because its processes have ended
             self._file.unlink(missing_ok=True)

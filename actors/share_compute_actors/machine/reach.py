@@ -1,4 +1,4 @@
-"""Whether other hosts can be reached over the network from here. Free of Ray and torch."""
+"""Tests whether other hosts can be reached over the network from this one. Imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Place = tuple[str, int]
 """IP address and TCP port."""
 Answer = Literal["open", "refused"]
 _TRIES, _TRY_S = 2, 2.5
-"""TCP repeats a connect that was lost after 1 s."""
+"""Number of tries, and seconds for each. TCP repeats a lost connection request after 1 s."""
 _AT_ONCE = 256
 _LOOK_S = 0.05
 _RESET = struct.pack("ii", 1, 0)
@@ -27,14 +27,15 @@ _RESET = struct.pack("ii", 1, 0)
 def answers(
     places: Collection[Place], within_s: float = 1.0, *, until_first: bool = False
 ) -> dict[Place, Answer]:
-    """Connect to all places at once; return what answered.
+    """Connect to all places at once; return the answer of each place that answered.
 
-    The kernel of a host answers, however busy its programs are. A host that refuses is there, and nobody listens.
+    The kernel of a host answers, no matter how busy its programs are. A host that refuses is reachable, but no program
+    listens at the port.
 
     Args:
-        places: where to connect.
-        within_s: how long that may take.
-        until_first: whether one answer is enough, so that those who are silent are not waited for.
+        places: places to connect to.
+        within_s: time limit in seconds.
+        until_first: whether to stop after one answer, without waiting for unresponsive places.
     """
     deadline_s = time.monotonic() + within_s
     found: dict[Place, Answer] = {}
@@ -63,7 +64,7 @@ def answers(
 
 
 def unanswered(places: Collection[Place]) -> frozenset[Place]:
-    """Return the places that do not answer, although they are tried again; within five seconds."""
+    """Return the places that do not answer in two tries; takes five seconds at most."""
     silent = frozenset(places)
     for _ in range(_TRIES):
         silent -= answers(silent, _TRY_S).keys()
@@ -72,15 +73,16 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
 
 @contextmanager
 def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator[None]:
-    """Greet whoever connects to one of these ports inside the block, so that others can see whether they reach them.
+    """Answer connections to these ports with a handshake inside the block, so that other hosts can test the ports.
 
-    The other side closes first, or the connection is reset at the end: the side that closes first would keep the port
-    in TIME-WAIT for a minute (RFC 9293, 3.6), in which Ray takes it for busy and ends the worker that was to have it.
+    This side must not close a connection first: that would keep the port in TIME-WAIT for a minute (RFC 9293, 3.6).
+    Ray would count the port as busy, and end the worker that was to use it. So the other side closes first, or the
+    connection is reset at the end.
 
     Args:
         address: IP address to listen at.
         ports: TCP ports.
-        greeting: sent on each connection.
+        greeting: handshake that is sent on each connection.
 
     Raises:
         OSError: a port is taken.
@@ -123,13 +125,15 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
 def closed_ports(
     address: str, ports: Collection[int], greeting: bytes, within_s: float = 3.0
 ) -> tuple[int, ...]:
-    """Return the ports at which nobody greets as expected: they cannot be reached, or somebody else listens there.
+    """Return the ports that do not send the expected handshake, sorted.
+
+    Such a port cannot be reached, or another program listens there.
 
     Args:
         address: IP address to connect to.
         ports: TCP ports.
-        greeting: expected on each connection.
-        within_s: for each port; all are tried at once, some hundred at a time.
+        greeting: handshake that is expected on each connection.
+        within_s: time limit for each port, in seconds. Up to 256 ports are tried at once.
     """
 
     def is_closed(port: int) -> bool:

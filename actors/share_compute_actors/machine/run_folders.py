@@ -1,7 +1,7 @@
-"""Folders of running processes under the temporary folder: short, private, swept when their owner died.
+"""Folders of running processes below the temporary folder: short, private, and removed after their owner died.
 
-Ray keeps sockets below them, and a socket's path is limited to 107 bytes on Linux. Whoever uses a folder holds a
-lock on a file in it, which the system lets go of when the process ends, however that happens.
+Ray keeps sockets below them, and the path of a socket is limited to 107 bytes on Linux. The process that uses a folder
+holds a lock on a file in it. The system releases the lock when the process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from share_compute.errors import Conflict, Unavailable
 from share_compute_actors.machine.processes import Roster
 
 _LONGEST_ROOT = 27
-"""What Ray puts behind it is up to 80 bytes: ``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
+"""Longest path of the root folder, in bytes.
+
+The rest of a socket's path takes up to 80 bytes:
+``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
 _LOCK = "lock"
 _SWEEPING_S = 10.0
-"""How long a folder may be held by somebody who is not its owner: one who sweeps it."""
+"""Longest time in seconds that a folder may be locked by a process that is not its owner, because it removes it."""
 _POLL_S = 0.05
 
 
@@ -33,7 +36,7 @@ def root_folder() -> Path:
     """Return the folder that holds all run folders of this user.
 
     Raises:
-        Unavailable: somebody else owns it, or it cannot be made.
+        Unavailable: the folder belongs to another user, or cannot be made.
     """
     temporary = Path(tempfile.gettempdir())
     name = f"sc-{os.getuid()}"
@@ -50,16 +53,18 @@ def root_folder() -> Path:
 
 
 def run_folder(key: str) -> Path:
-    """Return where the run folder for ``key`` is, or would be."""
+    """Return the path of the run folder for ``key``, which need not exist."""
     return root_folder() / hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def open_run_folder(key: str) -> Roster:
-    """Return the roster of the run folder for ``key``; ends what a killed run of the same key left there.
+    """Lock the run folder for ``key``, and return its list of child processes.
+
+    Processes that a killed run with the same key left there are ended.
 
     Raises:
-        Conflict: a process that still runs uses it.
-        Unavailable: it cannot be written.
+        Conflict: a running process uses the folder.
+        Unavailable: the folder cannot be written.
     """
     folder = run_folder(key)
     with _translated(folder):
@@ -72,10 +77,10 @@ def open_run_folder(key: str) -> Roster:
 
 
 def abandoned() -> Iterator[Roster]:
-    """Give the rosters of run folders whose owner died; each is held until the next one is asked for.
+    """Yield the process lists of run folders whose owner died; each folder is locked until the next is requested.
 
     Raises:
-        Unavailable: they cannot be written.
+        Unavailable: a folder cannot be written.
     """
     for folder in sorted(root_folder().iterdir()):
         with _translated(folder):
@@ -86,7 +91,7 @@ def abandoned() -> Iterator[Roster]:
 
 
 def sweep() -> int:
-    """End what killed runs of this user left, and remove their folders; returns how many there were."""
+    """End the processes that killed runs of this user left, and remove their folders; return the number of folders."""
     count = 0
     for roster in abandoned():
         close_run_folder(roster)
@@ -95,11 +100,11 @@ def sweep() -> int:
 
 
 def close_run_folder(roster: Roster) -> None:
-    """End all that still runs there, remove the folder and let go of it."""
+    """End all processes of a run folder, remove the folder and release its lock."""
     roster.stop_all()
     roster.end_leftovers()
     doomed = roster.folder
-    # Its next owner may come while this is going on: what is removed must not be found under the old name.
+    # The next owner may use the old name meanwhile, so the folder is renamed before its files are removed.
     with suppress(OSError):
         doomed = doomed.rename(doomed.with_suffix(f".{secrets.token_hex(4)}"))
     shutil.rmtree(doomed, ignore_errors=True)
@@ -124,7 +129,7 @@ def _take(folder: Path) -> TextIO:
 
 
 def _try_to_take(folder: Path) -> TextIO | None:
-    """Lock the folder and return the open file, empty; None when somebody holds it or it is just removed."""
+    """Lock the folder and return its open, empty lock file; None if it is locked, or is being removed."""
     file = folder / _LOCK
     try:
         lock = file.open("a", encoding="ascii")
@@ -133,10 +138,10 @@ def _try_to_take(folder: Path) -> TextIO | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if file.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-            lock.truncate(0)  # the pid in it is that of a dead owner
+            lock.truncate(0)  # its pid belongs to a dead owner
             return lock
     except (BlockingIOError, FileNotFoundError):
-        pass  # held by somebody, or swept since it was opened
+        pass  # locked by another process, or removed since it was opened
     except BaseException:
         lock.close()
         raise

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them; `share_compute.planning.words.bytes_text` writes them for people."""
+"""Parses sizes in bytes, as users write them; `share_compute.planning.words.bytes_text` formats sizes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from share_compute.errors import UserError
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as ``4GiB``, ``500 MB`` or ``1073741824``.
+    """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1073741824``.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a size.
     """
     units = {"": 1, "b": 1}
     units |= {name + "ib": 1024**power for power, name in enumerate("kmgt", start=1)}

@@ -1,4 +1,4 @@
-"""Where a node keeps temporary files: on a disk if there is one, since in memory they take what is lent."""
+"""Selects a node's folder for temporary files: on a disk if possible, because files in memory reduce lent memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def temporary_folder() -> Path:
-    """Return the folder for temporary files, one on a disk if there is any and the owner named no other."""
+    """Return the folder for temporary files: the one that the owner set, else one on a disk if there is any."""
     usual = Path(tempfile.gettempdir())
     if any(os.environ.get(name) for name in _NAMED_BY) or not is_memory(usual):
         return usual
@@ -23,11 +23,11 @@ def temporary_folder() -> Path:
 
 
 def is_memory(folder: Path) -> bool:
-    """Return whether files in a folder take memory, not room on a disk. Only Linux has such folders."""
+    """Whether files in a folder use memory instead of disk space. It looks for such folders on Linux only."""
     if sys.platform != "linux":
         return False
     place = folder.resolve()
     over = [mount for mount in psutil.disk_partitions(all=True) if place.is_relative_to(mount.mountpoint)]
-    # Of mounts over the same folder, the last one counts.
+    # If several file systems are mounted at one folder, the last one counts.
     _, _, kind = max((len(mount.mountpoint), order, mount.fstype) for order, mount in enumerate(over))
     return kind in _IN_MEMORY

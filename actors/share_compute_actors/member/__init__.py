@@ -1,1 +1,1 @@
-"""A member: the actor that holds one shard on one contributor, and all that lives in its process."""
+"""A member, which is the actor that holds one shard on one contributor, and everything else in its process."""

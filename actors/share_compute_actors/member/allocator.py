@@ -1,6 +1,6 @@
-"""Memory: how the C library keeps what is freed, and what it means when there is no more.
+"""Memory: control whether the C library keeps freed blocks, and report a lack of memory.
 
-It keeps nothing while much passes through, and plenty while a step runs.
+The C library keeps no large freed blocks while a shard passes through, and many while steps run.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from share_compute.errors import OutOfMemory, ShareComputeError, as_ours
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
-"""Where glibc's own adjustment ends up in a process that allocates large tensors."""
+"""Value at which glibc's own adjustment arrives in a process that allocates large tensors."""
 
 
 @contextmanager
 def passing_through() -> Iterator[None]:
-    """While a shard is loaded or sent, give every large block back to the system as soon as it is freed.
+    """Return every large block to the system as soon as it is freed, while a shard is loaded or sent.
 
-    Otherwise the pieces that came and went stay in the heap between the tensors that stay, and a member's memory
-    grows to its shard and half as much again (seen with glibc 2.36). Training wants the opposite, so the thresholds
-    are then set to what glibc itself arrives at.
+    Otherwise blocks that were used briefly stay in the heap between the tensors that remain. A member's memory then
+    grows to one and a half times its shard (seen with glibc 2.36). Training needs the opposite, so afterwards the
+    thresholds are set to the values at which glibc itself arrives.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)
@@ -45,26 +45,26 @@ def passing_through() -> Iterator[None]:
 
 
 def trim() -> None:
-    """Give back to the system what was freed, as far as the C library can."""
+    """Return freed memory to the system, as far as the C library can."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if library is not None and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def peak_resident_bytes() -> int:
-    """Return the most memory that this process had at one time."""
+    """Return the peak resident memory of this process, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Whether there was no memory; torch's allocator for the CPU has no class of its own for that."""
+    """Whether a failure means lack of memory; torch's CPU allocator has no exception class for that."""
     is_of_cpu = isinstance(failure, RuntimeError) and "DefaultCPUAllocator" in str(failure)
     return is_of_cpu or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 
 
 def as_told(failure: Exception) -> ShareComputeError:
-    """Return a failure of a member's work as it is told to people; one for lack of memory says how much there was."""
+    """Return the error that reports a failure of a member's work; for lack of memory it says how much was in use."""
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if not is_out_of_memory(cause):
         return as_ours(failure)

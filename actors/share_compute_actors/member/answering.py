@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
-    """Return a decorator that lets a method of an actor answer in bytes; see `share_compute_actors.wire.answers_by`."""
+    """Return a decorator that makes an actor's method answer in bytes; see `share_compute_actors.wire.answers_by`."""
     return answers_by(schema, _told)
 
 
 def _told(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # Members ask the library, or a member whose loss the coordinator notices by its own silence.
+        # Members call the shard store or another member. The coordinator notices the loss of a member by itself.
         return library_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
@@ -39,13 +39,13 @@ def answered(schema: Packs[T], asked: Any, sender: str) -> T:
     """Wait for the answer to a call, and return what the method returned.
 
     Args:
-        schema: of what the method returns.
+        schema: schema of the return value.
         asked: the reference that the call gave.
-        sender: name of the machine that answers, or of the actor.
+        sender: name of the machine or the actor that answers.
 
     Raises:
-        Undeclared: the answer is none of this kind.
-        ShareComputeError: the method raised it.
+        Undeclared: the answer is not of this kind.
+        ShareComputeError: the method raised this error.
         RayError: the actor died.
     """
     return unpack_answer(schema, ray.get(asked), sender)

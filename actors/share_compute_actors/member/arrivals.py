@@ -1,31 +1,31 @@
-"""Which tensors of one sender came, so that one that never will is missed soon."""
+"""Tracks the arrivals from one sender, so that a lost tensor is noticed soon."""
 
 from __future__ import annotations
 
 _OVERTAKEN_S = 0.5
-"""For so long a tensor is waited for that others have overtaken."""
+"""Longest wait for a tensor that later ones have overtaken, in seconds."""
 
 
 class Arrivals:
-    """What came over one link in one epoch. Tensors are counted from 1."""
+    """The arrivals over one link in one epoch; tensors are counted from 1."""
 
     def __init__(self) -> None:
         self._whole = 0
-        """All up to this one came."""
+        """Every tensor up to this number has arrived."""
         self._ahead: set[int] = set()
-        """What came after one that did not."""
+        """Numbers of tensors that arrived after a gap."""
         self._sent = 0
-        """So many were sent, for all that is known."""
+        """Largest number that is known to be sent."""
         self._missed_since_s: float | None = None
 
     def came(self, number: int, now_s: float) -> None:
-        """Take note of a tensor."""
+        """Record that a tensor arrived."""
         if number > self._whole:
             self._ahead.add(number)
         self.expect(number, now_s)
 
     def expect(self, sent: int, now_s: float) -> None:
-        """Take note that so many were sent."""
+        """Record that tensors up to this number were sent."""
         self._sent = max(self._sent, sent)
         before = self._whole
         while self._whole + 1 in self._ahead:
@@ -37,5 +37,5 @@ class Arrivals:
             self._missed_since_s = now_s
 
     def lack(self, now_s: float) -> bool:
-        """Return whether one that was sent is not to be expected any more."""
+        """Return whether a tensor that was sent must be considered lost."""
         return self._missed_since_s is not None and now_s - self._missed_since_s > _OVERTAKEN_S

@@ -1,15 +1,15 @@
-"""The one seam through which tensors travel between members.
+"""The one interface through which tensors travel between members.
 
-Two bodies: persistent ZeroMQ sockets between members that reach each other (CURVE keys of the epoch: authenticated and
-encrypted), and Ray calls that carry bytes for those that do not. Both end in the same inbox, which drops messages of
-other epochs, duplicates, and what was damaged on its way.
+It has two transports. Members that reach each other use persistent ZeroMQ sockets, authenticated and encrypted with
+CURVE keys of the epoch. The others use Ray calls that carry bytes. Both end in the same inbox, which drops messages of
+other epochs, duplicates, and damaged messages.
 
-The inbox knows the sender of each message: by its CURVE public key, or by the key that a Ray call shows. An envelope
+The inbox knows the sender of each message by its CURVE public key, or by the key that a Ray call shows. An envelope
 that names another sender is dropped, and the member that sent it is at fault.
 
-Nothing is sent a second time here. Sockets lose what is under way when a connection breaks, so they count what they
-send, and say in greetings how much it was: the receiver misses what did not come (`Channel.lacks`), and the next epoch
-makes it good. Ray calls arrive, or their receiver is lost.
+The channel never sends a message again. Sockets lose the messages in flight when a connection breaks. They therefore
+count their messages and report the count in handshakes. The receiver notices the gap (`Channel.lacks`), and the next
+epoch sends the tensor again. Ray calls arrive, or their receiver is lost.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from share_compute_actors.messages import Envelope, Label, Peer, Phase
 _log = logging.getLogger(__name__)
 
 _GLANCE_S = 1.0
-"""Longest wait before it is looked whether something was lost."""
+"""Longest wait before the next check for lost messages, in seconds."""
 GREETING = Label("train", 0, "hello", -1, 0)
-"""Of a greeting that says how much was sent; nobody waits for it."""
+"""Label of a handshake that reports the number of tensors sent; no receiver waits for it."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
 """Carries one envelope and its bytes by a Ray call."""
 
 
 class Letter(NamedTuple):
-    """A tensor that is ready to be sent."""
+    """A tensor in the form in which it is sent."""
 
     envelope: bytes
     content: np.ndarray
 
     def damaged(self) -> Letter:
-        """Return the same with a flipped bit, as bad memory or a bad network would make it."""
+        """Return the letter with a flipped bit, as bad memory or a bad network would make it."""
         content = self.content.copy()
         content[len(content) // 2] ^= 1
         return Letter(self.envelope, content)
 
     def shortened(self) -> Letter:
-        """Return the same without its last byte, whole by its seal: as a defective sender would make it."""
+        """Return the letter without its last byte but with a valid seal, as a defective sender would make it."""
         envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
         return Letter(envelope.pack(content.data), content)
 
@@ -78,13 +78,13 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Rejected(NamedTuple):
-    """A tensor that arrived whole, and is none or names another sender: its sender is defective."""
+    """A message that arrived undamaged, but is no valid tensor or names another sender: its sender is defective."""
 
     label: Label
     source: Worker
-    """Member that sent it, by its key."""
+    """The member that sent it, by its key."""
     what: str
-    """The defect of the tensor, for people."""
+    """Defect of the tensor, for display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ class Keys:
 
     @classmethod
     def issue(cls) -> Keys:
-        """Make a new pair."""
+        """Return a new key pair."""
         return cls(*zmq.curve_keypair())
 
     def call_key(self, source: Worker) -> bytes:
-        """Return the secret that ``source`` shows with each Ray call to the member that has this pair."""
+        """Return the secret that ``source`` must show with each Ray call to the owner of this key pair."""
         return hashlib.blake2b(source.encode(), key=self.secret, digest_size=16).digest()
 
 
 class _Admission:
-    """Lets in exactly the members of this epoch."""
+    """Admits exactly the members of this epoch."""
 
     def __init__(self, allowed: Collection[bytes]) -> None:
         self._allowed = allowed
@@ -117,14 +117,14 @@ class _Admission:
 class Channel:
     """One member's end of all its links.
 
-    All methods but `deliver`, `wake` and `interrupt` belong to the thread that made it.
+    All methods except `deliver`, `wake` and `interrupt` belong to the thread that created the channel.
 
     Args:
-        worker: whose end it is.
-        job: messages of other jobs are dropped.
-        epoch: messages of other epochs are dropped.
-        address: IP address to listen at.
-        keys: this member's own.
+        worker: the member at this end.
+        job: job id; messages of other jobs are dropped.
+        epoch: epoch number; messages of other epochs are dropped.
+        address: IP address on which the channel listens.
+        keys: this member's own keys.
         admitted: all members, by public key.
     """
 
@@ -158,25 +158,25 @@ class Channel:
         self._by_call: dict[Worker, Deliver] = {}
         self._arrived: dict[Label, Tensor] = {}
         self._sources: dict[Label, Worker] = {}
-        """The sender of each tensor that waits to be taken."""
+        """Sender of each tensor that has arrived and was not taken yet."""
         self.rejected: deque[Rejected] = deque()
-        """Tensors of this epoch that cannot be read, until somebody takes note of them."""
+        """Messages of this epoch that are no valid tensors, until the member handles them."""
         self._taken: set[Label] = set()
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
         self.is_cut: Callable[[Worker], bool] = lambda _: False
-        """In tests: whether nothing gets through between this member and another."""
+        """In tests: returns whether the link between this member and another is cut."""
         self.damaged = 0
-        """Tensors that came damaged, and were dropped."""
+        """Number of messages that arrived damaged and were dropped."""
         self._inside_lock = threading.Lock()
         self._inside_socket: zmq.Socket[bytes] | None = None
         self._is_closed = False
         self._is_interrupted = False
         self.waited_s = 0.0
-        """Time spent in `receive` and `take`, to be read and reset by the owner."""
+        """Time spent in `receive` and `take`, in seconds; the owner reads and resets it."""
 
     def connect(self, peer: Peer) -> None:
-        """Open a direct link to ``peer``; it need not answer yet."""
+        """Open a direct link to ``peer``, which need not answer yet."""
         socket = self._context.socket(zmq.PUSH)
         socket.curve_secretkey = self._keys.secret
         socket.curve_publickey = self._keys.public
@@ -196,11 +196,11 @@ class Channel:
         self._by_call[worker] = deliver
 
     def send(self, worker: Worker, label: Label, tensor: Tensor) -> None:
-        """Send a tensor and return at once; it must not be changed afterwards."""
+        """Send a tensor and return at once; the tensor must not change afterwards."""
         self.post(worker, self.write(worker, label, tensor))
 
     def write(self, worker: Worker, label: Label, tensor: Tensor) -> Letter:
-        """Make a tensor ready to be sent to ``worker``, who misses it from now on."""
+        """Return a tensor as a letter to ``worker``; from now on the receiver notices its absence."""
         ready = tensor.detach().to("cpu").contiguous()
         if worker in self._direct and label.cargo != "hello":
             self._sent[worker] += 1
@@ -217,7 +217,7 @@ class Channel:
         return Letter(envelope.pack(content.data), content)
 
     def post(self, worker: Worker, letter: Letter) -> None:
-        """Send what is ready, and return at once."""
+        """Send a letter, and return at once."""
         if self.is_cut(worker):
             return
         if worker in self._by_call:
@@ -226,29 +226,29 @@ class Channel:
             self._direct[worker].send_multipart([letter.envelope, letter.content.data], copy=False)
 
     def greet(self) -> None:
-        """Tell all who were sent something how much it was, so that they miss what they lack."""
+        """Report to each receiver how many tensors were sent to it, so that it notices losses."""
         for worker in self._direct.keys() & +self._sent:
             self.send(worker, GREETING, torch.zeros(1))
 
     def lacks(self) -> bool:
-        """Return whether something that was sent here in this epoch was lost or damaged on its way."""
+        """Return whether a tensor that was sent here in this epoch was lost or damaged in transit."""
         now_s = time.monotonic()
         return bool(self.damaged) or any(arrivals.lack(now_s) for arrivals in self._came.values())
 
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: np.ndarray) -> None:
-        """Take in what ``source`` sent by a Ray call; may be called from any thread.
+        """Take in a message that ``source`` sent by a Ray call; may be called from any thread.
 
-        A call that does not show the key of its source in this epoch is dropped: nobody knows who made it.
+        A call that does not show the key of its source in this epoch is dropped, because its sender is unknown.
         """
         if secrets.compare_digest(self._keys.call_key(source), key):
             self._put_inside([envelope, content.tobytes(), source.encode()])
 
     def wake(self) -> None:
-        """Let `take` return at once; may be called from any thread."""
+        """Make `take` return at once; may be called from any thread."""
         self._put_inside([b""])
 
     def interrupt(self) -> None:
-        """Let `receive` end, now and from now on; may be called from any thread."""
+        """Make `receive` fail, now and from now on; may be called from any thread."""
         self._is_interrupted = True
         self.wake()
 
@@ -263,9 +263,9 @@ class Channel:
             self._inside_socket.send_multipart(frames)
 
     def take(self, timeout_s: float) -> tuple[Label, Worker, Tensor] | None:
-        """Return the next tensor of a training step, whichever it is, and its sender; others wait for `receive`.
+        """Return the next tensor of a training step with its label and sender; other tensors stay for `receive`.
 
-        None when none comes in time, when something else came, or when `wake` was called.
+        Return None if none arrives in time, if another message arrived, or if `wake` was called.
         """
         label = next((label for label in self._arrived if label.is_of_step), None)
         if label is None:
@@ -278,17 +278,17 @@ class Channel:
         return label, self._sources.pop(label), self._arrived.pop(label)
 
     def receive(self, label: Label, source: str, timeout_s: float) -> Tensor:
-        """Wait for the tensor of that label.
+        """Wait for the tensor with this label, and return it.
 
         Args:
-            label: as the sender gave it.
-            source: who is to send it, for the error.
-            timeout_s: longest wait.
+            label: the label, exactly as the sender gave it.
+            source: name of the expected sender, for the error.
+            timeout_s: longest wait, in seconds.
 
         Raises:
-            ContributorLost: it did not come in time.
-            StaleEpoch: `interrupt` was called, or something was lost on its way.
-            WrongTensor: it came, and cannot be read.
+            ContributorLost: the tensor did not arrive in time.
+            StaleEpoch: `interrupt` was called, or a tensor was lost in transit.
+            WrongTensor: the tensor arrived, but cannot be read.
         """
         start = time.perf_counter()
         while label not in self._arrived:
@@ -317,11 +317,11 @@ class Channel:
         return self._arrived.pop(label)
 
     def _take_in(self, timeout_s: float) -> Label | None:
-        """Wait for one message and keep its tensor, if it is of this epoch and new."""
+        """Wait for one message, and keep its tensor if it is of this epoch and new."""
         if not self._inbound.poll(max(0, round(timeout_s * 1000))):
             return None
         frames = self._inbound.recv_multipart(copy=False)
-        if len(frames) == 1:  # somebody wakes us
+        if len(frames) == 1:  # from `wake`
             return None
         content = frames[1].buffer
         message = self._open(frames[0].bytes, content, self._sender(frames))
@@ -335,15 +335,15 @@ class Channel:
         return message.label
 
     def _sender(self, frames: Sequence[zmq.Frame]) -> Worker:
-        """Return the member that a message came from, by its public key; `deliver` has checked that of a Ray call."""
+        """Return the sender of a message, by its public key; `deliver` has already checked the sender of a Ray call."""
         try:
             key = str(frames[0].get("User-Id"))
-        except zmq.ZMQError:  # only what comes from inside this process has no key
+        except zmq.ZMQError:  # only messages from inside this process have no key
             return frames[2].bytes.decode()
         return self._admitted[key.encode()]
 
     def _open(self, data: bytes, content: memoryview, sender: Worker) -> Envelope | None:
-        """Return what came from ``sender`` if it is whole, of this epoch and new."""
+        """Return the envelope of a message from ``sender``; None unless it is undamaged, of this epoch and new."""
         try:
             message = Envelope.unpack(data, content)
         except VerificationFailed as failure:
@@ -374,11 +374,11 @@ class Channel:
             came.came(message.number, now_s)
 
     def forget(self, before: int, phase: Phase = "train") -> None:
-        """Stop remembering which tensors were taken, but for those of steps from ``before`` on in this phase."""
+        """Forget which tensors were taken, except those of this phase from step ``before`` on."""
         self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
 
     def forget_evaluations(self) -> None:
-        """Stop remembering which tensors of evaluations were taken."""
+        """Forget which tensors of evaluations were taken."""
         self._taken = {label for label in self._taken if label.phase == "train"}
 
     def close(self) -> None:
@@ -395,10 +395,10 @@ class Channel:
 
 
 def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
-    """Bind a socket to a free port of this machine's channels and return the port.
+    """Bind a socket to a free port of this machine's channels, and return the port.
 
     Raises:
-        Unavailable: all of them are taken.
+        Unavailable: all ports are taken.
     """
     known = channel_ports()
     if known is None:
@@ -418,7 +418,7 @@ def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
 
 
 def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
-    """Return the tensor that an envelope describes, or what is wrong with it."""
+    """Return the tensor that an envelope describes, or a text that describes its defect."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
         return f"its dtype {message.dtype!r} is none"
@@ -427,5 +427,5 @@ def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if len(content) else torch.empty(0, dtype=dtype)
     try:
         return flat.reshape(message.shape)
-    except RuntimeError:  # without numbers in it, its other sizes may be too large
+    except RuntimeError:  # a tensor without elements may have another size that is too large for torch
         return f"no {message.dtype} has shape {list(message.shape)}"

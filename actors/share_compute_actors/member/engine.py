@@ -1,7 +1,7 @@
-"""A member's one compute thread: it carries out what the protocol's machine wants, and orders from outside, in turn.
+"""A member's single compute thread: it executes the effects of the protocol machine, and calls from other threads.
 
-Everything that touches weights, gradients or the channel happens on this thread. Other threads only leave messages and
-orders here, and end waits that have become pointless.
+All access to weights, gradients and the channel happens on this thread. Other threads only queue messages and calls
+here, and end waits that have become pointless.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from share_compute_actors.messages import Label, StepFigures
 from share_compute_actors.testing import Injector
 
 _TICK_S = 5.0
-"""Time without news after which the machine may say something again."""
+"""Time without messages after which the protocol machine may repeat a message, in seconds."""
 
 Result = TypeVar("Result")
 
 
 class Forming(NamedTuple):
-    """A group that is being formed."""
+    """A process group that is being formed."""
 
     epoch: int
     name: str
@@ -75,14 +75,14 @@ TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | Non
 
 
 class Engine:
-    """One member's compute thread.
+    """Runs one member's compute thread.
 
     Args:
-        machine: its side of the protocol.
+        machine: the member's protocol machine.
         tree: the order in which gradients are added.
-        tell: takes what the coordinator must hear, from the compute thread.
-        injector: lets things go wrong in tests.
-        copies: of other members' shards.
+        tell: sends a message to the coordinator; called on the compute thread.
+        injector: injects faults in tests.
+        copies: backup copies of other members' shards.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Engine:
         self.channel: Channel | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
-        """The group that this member is about to join, if it is."""
+        """The group that this member is about to join, if any."""
         self._group_epoch = 0
         self._samples: Samples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
-        """What came over boundaries, by cargo, step and microbatch; of a tied parameter by cargo, step and pool."""
+        """Tensors from other members by cargo, step and microbatch; tied sums by cargo, step and stage."""
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
         self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -123,7 +123,7 @@ class Engine:
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
-        """Take in what the coordinator says; a halt also ends waits of the epoch that is over."""
+        """Take in a message of the coordinator; a halt also ends waits of the epoch that is over."""
         if self.mishaps.is_cut(None):
             return
         with self._news:
@@ -140,7 +140,7 @@ class Engine:
                 abort_group(forming.name)
 
     def order(self, work: Callable[[], Result]) -> Result:
-        """Run something on the compute thread, and return what it returns."""
+        """Run a function on the compute thread, and return its result."""
         future: Future[Result] = Future()
         with self._news:
             self._orders.append((work, future))
@@ -151,31 +151,31 @@ class Engine:
         return future.result()
 
     def use_library(self, library: Any) -> None:
-        """Ask another library for samples from now on; ends a wait for that."""
+        """Request samples from another shard store from now on; this also ends a wait for the previous one."""
         if self._samples is not None:
             self._samples.use(library)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def open(self, channel: Channel) -> None:
-        """Talk through this channel from now on; an order."""
+        """Use this channel from now on; call it through `order`."""
         with self._lock:
             old, self.channel = self.channel, channel
         channel.is_cut = self.mishaps.is_cut
         self.mishaps.forget()
         if old is not None:
             old.close()
-        # What is still needed is sent again, but for the sum of a parameter that two pools share.
+        # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
-        """Compute with this runner from now on; an order.
+        """Compute with this runner from now on; call it through `order`.
 
         Args:
-            runner: has the weights.
-            inputs: samples of the first pool.
-            targets: those of the last.
-            loaded: says which step's update the weights have.
+            runner: runner with the weights.
+            inputs: samples of the first stage.
+            targets: targets of the last stage.
+            loaded: the last step whose update the weights have.
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
             self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
@@ -186,7 +186,7 @@ class Engine:
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
-        """Sum gradients with this group from now on; an order."""
+        """Sum gradients with this group from now on; call it through `order`."""
         assert self.runner is not None
         with self._lock:
             old, self.group = self.group, group
@@ -196,7 +196,7 @@ class Engine:
         self.runner.join(group, rank)
 
     def arrived(self, step: int, microbatch: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the activation and the gradient that came over the shard's boundaries in the open step; an order."""
+        """Return activation and gradient that arrived for a microbatch of the open step; call it through `order`."""
         come = self._arrived
         return come.get(("activation", step, microbatch)), come.get(("gradient", step, microbatch))
 
@@ -206,11 +206,11 @@ class Engine:
         while True:
             try:
                 self._turn()
-            except Exception as failure:  # noqa: BLE001 - it is told, and ends the attempt
+            except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
                 self._tell(as_told(failure), None)
 
     def _turn(self) -> None:
-        """Do one thing: what was told goes before what is to be done, and that before orders and tensors."""
+        """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
         due_s = self.mishaps.flush()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
@@ -264,7 +264,7 @@ class Engine:
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
     def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
-        """Reject a tensor that is not what the blueprint says; return whether it was rejected."""
+        """Reject a tensor that contradicts the blueprint; return whether it was rejected."""
         if label.cargo == "logged":
             return False
         if label.cargo == "log":
@@ -291,14 +291,14 @@ class Engine:
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
     def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
-        """Take in part of another member's gradient; thank it for the whole."""
+        """Take in a part of another member's gradient, and acknowledge the gradient once it is complete."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._injector.passes(Point.log_heard, label.step)
             self._post.thank(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
-        """Let the machine take in an event; what follows is done turn by turn, so that a halt is heard in between."""
+        """Pass an event to the protocol machine, and queue its effects, so that a halt is noticed between them."""
         self._effects.extend(self._machine.handle(event))
 
     def _carry_out(self, effect: Effect) -> Event | None:
@@ -316,7 +316,7 @@ class Engine:
             case Reduce():
                 self._passes(Point.reduce_starting)
                 if self.channel is not None and self.group is not None:
-                    # Who lacks something must not wait for it as long as this member waits for others.
+                    # A member that lacks a tensor must not wait for it as long as this member waits for others.
                     self.channel.greet()
                 return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
             case Apply():
@@ -367,13 +367,13 @@ class Engine:
         roster, incoming = self._machine.roster, self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
-        holders = None  # halted meanwhile, nobody would wait for a reduction that began inside
+        holders = None  # halted meanwhile, no member would wait for a reduction that began inside
         if effect.is_last and roster is not None and reduces_inside:
             holders = held_by(roster, self._machine.worker, step, self._tree)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
 
     def _begin(self, step: int) -> None:
-        """At the first cell of a step: note the time, and ask for samples of this step and the next."""
+        """Start the clock at the first cell of a step, and request the samples of this step and the next."""
         self._clock.start()
         roster = self._machine.roster
         if roster is None:
@@ -389,10 +389,10 @@ class Engine:
         self._post.send(self.channel, effect, tensor)
 
     def _give(self, log: Log) -> None:
-        """Give the reduced gradient to one that keeps a copy."""
+        """Send the reduced gradient to a backup member."""
         roster = self._machine.roster
         if roster is None:
-            return  # halted meanwhile: the next epoch says to whom
+            return  # halted meanwhile: the next epoch determines the receiver
         assert self.channel is not None
         self._tie(roster, log.step)
         self.copier.require_still()
@@ -406,21 +406,21 @@ class Engine:
             self.channel.forget(effect.step)
 
     def _tie(self, roster: Roster, step: int) -> None:
-        """Add the other pool's sum of a parameter that both share, if there is one; may be repeated."""
+        """Add the other stage's sum of a tied parameter's gradient, if it arrived; repeated calls are harmless."""
         other = len(roster.pools) - 1 - roster.pool_of(self._machine.worker)
         theirs = self._arrived.get(("tied", step, other))
         if roster.is_tied and theirs is not None:
             self._runner.tie(theirs)
 
     def _report(self, message: ToCoordinator) -> None:
-        """Tell the coordinator; to `Prepared` add what only the runner knows."""
+        """Send a message to the coordinator; add to `Prepared` the fields that only the runner knows."""
         failures = self._passes(SENDING[type(message)])
         if not isinstance(message, Prepared):
             self.mishaps.send(None, lambda: self._tell(message, None), failures)
             return
         runner, roster = self._runner, self._machine.roster
         if roster is None:
-            return  # halted meanwhile: nobody waits for it
+            return  # halted meanwhile: no member waits for it
         self._tie(roster, message.step)
         spent = self._clock.read()
         figures = StepFigures(
@@ -429,7 +429,7 @@ class Engine:
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        # One that is alone is compared with members that are gone, if the step was started over.
+        # After a restart of the step, a member that is alone is compared with members that are gone.
         is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,
@@ -443,7 +443,7 @@ class Engine:
 
 
 def _named(label: Label) -> str:
-    """Return what a tensor is, for people."""
+    """Return the description of a tensor, for display."""
     if label.cargo == "tied":
         return "the gradient of a shared parameter"
     return f"the {label.cargo} of microbatch {label.microbatch}"
@@ -452,5 +452,5 @@ def _named(label: Label) -> str:
 def _run(work: Callable[[], Any], future: Future[Any]) -> None:
     try:
         future.set_result(work())
-    except BaseException as failure:  # noqa: BLE001 - who ordered it is told
+    except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
         future.set_exception(failure)

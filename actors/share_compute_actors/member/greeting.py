@@ -1,4 +1,4 @@
-"""Members greet each other over their direct links: where nothing arrives is then known before work begins."""
+"""Handshakes between members over their direct links, which reveal unreachable members before work begins."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TIMEOUT_S = 5.0
 
 
 def greet_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
-    """Link to all other members, and return those whose greeting did not arrive.
+    """Connect to all other members, and return the members whose handshake did not arrive.
 
     Args:
         channel: this member's end of the links.
         worker: this member.
-        peers: all members, in the same order for each of them.
+        peers: all members, in the same order on each of them.
     """
     others = [peer for peer in peers if peer.worker != worker]
     places = {peer.worker: place for place, peer in enumerate(peers)}

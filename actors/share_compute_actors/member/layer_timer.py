@@ -1,8 +1,8 @@
-"""Times each layer of a shard at work, so that the planner need not estimate.
+"""Measures the times of each layer of a shard during training, so that the planner need not estimate them.
 
-Marks are set where one layer ends and the next begins: forward by a hook on the layer, backward by a hook on its
-output, which runs once the gradient of that output is complete and changes nothing of it. So results stay the same
-bits, and the times of all layers add up to the whole pass.
+Marks are set where one layer ends and the next begins. In a forward, a hook on the layer sets them. In a backward, a
+hook on the layer's output sets them, when the gradient of that output is complete; the hook does not change the
+gradient. So results stay bit-identical, and the times of all layers add up to the whole pass.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from share_compute.planning.timings import LayerTiming
 
 _Way: TypeAlias = Literal["forward", "backward"]
 _Mark: TypeAlias = "float | torch.cuda.Event"
-"""A moment: seconds of the CPU's clock, or a place in the work of a GPU."""
+"""A point in time: seconds of the CPU's clock, or an event on a GPU."""
 
 
 class _Pass(NamedTuple):
     begin: _Mark
     inner: dict[int, _Mark]
-    """Where each layer but the last ended (forward), or its output's gradient was complete (backward)."""
+    """End of each layer but the last (forward), or time at which its output's gradient was complete (backward)."""
     end: _Mark
 
 
@@ -34,9 +34,9 @@ class LayerTimer:
     """Times all passes that run inside `timing`, until `finish`.
 
     Args:
-        layers: of the shard, by their place in the whole model. The first takes in what stands before it (embedding,
-            positions), the last what comes after it (head, loss).
-        device: where they compute.
+        layers: layers of the shard, by their index in the whole model. The first layer's time includes the modules
+            before it (embedding, positions), the last layer's time those after it (head, loss).
+        device: device on which the layers compute.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], device: torch.device) -> None:
@@ -48,7 +48,7 @@ class LayerTimer:
 
     @contextmanager
     def timing(self, way: _Way) -> Iterator[None]:
-        """Time one pass of one microbatch: inside, nothing else may happen."""
+        """Time one pass of one microbatch; nothing else may run inside the context."""
         inner: dict[int, _Mark] = {}
         begin, self._current = self._mark(), inner
         try:
@@ -58,7 +58,7 @@ class LayerTimer:
         self._passes[way].append(_Pass(begin, inner, self._mark()))
 
     def finish(self) -> dict[int, LayerTiming]:
-        """Take the hooks off; return each layer's mean over all passes."""
+        """Remove the hooks, and return each layer's mean times over all passes."""
         for hook in self._hooks:
             hook.remove()
         if self._on_gpu:
@@ -89,12 +89,12 @@ class LayerTimer:
             self._current[place] = self._mark()
 
     def _means(self, way: _Way) -> dict[int, float]:
-        """Return for each layer the mean time from the mark before it to the mark after it."""
+        """Return the mean time of each layer, from the mark before it to the mark after it."""
         order = self._places if way == "forward" else self._places[::-1]
         times: dict[int, list[float]] = {place: [] for place in order}
         for each in self._passes[way]:
-            # Going backward, the mark of layer i is where layer i + 1 ends. A layer whose output needs no gradient has
-            # no backward: it ends where the pass ends.
+            # In a backward, layer i starts at the mark where the gradient of its output was complete, which is where
+            # layer i + 1 ends. A layer whose output needs no gradient has no backward; its mark is the end of the pass.
             bounds = order[:-1] if way == "forward" else order[1:]
             marks = [each.begin, *(each.inner.get(place, each.end) for place in bounds), each.end]
             for place, start, stop in zip(order, marks, marks[1:], strict=False):

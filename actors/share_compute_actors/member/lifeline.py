@@ -1,4 +1,4 @@
-"""Ends a process that nobody asks for: members outlive their coordinator, but not for long if none follows."""
+"""Ends an abandoned member: members outlive their coordinator, but only for some time if no other takes over."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 
 _LIMIT_S = 600.0
-"""As long as nodes wait for a head that is being restarted."""
+"""Default time limit, in seconds: as long as nodes wait for a head that is being restarted."""
 _log = logging.getLogger(__name__)
 
 
 class Lifeline:
-    """Ends this process when `pull` is not called for too long.
+    """Ends this process if `pull` is not called for too long.
 
     Args:
-        limit_s: for how long.
+        limit_s: longest time between two calls of `pull`, in seconds.
         end: ends the process.
     """
 
@@ -29,11 +29,11 @@ class Lifeline:
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def pull(self) -> None:
-        """Say that somebody is there."""
+        """Restart the time limit."""
         self._pulled_s = time.monotonic()
 
     def cut(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._cut.set()
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""Builds a shard and fills it from whoever has its weights."""
+"""Builds a shard, and fills it from the actors that have its weights."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from share_compute_actors.messages import Extent, MemberSetup, Source, Sources, 
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 _CALLS_AHEAD = 2
-"""Asked at one time: what the next one brings travels while this one is copied, and no more is in memory."""
+"""Calls in flight at a time: the next answer is transferred while this one is copied, and no more is in memory."""
 _CALL_BYTES = 3 * CHUNK_BYTES
-"""With what is around them less than `INLINE_LIMIT_BYTES`: the answer comes with the call, and in one go."""
+"""Size limit of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`: it then comes inside
+the reply, in one transfer."""
 
 
 def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
-    """Return what computes a shard, its weights not yet filled; on the thread that will compute.
+    """Return a runner whose weights are not filled yet; call it on the thread that will compute.
 
     Args:
-        setup: of the member.
+        setup: parameters of the member.
         tree: the order in which gradients are added.
         shard: layers of the model.
 
@@ -65,12 +66,12 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
 
 
 class Givers:
-    """Asks those who have what a member loads; the member itself without a call, where it is one of them.
+    """Calls the sources of a member's tensors; a source that is the member itself is called directly.
 
     Args:
-        sources: who they are.
+        sources: the sources.
         me: the member.
-        own: what it answers itself.
+        own: methods of the member itself.
     """
 
     def __init__(self, sources: Sources, me: Worker | None = None, own: GivesState | None = None) -> None:
@@ -79,34 +80,34 @@ class Givers:
         self._own = own
 
     def begin(self, source: Source, method: str, *arguments: Any) -> Callable[[], Any]:
-        """Call a method of a source, and return what waits for its answer."""
+        """Call a method of a source, and return a function that waits for its answer."""
         if self._own is None or source.worker != self._me:
             return partial(_given, source.ask(method, *arguments), source)
         answer = getattr(self._own, method)(*source.asked(*arguments))
         return lambda: answer
 
     def ask(self, source: Source, method: str, *arguments: Any) -> Any:
-        """Return what a source answers.
+        """Return the answer of a source.
 
         Raises:
-            LibraryLost: it was the library, and died.
-            StaleEpoch: it was a member, and died.
+            LibraryLost: the source was the shard store, and died.
+            StaleEpoch: the source was a member, and died.
         """
         return self.begin(source, method, *arguments)()
 
 
 def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> None:
-    """Give a runner the weights and the optimizer's state that others have.
+    """Load weights and optimizer state from their sources into a runner.
 
     Args:
-        runner: newly built.
-        setup: of the member.
-        givers: those who have each parameter and buffer. None starts from the seed.
+        runner: newly built runner.
+        setup: parameters of the member.
+        givers: sources of each parameter and buffer. None initializes from the seed.
 
     Raises:
-        ContributorLost: what a machine gives arrives damaged.
+        ContributorLost: data from a machine arrives damaged.
         PlanInfeasible: the shard does not fit into this machine's memory.
-        StaleEpoch: who had some of it died.
+        StaleEpoch: a source died.
         UserError: the weights do not belong to the configuration.
     """
     stage = runner.stage
@@ -122,7 +123,7 @@ def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> No
 
 
 def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
-    """Return what is filled from others; what a folder of the plain model lacks starts from the seed."""
+    """Return the tensors to load; tensors that a folder of the plain model lacks are initialized from the seed."""
     tensors = stage.persistent()
     if not stage.added:
         return tensors
@@ -135,7 +136,7 @@ def _inventory(givers: Givers, source: Source) -> tuple[str, ...]:
     """Return the names of the tensors that a source has.
 
     Raises:
-        WrongTensor: a member answered with something else.
+        WrongTensor: a member's answer is not a list of names.
     """
     answer = givers.ask(source, "inventory")
     try:
@@ -147,7 +148,7 @@ def _inventory(givers: Givers, source: Source) -> tuple[str, ...]:
 
 
 def _restore(runner: Runner, givers: Givers) -> None:
-    """Fill the optimizer from those who have its state."""
+    """Load the optimizer's state from its sources."""
     assert runner.optimizer is not None
     shapes: dict[str, tuple[int, ...]] = {}
     for place, source in enumerate(givers.sources.all):
@@ -170,20 +171,20 @@ def fill(
     dtype: torch.dtype = torch.float32,
     numbers: Collection[str] = (),
 ) -> None:
-    """Fill tensors from others, some rows or some small tensors at a time; the next ones travel while these are copied.
+    """Load tensors from their sources, some rows or some small tensors per call; the next call is in flight meanwhile.
 
     Args:
-        tensors: by stored name.
-        givers: those who have each of them.
-        method: by which they give rows of them.
-        dtype: what they give.
-        numbers: names of the tensors whose numbers must be finite, where another member gives them.
+        tensors: tensors to fill, by stored name.
+        givers: the sources of the tensors.
+        method: method of the sources that returns rows.
+        dtype: dtype of the rows that the sources return.
+        numbers: names of the tensors that must be finite if another member is their source.
 
     Raises:
-        ContributorLost: what a machine gives arrives damaged.
-        StaleEpoch: who had some of it died.
+        ContributorLost: data from a machine arrives damaged.
+        StaleEpoch: a source died.
         UserError: the weights do not belong to the configuration.
-        WrongTensor: a member gave something else than was asked for.
+        WrongTensor: a member returned data that does not fit the request.
     """
     calls = list(_calls(tensors, givers.sources, dtype.itemsize))
     asked = deque(
@@ -207,10 +208,10 @@ def fill(
 def _require_fit(
     source: Source, extent: Extent, piece: Piece, rows: Tensor, dtype: torch.dtype, *, is_finite: bool
 ) -> None:
-    """See that a member gave what was asked for.
+    """Check that a member returned rows that fit the request.
 
     Raises:
-        WrongTensor: it did not.
+        WrongTensor: the rows do not fit.
     """
     size = rows.numel() * dtype.itemsize
     if piece.content.nbytes != size:
@@ -224,10 +225,10 @@ def _wrong(source: Source, what: str) -> WrongTensor:
 
 
 def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece:
-    """Ask for one piece until it arrives whole.
+    """Fetch one piece again until it arrives undamaged.
 
     Raises:
-        ContributorLost: it does not.
+        ContributorLost: the piece arrived damaged at each attempt.
     """
     damaged = ContributorLost(
         f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
@@ -245,7 +246,7 @@ def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece
 def _calls(
     tensors: Mapping[str, Tensor], sources: Sources, itemsize: int
 ) -> Iterator[tuple[Source, list[Extent]]]:
-    """Yield what is asked of one source at one time: calls for each small tensor would take longer than all else."""
+    """Yield calls with their sources; small tensors share a call, or calls would take longer than all else."""
     call: list[Extent] = []
     place, size = 0, 0
     for name, tensor in tensors.items():
@@ -262,11 +263,11 @@ def _calls(
 
 
 def _given(asked: Any, source: Source) -> Any:
-    """Return what a source answers.
+    """Return the answer of a source.
 
     Raises:
-        LibraryLost: it was the library, and died.
-        StaleEpoch: it was a member, and died.
+        LibraryLost: the source was the shard store, and died.
+        StaleEpoch: the source was a member, and died.
     """
     try:
         return ray.get(asked)
@@ -280,10 +281,10 @@ def _given(asked: Any, source: Source) -> Any:
 
 @contextmanager
 def fits(shard: Shard, machine: str) -> Iterator[None]:
-    """Say which machine it was whose memory did not suffice.
+    """Convert a lack of memory inside the context into an error that names the machine.
 
     Raises:
-        PlanInfeasible: it was too little for what is done inside.
+        PlanInfeasible: the memory was too small.
     """
     try:
         yield

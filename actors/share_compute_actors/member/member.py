@@ -65,14 +65,15 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
 class Member(GivesState, KeepsCopies):
-    """One machine's work for one job, over all its epochs.
+    """Does one machine's work for one job, over all its epochs.
 
-    Methods of the group ``orders`` run on the compute thread, one after the other; the others always answer.
+    Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
 
     Args:
-        setup: what it is to do.
+        setup: parameters of this member.
         coordinator: the actor that leads it.
-        key: shown to that one with all that it is told, so that no other member can speak for this one.
+        key: secret that the member sends with each message to the coordinator, so that no other member can impersonate
+            it.
     """
 
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
@@ -92,9 +93,9 @@ class Member(GivesState, KeepsCopies):
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
-        """Loaded for the next epoch, while others still read what is here."""
+        """Last step whose update `_next` has; other members may still read `_runner`."""
         self._built: Runner | None = None
-        """To be loaded; its weights are not there yet."""
+        """A runner whose weights are not loaded yet."""
         self._names: dict[Worker, str] = {}
         self._library: Any = None
         self._pieces: Pieces | None = None
@@ -113,13 +114,13 @@ class Member(GivesState, KeepsCopies):
     def load(self, library: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
         """Build a shard for the next epoch and fill it; return the bytes of its weights.
 
-        What is here stays until `adopt`, since others may want to read it.
+        The current shard stays until `adopt`, because other members may want to read it.
 
         Args:
-            library: gives samples.
+            library: the shard store, which gives samples.
             shard: layers of the model.
-            sources: who has each parameter and buffer, by stored name: the library, or members of the epoch before.
-                None starts from the seed.
+            sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
+                epoch. None initializes from the seed.
             applied: last step whose update these weights have.
 
         Raises:
@@ -132,7 +133,7 @@ class Member(GivesState, KeepsCopies):
         self._library = library
         runner, self._built = self._built, None
         if runner is None or runner.stage.shard != shard:
-            self._next = None  # what was loaded for an epoch that never began makes room
+            self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
             runner = build_runner(self._setup, self._tree, shard)
         givers = None if sources is None else Givers(sources, self._setup.worker, self)
         fill_runner(runner, self._setup, givers)
@@ -142,7 +143,9 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(STATUS)
     def build(self, shard: Shard) -> MemberStatus:
-        """Build a shard that will be loaded, since that takes longest: the first thing that is asked of a newcomer.
+        """Build a shard that will be loaded later, and return a heartbeat; the first call to a member that joins.
+
+        Building takes longest.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
@@ -153,10 +156,10 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def adopt(self, epoch: int, applied: int) -> None:
-        """Work with what was loaded.
+        """Start to work with the loaded shard.
 
         Args:
-            epoch: that is about to begin.
+            epoch: number of the epoch that is about to begin.
             applied: last step whose update the weights have.
         """
         self._engine.order(partial(self._adopt, Loaded(epoch, applied)))
@@ -177,7 +180,7 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(PEER)
     def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel and return where it is."""
+        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
 
     def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
@@ -189,7 +192,7 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(WORKERS)
     def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Link to all other members, and return those whose greeting did not arrive by the direct link."""
+        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
         return self._engine.order(partial(self._connect, peers))
 
     def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
@@ -199,7 +202,7 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls show."""
+        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
         for member, (handle, key) in members.items():
             deliver = partial(handle.deliver.remote, self._setup.worker, key)
             self._engine.order(partial(self._open_channel().use_calls, member, deliver))
@@ -214,10 +217,10 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
-        """Join the group of the pool, if it has other members.
+        """Join the process group of the stage, if the stage has other members.
 
         Raises:
-            ContributorLost: not all came in time.
+            ContributorLost: not all members joined in time.
             StaleEpoch: a halt for a later epoch ended the wait.
         """
         self._engine.order(partial(self._form, epoch, meeting, rank, size))
@@ -225,7 +228,7 @@ class Member(GivesState, KeepsCopies):
     def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         if epoch < self._machine.epoch:
             raise StaleEpoch(f"epoch {epoch} is over", mend="nothing: the next epoch begins")
-        self._next = None  # loaded for a plan that was given up
+        self._next = None  # a shard that was loaded for an abandoned plan
         group = None
         if meeting is not None and size > 1:
             self._engine.forming = Forming(epoch, meeting.group)
@@ -246,10 +249,10 @@ class Member(GivesState, KeepsCopies):
         pool: int,
         pools: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
-        """Evaluate this member's part of some microbatches; only the last pool has an answer.
+        """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
 
         Raises:
-            StaleEpoch: somebody was lost meanwhile.
+            StaleEpoch: a member was lost meanwhile.
         """
         me = self._setup.worker
         return self._engine.order(
@@ -261,10 +264,10 @@ class Member(GivesState, KeepsCopies):
     def next_logits(
         self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Return what the model expects to follow a text, ``[vocabulary]``; only the last pool has an answer.
+        """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
 
         Raises:
-            StaleEpoch: somebody was lost meanwhile.
+            StaleEpoch: a member was lost meanwhile.
         """
         return self._engine.order(lambda: self._passing().next_logits(step, ids, pool, way))
 
@@ -294,15 +297,16 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="orders")
     @answers(FLAG)
     def snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
-        """Let the library fetch this shard, piece by piece; the first member of a pool speaks for all.
+        """Offer this shard to the shard store, piece by piece; the first member of a stage represents the stage.
 
         Args:
-            place: of the pool.
-            kind: of the folder.
-            copies: whether training is to go on meanwhile.
+            place: index of the stage.
+            kind: kind of the folder.
+            copies: whether training is to continue during the fetch.
 
         Returns:
-            Whether it may: what is fetched is a copy. False where the memory for one is not there.
+            Whether the pieces come from a copy, so that training may continue. False also if memory for a copy is
+            lacking.
         """
         return self._engine.order(partial(self._snapshot, place, kind, copies=copies))
 
@@ -318,45 +322,45 @@ class Member(GivesState, KeepsCopies):
     @ray.method(concurrency_group="control")
     @answers(NOTHING)
     def follow(self, coordinator: Any, library: Any, key: bytes) -> None:
-        """Listen to another attempt's coordinator, show it this key, and ask its library, from now on."""
+        """Switch to another attempt's coordinator, its key and its shard store."""
         self._library, self._pieces = library, None
         self._engine.use_library(library)
         self._unacknowledged.clear()
-        self._coordinator = coordinator, key  # last: what was said of the library before is not for this one
+        self._coordinator = coordinator, key  # last: messages about the old shard store are not for it
 
     @ray.method(concurrency_group="control")
     def hear(self, message: ToMember) -> None:
-        """Take in what the coordinator says."""
+        """Take in a message of the coordinator."""
         self._engine.hear(message)
 
     @ray.method(concurrency_group="mail")
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that came by a Ray call."""
+        """Take in a tensor that arrived by a Ray call."""
         self._open_channel().deliver(source, key, envelope, content)
 
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)
     def piece(self, number: int) -> Piece | None:
-        """Give a piece of the snapshot: the next one, or the last one again; None after the last of all."""
+        """Return a piece of the snapshot: the next one, or the last one again; None after the last of all."""
         assert self._pieces is not None
         return self._pieces.give(number)
 
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
     def let_go(self) -> None:
-        """Forget the snapshot: nobody fetches it any more."""
+        """Release the snapshot."""
         self._pieces = None
 
     @ray.method(concurrency_group="control")
     @answers(STATUS)
     def status(self) -> MemberStatus:
-        """Say that this member is alive, and how far it is."""
+        """Return a heartbeat with this member's progress."""
         self._lifeline.pull()
         return self._status()
 
     def _status(self) -> MemberStatus:
         machine, runner = self._machine, self._runner
-        # In this order: the compute thread may apply a step meanwhile.
+        # `reaches` is computed first, because the compute thread may apply a step in between.
         reaches = machine.applied + machine.is_complete
         shard = runner.stage.shard if runner is not None else None
         waiting = self._next
@@ -376,7 +380,7 @@ class Member(GivesState, KeepsCopies):
 
     @ray.method(concurrency_group="control")
     def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
-        """End this process at once, or let it stand still for a while; for tests."""
+        """End this process at once, or suspend it for some seconds; for tests."""
         kill() if kind == "kill" else freeze(duration_s)
 
     def _open_channel(self) -> Channel:

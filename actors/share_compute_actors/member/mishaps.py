@@ -1,4 +1,4 @@
-"""What a script of failures lets go wrong with messages on their way out of one process."""
+"""Fault injection into the messages that leave one process, as a failure script specifies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from share_compute_actors.member.runner import Runner
 
 Send = Callable[[], None]
 _NOT_OVERTAKEN_S = 2.0
-"""After this time a message that was to be overtaken goes on anyway."""
+"""Longest time for which a message is held back to be overtaken, in seconds; then it is sent anyway."""
 
 
 class Mishaps:
-    """Sends messages, some of them late, twice, overtaken or never.
+    """Sends messages; with injected faults, some arrive late, twice, out of order or never.
 
-    All methods but `is_cut` and `wait_while_cut` belong to one thread, which comes by at `flush` now and then.
+    All methods except `is_cut` and `wait_while_cut` belong to one thread, which must call `flush` regularly.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Mishaps:
         failures: Collection[Failure] = (),
         send_damaged: Send | None = None,
     ) -> None:
-        """Send a message as failures want it.
+        """Send a message with its injected faults.
 
         Args:
-            target: to whom; None: the coordinator.
-            send: sends it.
-            failures: what goes wrong with it.
-            send_damaged: sends it with a flipped bit.
+            target: the receiver; None for the coordinator.
+            send: sends the message.
+            failures: faults that apply to the message.
+            send_damaged: sends the message with a flipped bit.
         """
         by_kind = {failure.kind: failure for failure in failures}
         if FailureKind.drop in by_kind or self.is_cut(target):
@@ -68,7 +68,7 @@ class Mishaps:
             self._held.pop(target)()
 
     def flush(self) -> float | None:
-        """Send what is due; return the seconds until more is, None when nothing waits."""
+        """Send all messages that are due; return the seconds until the next is due, None if none waits."""
         while self._late:
             left_s = self._late[0][0] - time.monotonic()
             if left_s > 0:
@@ -77,7 +77,7 @@ class Mishaps:
         return None
 
     def forget(self) -> None:
-        """Send nothing of what waits: its epoch is over."""
+        """Drop all waiting messages, because their epoch is over."""
         self._late.clear()
         self._held.clear()
 
@@ -91,15 +91,15 @@ class Mishaps:
     # -- partitions --------------------------------------------------------------------------------------------------
 
     def cut(self, partition: Failure) -> None:
-        """Let this process and the peers of a partition, or everybody, not reach each other for a while."""
+        """Cut the links between this process and the peers of a partition, or all other processes, for a while."""
         self._cuts.append((time.monotonic() + partition.duration_s, partition.peers))
 
     def is_cut(self, other: Worker | None) -> bool:
-        """Return whether nothing gets through between this process and another now; None: the coordinator."""
+        """Return whether the link to another member is cut now; None stands for the coordinator."""
         return self._cut_until_s(other) > time.monotonic()
 
     def wait_while_cut(self) -> None:
-        """Return once the coordinator can be answered."""
+        """Wait until the link to the coordinator is not cut."""
         while (left_s := self._cut_until_s(None) - time.monotonic()) > 0:
             threading.Event().wait(left_s)
 
@@ -115,7 +115,7 @@ def _has(failures: Sequence[Failure], kind: FailureKind) -> bool:
 
 
 def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
-    """Return a tensor as failures want it to be sent."""
+    """Return the tensor that is sent under these failures."""
     if _has(failures, FailureKind.reshape):
         return tensor.unsqueeze(0)
     if _has(failures, FailureKind.retype):
@@ -126,20 +126,20 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
 
 
 def wrong_letter(letter: Letter, failures: Sequence[Failure]) -> Letter:
-    """Return a letter as failures want it to be sent."""
+    """Return the letter that is sent under these failures."""
     return letter.shortened() if _has(failures, FailureKind.resize) else letter
 
 
 def is_poisoned(failures: Sequence[Failure]) -> bool:
-    """Return whether the numbers that are made here are to be not finite."""
+    """Return whether the numbers that are made here must be made not finite."""
     return _has(failures, FailureKind.poison)
 
 
 def deviates(failures: Sequence[Failure]) -> bool:
-    """Return whether the numbers that are made here are to be wrong."""
+    """Return whether the numbers that are made here must be made wrong."""
     return _has(failures, FailureKind.deviate)
 
 
 def poison(runner: Runner, action: Action) -> None:
-    """Let the result of a cell be not finite."""
+    """Overwrite the result of a cell with NaN."""
     runner.spoil_cell(action.kind, action.microbatch, torch.nan)

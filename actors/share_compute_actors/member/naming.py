@@ -1,6 +1,6 @@
-"""The names that a job's members have in the cluster, by which a later attempt finds those of an earlier one.
+"""The names of a job's members in the cluster, by which a later attempt finds the members of an earlier one.
 
-Members are detached actors: they outlive the coordinator that started them. Each job has a namespace of its own.
+Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _PREFIX = "share-compute/"
 
 
 def member_options(job_id: str, worker: Worker, attempt: int) -> dict[str, Any]:
-    """Return the options of an actor that is to live until somebody ends it.
+    """Return the options of an actor that lives until it is killed.
 
     Args:
-        job_id: whose member it is.
-        worker: its contributor.
-        attempt: that starts it.
+        job_id: job of the member.
+        worker: contributor of the member.
+        attempt: number of the attempt that starts the member.
     """
     return {
-        # One that was ended a moment ago may still have its name.
+        # The suffix is random, because a member that was just killed may still have its name.
         "name": f"{worker}/{attempt}/{uuid4().hex[:8]}",
         "namespace": f"{_PREFIX}{job_id}",
         "lifetime": "detached",
@@ -38,32 +38,32 @@ def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
 
     Args:
         job_id: the job.
-        worker: only those on this contributor.
+        worker: contributor to which the result is limited; None for all.
     """
     return [actor for actor, known in workers_of(job_id).items() if worker in (None, known)]
 
 
 def workers_of(job_id: str) -> dict[Any, Worker]:
-    """Return the members of a job that are not known to be dead, with the contributor that each was started on."""
+    """Return the members of a job that are not known to be dead, each with the contributor that it was started on."""
     found = {}
     for namespace, name in _named():
         if namespace == f"{_PREFIX}{job_id}":
             try:
                 found[ray.get_actor(name, namespace)] = name.partition("/")[0]
-            except ValueError:  # it died meanwhile
+            except ValueError:  # it died in between
                 continue
     return found
 
 
 def jobs_with_members() -> frozenset[str]:
-    """Return the jobs of which some members are not known to be dead."""
+    """Return the jobs that have a member which is not known to be dead."""
     return frozenset(
         namespace.removeprefix(_PREFIX) for namespace, _ in _named() if namespace.startswith(_PREFIX)
     )
 
 
 def machines_with_members() -> dict[Worker, frozenset[str]]:
-    """Return, by contributor, the jobs of which some member there is not known to be dead."""
+    """Return, by contributor, the jobs that have a member there which is not known to be dead."""
     found: dict[Worker, set[str]] = defaultdict(set)
     for namespace, name in _named():
         if namespace.startswith(_PREFIX):
@@ -72,7 +72,7 @@ def machines_with_members() -> dict[Worker, frozenset[str]]:
 
 
 def end_members(job_id: str) -> int:
-    """End all members of a job; return how many there were."""
+    """Kill all members of a job, and return how many there were."""
     members = members_of(job_id)
     for member in members:
         ray.kill(member)

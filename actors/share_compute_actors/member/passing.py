@@ -1,4 +1,4 @@
-"""What a member does with its shard while no step is computed, together with one member of each other pool or alone."""
+"""Forward passes between steps: evaluation, and sampling through one member of each stage."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import EvaluationResult, Label
 
 Held = Literal["validation", "test"]
-"""Split that is not trained on."""
+"""A split that is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Lets samples pass forward through the pools.
+    """Passes samples forward through the stages.
 
     Args:
-        runner: has the shard.
-        channel: of the epoch.
-        names: of the members' machines.
-        library: has the samples.
-        deadline_s: longest wait for another member.
+        runner: runner of this member's shard.
+        channel: channel of the epoch.
+        names: names of the members' machines.
+        library: the shard store, which has the samples.
+        deadline_s: longest wait for another member, in seconds.
     """
 
     runner: Runner
@@ -50,12 +50,12 @@ class Passing:
         pool: int,
         pools: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
-        """Evaluate the part of ``me`` of some microbatches; only the last pool has an answer.
+        """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
 
         Raises:
             ContributorLost: another member sent nothing in time.
-            StaleEpoch: somebody was lost meanwhile.
-            WrongTensor: another member sent something else than the blueprint says.
+            StaleEpoch: a member was lost meanwhile.
+            WrongTensor: another member sent a tensor that contradicts the blueprint.
         """
 
         def owner(place: int, microbatch: int) -> Worker:
@@ -80,18 +80,18 @@ class Passing:
     def next_logits(
         self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Return what the model expects to follow a text, ``[vocabulary]``; only the last pool has an answer.
+        """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
 
         Args:
-            step: last one that was applied.
-            ids: of the text.
-            pool: place of this member's.
-            way: one member of each pool.
+            step: number of the last step that was applied.
+            ids: token ids of the text.
+            pool: index of this member's stage.
+            way: one member of each stage.
 
         Raises:
             ContributorLost: another member sent nothing in time.
-            StaleEpoch: somebody was lost meanwhile.
-            WrongTensor: another member sent something else than the blueprint says.
+            StaleEpoch: a member was lost meanwhile.
+            WrongTensor: another member sent a tensor that contradicts the blueprint.
         """
 
         def label(place: int) -> Label:

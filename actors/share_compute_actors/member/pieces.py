@@ -1,4 +1,4 @@
-"""What actors fetch from each other piece by piece, each sealed, so that it can be asked for again."""
+"""Pieces of files and tensors that actors fetch from each other, sealed so that damaged ones are fetched again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from share_compute.models.weights import files, stream_file
 from share_compute_actors.wire import Content, Schema, WithContent, undeclared
 
 TRIES = 3
-"""So often a piece is asked for that arrives damaged."""
+"""Number of attempts to fetch a piece that arrives damaged."""
 
 
 class Piece(NamedTuple):
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     name: str
     content: NDArray[np.uint8]
     seal: int
-    """XXH3-64 of the two, from before they travelled."""
+    """XXH3-64 of name and content, computed before the transfer."""
 
     @classmethod
     def sealed(cls, name: str, content: NDArray[np.uint8]) -> Piece:
@@ -37,17 +37,17 @@ class Piece(NamedTuple):
 
     @classmethod
     def of_rows(cls, name: str, rows: Tensor) -> Piece:
-        """Return rows of a tensor with their seal."""
+        """Return the bytes of some rows of a tensor as a piece with its seal."""
         return cls.sealed(name, rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is what was sealed."""
+        """Whether name and content still match the seal."""
         return self.seal == _seal(self.name, self.content)
 
 
 class PieceSchema:
-    """How pieces travel to whoever does not unpickle what others made; None after the last one."""
+    """Encodes pieces for receivers that do not unpickle other actors' data; None follows the last piece."""
 
     _frame = WithContent(Schema(tuple[str, int] | None))
 
@@ -58,7 +58,7 @@ class PieceSchema:
         return self._frame.pack(Content((message.name, message.seal), message.content.data))
 
     def unpack(self, data: Any, sender: str) -> Piece | None:
-        """Return what `pack` wrote; see `share_compute_actors.wire.Packs`."""
+        """Return the piece that `pack` wrote; see `share_compute_actors.wire.Packs`."""
         header, content = self._frame.unpack(data, sender)
         return None if header is None else Piece(header[0], np.frombuffer(content, np.uint8), header[1])
 
@@ -73,11 +73,11 @@ def _seal(name: str, content: NDArray[np.uint8]) -> int:
 
 
 class Pieces:
-    """The pieces of one pool's part of a folder, cut when they are asked for.
+    """The pieces of one stage's part of a folder, cut on demand.
 
     Args:
         parts: tensors by the first part of the names of their files.
-        place: of the pool.
+        place: index of the stage.
     """
 
     def __init__(self, parts: Mapping[str, Mapping[str, Tensor]], place: int) -> None:
@@ -89,7 +89,7 @@ class Pieces:
         """Return a piece, or None after the last one.
 
         Args:
-            number: counted from 0: that of the next piece, or once more that of the last one given.
+            number: number of the piece, from 0: the next one, or the last one again.
         """
         if number != self._given:
             assert number == self._given + 1, f"piece {number} was asked for after {self._given}"
@@ -98,7 +98,7 @@ class Pieces:
 
 
 _STEMS = ("model", "optimizer", "adapter_model")
-"""Names of files that members write begin with one of these."""
+"""Allowed first parts of the names of files that members write."""
 
 
 def _is_part(name: str, place: int) -> bool:
@@ -115,11 +115,11 @@ def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piec
 
 
 def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
-    """Ask for a piece until it arrives as it was sealed, and return it, or None when there is none.
+    """Fetch a piece until its seal matches, and return it, or None if there is none.
 
     Args:
-        ask: returns it.
-        damaged: raised when it arrives damaged `TRIES` times.
+        ask: fetches the piece.
+        damaged: error to raise when the piece arrived damaged `TRIES` times.
     """
     for _ in range(TRIES):
         piece = ask()
@@ -131,17 +131,17 @@ def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
 def take_all(
     machine: str, place: int, ask: Callable[[int], Piece | None], write: Callable[[str, bytes], None]
 ) -> None:
-    """Ask for all pieces, and write those that arrive as they were sealed; others are asked for again.
+    """Fetch all pieces and write them; fetch a damaged piece again.
 
     Args:
-        machine: name of the one that gives them.
-        place: of its pool.
+        machine: name of the machine that gives the pieces.
+        place: index of its stage.
         ask: returns a piece by its number, None after the last one.
-        write: takes the name of a file and what to add to it.
+        write: receives the name of a file and the bytes to append.
 
     Raises:
-        ContributorLost: a piece arrived damaged whenever it was asked for.
-        Undeclared: a piece is of a file that is not for this machine to write.
+        ContributorLost: a piece arrived damaged at each attempt.
+        Undeclared: a piece belongs to a file that this machine must not write.
     """
     damaged = ContributorLost(
         f"a piece of what {machine} saves arrived damaged {TRIES} times",

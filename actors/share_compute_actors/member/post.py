@@ -1,4 +1,4 @@
-"""What one member sends to others, and how it sees to it that nothing is lost unnoticed."""
+"""Sends one member's tensors to others, and makes losses noticeable."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Followed, Label
 
 GLANCE_S = 0.5
-"""Longest wait for a tensor before the thread looks up; messages and orders wake it at once. Who waits says how much it
-sent, and whether it misses something, as often as that."""
+"""Longest wait for a tensor before the thread does other work, in seconds; messages and calls of `order` wake it at
+once. A waiting member reports at the same interval how much it sent, and whether a tensor is missing."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-"""After this time, and that which a gradient takes at this rate, it is given once more to who keeps a copy. A member
-misses sooner what was lost, and begins another epoch; a machine that is in no pool yet cannot."""
+"""Minimum time before a gradient is sent to a backup member again: `_AGAIN_S`, plus the transfer time at this rate.
+Members notice a loss sooner, and begin another epoch. A machine that is not in a stage yet cannot do that."""
 
 
 class Post:
-    """Sends tensors, as failures want it.
+    """Sends tensors, with injected faults.
 
     Args:
-        mishaps: carries out what goes wrong with them.
-        passes: passes a point, and returns what goes wrong there.
+        mishaps: sends letters with their injected faults.
+        passes: passes a protocol point, and returns the failures that apply there.
     """
 
     def __init__(self, mishaps: Mishaps, passes: Callable[[Point], list[Failure]]) -> None:
@@ -40,22 +40,22 @@ class Post:
         self._passes = passes
         self._greeted_s = self._missed_s = time.monotonic()
         self._given: dict[Worker, tuple[int, int, float]] = {}
-        """Epoch and step of the last gradient that was given to each who keeps a copy, and when that was."""
+        """Epoch and step of the last gradient that was sent to each backup member, and the time when it was sent."""
 
     def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
-        """Send what a cell made."""
+        """Send the output of a cell."""
         failures = self._passes(Point.tensor_sending)
         letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
         self._post(channel, send.target, wrong_letter(letter, failures), failures)
 
     def give(self, channel: Channel, log: Log, pool: int, runner: Runner) -> None:
-        """Give a step's gradient to who keeps a copy; once more only after a long time.
+        """Send a step's gradient to a backup member; send it again only after a long time.
 
         Args:
-            channel: of the epoch.
-            log: says which step, and to whom.
-            pool: place of this member's.
-            runner: has the whole gradient.
+            channel: channel of the epoch.
+            log: the step and the receiver.
+            pool: index of this member's stage.
+            runner: runner with the complete gradient.
         """
         now_s = time.monotonic()
         *last, given_s = self._given.get(log.keeper, (0, 0, 0.0))
@@ -68,20 +68,21 @@ class Post:
         self._given[log.keeper] = channel.epoch, log.step, now_s
         failures = self._passes(Point.log_sending)
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)):
-            # The first may arrive all the same: then the step is applied, and what is still on its way must not change.
+            # The first copy may still arrive. Then the step is applied, and a tensor that is still in transit must not
+            # change.
             content = tensor.clone() if is_repeated else tensor
             letter = channel.write(log.keeper, Label("train", log.step, "log", place, pool), content)
-            # The head alone meets failures: it does not change when the step is applied while it is late.
+            # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
             self._post(channel, log.keeper, letter, failures if place == HEAD else [])
 
     def thank(self, channel: Channel, followed: Followed, log: Label) -> None:
-        """Tell whose copy is kept here that a step's gradient came."""
+        """Acknowledge to the primary that a step's gradient arrived here."""
         label = Label("train", log.step, "logged", followed.place, log.pool)
         channel.send(followed.owner, label, torch.zeros(1))
-        channel.forget(log.step - 1)  # a machine that is in no pool yet has no other time to do so
+        channel.forget(log.step - 1)  # a machine that is not in a stage yet has no other occasion
 
     def misses(self, channel: Channel) -> bool:
-        """Now and then let others miss what they lack; return whether it is time to say that something lacks here."""
+        """Report sent counts at intervals, so that others notice losses; return whether to report a loss here."""
         now_s = time.monotonic()
         if now_s - self._greeted_s > GLANCE_S:
             self._greeted_s = now_s

@@ -1,4 +1,4 @@
-"""What others load from a member: what it computes with, or the copy of another's shard that it keeps."""
+"""Gives a member's state to actors that load from it: the shard it computes with, or a backup copy that it keeps."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from share_compute_actors.wire import NAMES
 
 
 class GivesState:
-    """The part of a member that others load from; only while no step is computed.
+    """The methods of a member from which others load its state; called only while no step is computed.
 
-    Each method takes at last the layers of the copy to read from; None: what this member computes with.
+    The last argument of each method is the layers of the backup copy to read from; None reads the member's own shard.
     """
 
     _engine: Engine
@@ -33,7 +33,7 @@ class GivesState:
     @ray.method(concurrency_group="pieces")
     @answers(HOLDING)
     def holding(self) -> ShardRange | None:
-        """Return the layers [start, stop) whose weights are here; None when there are none yet."""
+        """Return the layers [start, stop) whose weights this member computes with; None if there are none yet."""
         shard = self._runner.stage.shard if self._runner is not None else None
         return None if shard is None else (shard.start, shard.stop)
 
@@ -47,7 +47,7 @@ class GivesState:
 
     @ray.method(concurrency_group="pieces")
     def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
-        """Return where the loss scale stands before the next step."""
+        """Return the loss scale before the next step."""
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
     @ray.method(concurrency_group="pieces")

@@ -1,4 +1,4 @@
-"""Completes the gradient of one member's pool."""
+"""Completes the gradient of one member's stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute_actors.member.runner import Runner
 
 
 def held_by(roster: Roster, worker: Worker, step: int, tree: SummationTree) -> list[tuple[Node, ...]]:
-    """Return which sums each member of a worker's pool holds at the end of a step."""
+    """Return the sums that each member of a worker's stage holds at the end of a step."""
     return [tree.cover(ids) for ids in holders(roster, step, roster.pool_of(worker))]
 
 
@@ -28,15 +28,15 @@ def reduce(
     group: EpochGroup | None,
     passes: Callable[[Point], object],
 ) -> Reduced | ReduceFailed:
-    """Sum the gradients of a pool, or copy the sum from the member that has it.
+    """Sum the gradients of a stage, or copy the sum from the member that has it.
 
     Args:
-        effect: what is to be done.
-        machine: the member's; without a roster when it was halted meanwhile.
+        effect: the reduction to run.
+        machine: the member's protocol machine; without a roster if the member was halted meanwhile.
         tree: the order in which gradients are added.
-        runner: holds this member's part.
-        group: of the pool; None when there are no others.
-        passes: passes a point.
+        runner: runner with this member's part.
+        group: process group of the stage; None if the stage has no other members.
+        passes: callback that passes a protocol point.
     """
     roster, worker = machine.roster, machine.worker
     if roster is None and group is not None:

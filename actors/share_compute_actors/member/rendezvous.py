@@ -1,8 +1,8 @@
-"""The store by which the members of a process group find each other: what one sets travels to the others by channel.
+"""The store through which the members of a process group exchange keys: each value travels by the epoch's channel.
 
 torch's own ``TCPStore`` asks the resolver for the name of each address that it connects to (``formatSockAddr`` in
-``c10d/socket.cpp``), also when all addresses are numeric. With glibc's defaults each of these takes 10 s where no
-resolver answers. This store needs no port, no server and no name.
+``c10d/socket.cpp``), also when all addresses are numeric. With glibc's defaults each lookup takes 10 s if no resolver
+answers. This store needs no port, no server and no name.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ dist: Any = torch.distributed
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]
-    """A store of one group. Each key is set once, by one member.
+    """A store for one group, in which each key is set once, by one member.
 
-    All methods but `check` belong to the thread that made it, which has the channel. What NCCL's own threads set, when
-    they give up, stays here: members learn of a loss from the coordinator.
+    All methods except `check` belong to the thread that created the store, which also owns the channel. Values that
+    NCCL's own threads set when they give up stay local: members learn of a loss from the coordinator.
 
     Args:
-        channel: this member's end of the epoch's channel; it links all members of the group.
+        channel: this member's end of the epoch's channel, which links all members of the group.
         me: this member.
-        meeting: of the group.
+        meeting: the group's members and timeout.
     """
 
     def __init__(self, channel: Channel, me: Worker, meeting: Rendezvous) -> None:
@@ -55,10 +55,10 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
             self._channel.send(worker, self._label(key), tensor)
 
     def get(self, key: str) -> bytes:
-        """Return a value; wait until it is set.
+        """Wait until a key is set, and return its value.
 
         Raises:
-            ContributorLost: nobody set it in time.
+            ContributorLost: no member set the key in time.
             StaleEpoch: the channel was interrupted, or lost a message.
         """
         self.wait([key], timedelta(seconds=self._meeting.timeout_s))
@@ -83,6 +83,6 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return all(key in self._known for key in keys)
 
     def _label(self, key: str) -> Label:
-        """Return the label of a key's value: both ends compute it from the key."""
+        """Return the label of a key's value; both ends compute it from the key."""
         number = xxhash.xxh3_64_intdigest(f"{self._meeting.group}/{key}".encode()) % 2**53
         return Label("form", 0, "key", number, 0)

@@ -1,4 +1,4 @@
-"""A member's samples: fetched from the library by step and microbatch, the next step's ahead of time."""
+"""A member's samples, fetched from the shard store by step and microbatch; the next step's are prefetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Part = Literal["inputs", "targets"]
 
 
 def library_lost() -> LibraryLost:
-    """Return the error for a library actor that died."""
+    """Return the error for a shard store whose actor died."""
     return LibraryLost(
         "the library process on the server died",
         mend="look for lack of memory on the server, then resume the job",
@@ -28,15 +28,15 @@ def library_lost() -> LibraryLost:
 
 
 def ask_library(schema: Packs[Answer], asked: Any) -> Answer:
-    """Wait for what the library answers to the coordinator, and return it.
+    """Wait for the shard store's answer to the coordinator, and return it.
 
     Args:
-        schema: of what the method returns.
-        asked: the reference that the call gave.
+        schema: schema of the method's return value.
+        asked: the reference that the call returned.
 
     Raises:
-        ShareComputeError: the library raised it.
-        LibraryLost: the library died.
+        ShareComputeError: the shard store raised this error.
+        LibraryLost: the shard store's process died.
     """
     try:
         return unpack_answer(schema, ray.get(asked), "the library")
@@ -45,12 +45,12 @@ def ask_library(schema: Packs[Answer], asked: Any) -> Answer:
 
 
 class Rows:
-    """Samples of one part.
+    """Fetches one part of the samples: their inputs or their targets.
 
     Args:
-        library: actor that has them.
-        part: what is wanted of each sample.
-        tell_lost: told when the library died; who wants samples then waits for another one. None: it fails.
+        library: the shard store's actor.
+        part: the part of each sample.
+        tell_lost: called when the shard store died; `take` then waits for another one. None: `take` raises the error.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Rows:
         self._tell_lost = tell_lost
         self._changed = threading.Condition()
         self._asked: dict[tuple[int, int], tuple[Any, Any]] = {}
-        """By step and microbatch: who was asked, and the call that brings them, with others."""
+        """The shard store that was asked, and the call that returns the samples with others, by step and microbatch."""
 
     def use(self, library: Any) -> None:
-        """Ask another library from now on; may be called from any thread."""
+        """Request samples from another shard store from now on; may be called from any thread."""
         with self._changed:
             self._library = library
             self._changed.notify_all()
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
-        """Ask for samples that will be needed, so that they travel meanwhile."""
+        """Request samples that will be needed, so that they are transferred meanwhile."""
         missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._asked]
         if missing:
             library = self._library
@@ -81,7 +81,7 @@ class Rows:
         """Return the samples of one microbatch, ``[batch, ...]``.
 
         Raises:
-            LibraryLost: the library died, and nobody waits for another one.
+            LibraryLost: the shard store died, and no `tell_lost` was given.
         """
         while True:
             self.expect(step, [microbatch])
@@ -98,10 +98,10 @@ class Rows:
         if self._tell_lost is None:
             raise library_lost() from failure
         with self._changed:
-            if self._library is lost:  # inside, so that who brings another one is not told of the one before
+            if self._library is lost:  # locked: a new store's provider gets no report of the old one
                 self._tell_lost(library_lost())
             self._changed.wait_for(lambda: self._library is not lost)
 
     def forget(self, step: int) -> None:
-        """Drop what belongs to this step and those before."""
+        """Drop the samples of this step and of the steps before."""
         self._asked = {key: call for key, call in self._asked.items() if key[0] > step}

@@ -1,6 +1,6 @@
-"""Computes one member's cells, sums its gradients with its pool, and updates its weights.
+"""Computes one member's cells, sums its gradients within its stage, and updates its weights.
 
-Knows the stage, the gradients and the group of the pool, but not the protocol: `Engine` tells it what to do.
+This module knows the shard, the gradients and the stage's process group, but not the protocol; `Engine` drives it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from share_compute_actors.member.layer_timer import LayerTimer
 from share_compute_actors.messages import EvaluationResult
 
 _TIMED_STEPS = 3
-"""Steps whose layers are timed, after the first one, which also warms up."""
+"""Number of steps whose layers are timed. They follow an epoch's first step, which also warms up."""
 
 
 class Graph(NamedTuple):
-    """A microbatch that went forward and not yet backward."""
+    """The autograd graph of a microbatch that has run forward but not yet backward."""
 
     arrived: Tensor | None
-    """None at the first pool."""
+    """Input of the shard; None at the first stage."""
     outputs: Tensor
 
 
 class Runner:
-    """One member at work on one shard.
+    """Runs the computations of one member on one shard.
 
     Args:
-        stage: its shard, with weights.
-        training: how the job trains.
+        stage: module of the shard, with its weights.
+        training: settings of the training.
         tree: the order in which gradients are added.
-        tied: stored name of the parameter that another pool holds too, if there is one.
-        boundaries: what may arrive from other stages.
+        tied: stored name of the parameter that another stage holds too, if there is one.
+        boundaries: specification of the tensors that may arrive from other stages.
     """
 
     def __init__(
@@ -76,40 +76,40 @@ class Runner:
             else None
         )
         self.loss_scale: LossScale = first_loss_scale(training.precision)
-        """Of the next step; who continues is told where it stands."""
+        """Loss scale of the next step; loaded together with weights."""
         self._last_applied: tuple[int, float] | None = None
         self._learning_rate = learning_rates(training)
         self._timer: LayerTimer | None = None
         self._timed_from: int | None = None
         self._tied: Parameter | None = None
         self._own_tied: Tensor | None = None
-        """This pool's own sum of the tied parameter's gradient, before the other's was added."""
+        """This stage's own sum of the tied parameter's gradient, before the other stage's sum was added."""
         if tied is not None and stage.shard.is_first != stage.shard.is_last:
             self._tied = self.parameters[tied]
         self._graphs: dict[int, Graph] = {}
         self._kept: dict[tuple[str, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self.targets_per_microbatch = 0
-        """0 but at the last pool."""
+        """Targets of one microbatch; 0 except at the last stage."""
         self._group: EpochGroup | None = None
         self._rank = 0
         self._reductions: deque[Callable[[], None]] = deque()
         self._held: Sequence[Sequence[Node]] = ()
 
     def join(self, group: EpochGroup | None, rank: int) -> None:
-        """Work with these members of the pool from now on; None when there are no others."""
+        """Use this process group of the stage from now on; None if the stage has no other members."""
         self._group, self._rank = group, rank
         self._reductions.clear()
 
     # -- cells -------------------------------------------------------------------------------------------------------
 
     def forward(self, step: int, microbatch: int, entering: Tensor, *, keeps_graph: bool = True) -> None:
-        """Run one microbatch forward, and keep what the next pool needs.
+        """Run one microbatch forward, and keep the output for the next stage.
 
         Args:
-            step: counted from 1.
-            microbatch: its id.
-            entering: samples at the first pool, else what the pool before made.
+            step: number of the step, from 1.
+            microbatch: id of the microbatch.
+            entering: samples at the first stage, otherwise the output of the previous stage.
             keeps_graph: whether a backward follows.
         """
         arrived: Tensor | None = None
@@ -136,11 +136,12 @@ class Runner:
         """Run one microbatch backward.
 
         Args:
-            microbatch: its id.
-            incoming: targets at the last pool, else the gradient of what `forward` returned.
-            adds: whether it adds to the gradient; else it only serves the pool before.
-            holders: when nothing is added afterwards: which sums each member of the pool will hold. Reductions begin
-                inside, bucket by bucket.
+            microbatch: id of the microbatch.
+            incoming: targets at the last stage, otherwise the gradient of the output of `forward`.
+            adds: whether the backward adds to the gradient; if not, it only computes the gradient for the previous
+                stage.
+            holders: sums that each member of the stage will hold; given only if nothing is added afterwards. Reductions
+                then begin during the backward, bucket by bucket.
         """
         graph = self._graphs.pop(microbatch)
         if adds:
@@ -155,30 +156,30 @@ class Runner:
                 loss = loss_sum(graph.outputs, incoming)
                 self.targets_per_microbatch = incoming.numel()
                 self._losses[microbatch] = loss.detach()
-                # Every microbatch has as many targets as every other, so the mean over the step needs no exchange.
+                # All microbatches have the same number of targets, so the mean over the step needs no exchange.
                 share = loss / (incoming.numel() * self._tree.microbatches)
                 if self.loss_scale.factor != 1.0:
                     share = share * self.loss_scale.factor
                 if share.requires_grad and (adds or inputs):
                     share.backward(inputs=inputs)  # type: ignore[no-untyped-call]
-        elif graph.outputs.requires_grad and (adds or inputs):  # not where nothing is trained so far
+        elif graph.outputs.requires_grad and (adds or inputs):  # false if nothing up to here is trained
             with self._timed("backward"):
                 graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
         if adds:
             self.gradients.finish()
         if graph.arrived is not None:
-            # The pool before waits for something, also where nothing before this one is trained.
+            # The previous stage waits for a tensor even if nothing before this stage is trained.
             reached = leaf.grad if leaf is not None else None
             self._kept["gradient", microbatch] = torch.zeros(1) if reached is None else reached
 
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
-        """Return what a neighbour pool needs: an activation, a gradient or the tied sum; None if there is none."""
+        """Return an activation, a gradient or the tied sum for a neighbouring stage; None if there is none."""
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
 
-    # -- what is right ------------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     def expected(self, cargo: str) -> Expected | None:
-        """Return what a tensor of this kind must be; None where the stage waits for none."""
+        """Return the specification of tensors of this kind; None if the stage expects no such tensor."""
         match cargo:
             case "activation":
                 return self._boundaries.activation
@@ -191,7 +192,7 @@ class Runner:
                 return None
 
     def is_cell_finite(self, kind: Literal["F", "B"], microbatch: int) -> bool:
-        """Return whether what a cell has just made is finite; what is not in float16 only moves the loss scale."""
+        """Return whether a cell's result is finite; true with a dynamic loss scale, which handles overflow itself."""
         if self.loss_scale.is_dynamic:
             return True
         if kind == "F":
@@ -202,7 +203,7 @@ class Runner:
         return all(is_finite(each) for each in made if each is not None) and self.gradients.is_finite
 
     def spoil_cell(self, kind: Literal["F", "B"], microbatch: int, value: float) -> None:
-        """Overwrite what a cell has just made; for tests."""
+        """Overwrite the result of a cell; for tests."""
         made = [self.kept("activation" if kind == "F" else "gradient", microbatch)]
         if kind == "F":
             graph = self._graphs.get(microbatch)
@@ -214,7 +215,7 @@ class Runner:
                 tensor.data.fill_(value)
 
     def deviate(self) -> None:
-        """Let the reduced gradient be another than that of the stage's other members; for tests."""
+        """Change the reduced gradient, so that it differs from that of the stage's other members; for tests."""
         gradient = next(each.grad for each in self.parameters.values() if each.grad is not None)
         gradient.view(-1)[0] += 1.0
 
@@ -226,23 +227,23 @@ class Runner:
             wait = self._group.start_tree_sum(
                 self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
             )
-        except ContributorLost as failure:  # a backward may be under way: whoever waits for the sum is told
+        except ContributorLost as failure:  # a backward may be running: waiting for the sum raises it
             wait = partial(_raise, failure)
         self._reductions.append(wait)
 
     @property
     def is_reducing(self) -> bool:
-        """Whether reductions are under way, which use up what is held."""
+        """Whether reductions are running, which overwrite the sums that this member holds."""
         return bool(self._reductions)
 
     def reduce(self, holders: Sequence[Sequence[Node]]) -> None:
-        """Complete the pool's gradient, and let all its members know all losses.
+        """Complete the stage's gradient, and share all losses among its members.
 
         Args:
-            holders: which sums each member of the pool holds, by rank.
+            holders: sums that each member of the stage holds, by rank.
 
         Raises:
-            ContributorLost: somebody died or fell silent; what was held is spoilt.
+            ContributorLost: a member died or became unresponsive; the sums that were held are unusable.
         """
         if self._group is not None:
             self._held = holders
@@ -257,18 +258,18 @@ class Runner:
         self._keep_tied()
 
     def copy(self, source: int, *, has_it: bool) -> None:
-        """Let all members of the pool have the gradient of one that has it.
+        """Copy the gradient from one member of the stage to all others.
 
         Args:
-            source: its rank.
-            has_it: whether this member has it, too; then nothing changes here, whatever happens.
+            source: rank of the member that has the gradient.
+            has_it: whether this member has the gradient, too; then its state does not change, whatever happens.
 
         Raises:
-            ContributorLost: somebody died or fell silent.
+            ContributorLost: a member died or became unresponsive.
         """
         assert self._group is not None
         if has_it:
-            self._restore_tied()  # what travels is this pool's own sum
+            self._restore_tied()  # the broadcast carries this stage's own sum
         else:
             self.gradients.reset()
         options = BroadcastOptions()
@@ -285,7 +286,7 @@ class Runner:
             self._keep_tied()
 
     def _finish_on_device(self) -> None:
-        """See sums through, and that nobody ended them: on a GPU, who has waited for one knows only that it began."""
+        """Wait for all sums, and check that none was aborted; on a GPU a wait only shows that the sum began."""
         if self._device.type == "cuda" and self._group is not None:
             torch.cuda.synchronize(self._device)
             self._group.require_whole()
@@ -296,7 +297,7 @@ class Runner:
         for microbatch, loss in self._losses.items():
             known[microbatch] = float(loss)
         if copying is None:
-            self._group.start_allreduce(known)()  # each is known to one member: sums with zeros are exact
+            self._group.start_allreduce(known)()  # one member knows each loss, and adding zeros is exact
         else:
             self._group.broadcast([known], copying)
         self._losses = dict(enumerate(known))
@@ -312,23 +313,23 @@ class Runner:
             self._tied.grad.copy_(self._own_tied)
 
     def tie(self, theirs: Tensor) -> None:
-        """Add the other pool's sum to the gradient of the parameter that both hold; may be repeated."""
+        """Add the other stage's sum to the gradient of the tied parameter; repeated calls are harmless."""
         assert self._tied is not None
         assert self._tied.grad is not None
         self._restore_tied()
-        self._tied.grad.add_(theirs.to(self._device))  # a + b = b + a: both pools get the same bits
+        self._tied.grad.add_(theirs.to(self._device))  # a + b = b + a: both stages get the same bits
 
     def squared_norms(self) -> dict[str, float]:
-        """Return the sum of squares of the gradient of each parameter, without the loss scale, by stored name."""
+        """Return the squared norm of the gradient of each parameter, without the loss scale, by stored name."""
         factor = self.loss_scale.factor
         return {name: square / factor**2 for name, square in self.gradients.squared_norms().items()}
 
     def losses(self) -> dict[int, float]:
-        """Return the summed loss of each microbatch; only the last pool knows them."""
+        """Return the summed loss of each microbatch; only the last stage knows them."""
         return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
 
     def apply(self, step: int, scale: float) -> None:
-        """Update the weights with the gradient times ``scale``, unless it is `SKIPPED`, and forget the step.
+        """Update the weights with the gradient times ``scale``, unless it is `SKIPPED`, and clear the step.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
@@ -345,11 +346,11 @@ class Runner:
         self.discard()
 
     def scale_of(self, step: int) -> float | None:
-        """Return what the gradient of the last step that was applied was multiplied by; None of any other."""
+        """Return the factor of the gradient in the last applied step; None if ``step`` is any other step."""
         return self._last_applied[1] if self._last_applied and self._last_applied[0] == step else None
 
     def discard(self) -> None:
-        """Forget everything of the open step but the weights."""
+        """Clear all state of the open step; the weights stay."""
         self._graphs.clear()
         self._kept.clear()
         self._losses.clear()
@@ -358,22 +359,22 @@ class Runner:
         self.gradients.reset()
 
     def spoil(self) -> None:
-        """Forget the sums, which a reduction without result left half done; what went over boundaries stays."""
+        """Clear the sums that a failed reduction left incomplete; tensors for neighbouring stages stay."""
         self._reductions.clear()
-        self._losses.clear()  # who computes those microbatches again, here or elsewhere, knows them anew
+        self._losses.clear()  # members that compute those microbatches again, here or elsewhere, get new losses
         self._own_tied = None
         self.gradients.spoil()
 
     # -- timing ------------------------------------------------------------------------------------------------------
 
     def start_timing(self, step: int) -> None:
-        """Time layers from this step on, for a few steps."""
+        """Time the layers for a few steps, starting with this one."""
         if self._timer is not None:
             self._timer.finish()
         self._timed_from, self._timer = step, LayerTimer(self.stage.layers, self._device)
 
     def layer_timings(self, step: int) -> dict[int, LayerTiming] | None:
-        """After the last timed step, return what was timed."""
+        """Return the mean layer times after the last timed step; None at any other time."""
         if self._timer is None or self._timed_from is None:
             return None
         if step < min(self._timed_from + _TIMED_STEPS - 1, self._training.steps):
@@ -394,13 +395,13 @@ class Runner:
         leaving: Callable[[int, Tensor], None],
         targets: Mapping[int, Tensor],
     ) -> EvaluationResult | None:
-        """Run microbatches forward only; the last pool returns their loss, the others None.
+        """Run microbatches forward only; return the sums at the last stage, and None at the others.
 
         Args:
-            own: microbatches, in order.
-            entering: gives samples, or what the pool before returned.
-            leaving: takes what the next pool needs.
-            targets: the last pool's.
+            own: ids of the microbatches, in order.
+            entering: returns the samples, or the output of the previous stage, by microbatch.
+            leaving: receives each output for the next stage.
+            targets: targets by microbatch, at the last stage.
         """
         self.stage.module.eval()
         total, count, correct = 0.0, 0, 0
@@ -417,7 +418,7 @@ class Runner:
 
     @torch.no_grad()
     def predict(self, entering: Tensor) -> Tensor:
-        """Return what the stage makes of samples, or of what the pool before returned, without dropout."""
+        """Return the shard's output for samples, or for the output of the previous stage, without dropout."""
         self.stage.module.eval()
         return self.stage.forward(entering.to(self._device))
 
@@ -427,12 +428,12 @@ class Runner:
         """Run a microbatch again, and return where its numbers stop being finite.
 
         Args:
-            step: open; the weights are those before its update.
-            pool: place of this member's.
-            microbatch: its id.
-            entering: samples at the first pool, else what the pool before made.
-            incoming: targets at the last pool, else the gradient of what the stage returns; None where it never came:
-                then only the forward is looked at.
+            step: number of the open step; the weights lack its update.
+            pool: index of this member's stage.
+            microbatch: id of the microbatch.
+            entering: samples at the first stage, otherwise the output of the previous stage.
+            incoming: targets at the last stage, otherwise the gradient of the shard's output. None if it never arrived;
+                then only the forward is checked.
         """
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)

@@ -1,4 +1,4 @@
-"""The samples that one member's cells take in: at the first pool what goes in, at the last what is to come out."""
+"""The samples that one member's cells consume: inputs at the first stage, targets at the last."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from share_compute_actors.member.rows import Rows
 
 
 class Samples:
-    """What one shard needs of the job's samples.
+    """Provides the samples that one shard needs.
 
     Args:
-        shard: the shard.
-        inputs: samples of the first pool.
-        targets: those of the last.
+        shard: layers of this member.
+        inputs: samples of the first stage.
+        targets: targets of the last stage.
     """
 
     def __init__(self, shard: Shard, inputs: Rows, targets: Rows) -> None:
@@ -27,10 +27,10 @@ class Samples:
         self._targets = targets if shard.is_last else None
 
     def input(self, step: int, microbatch: int) -> Tensor | None:
-        """Return what a microbatch begins with; None but at the first pool.
+        """Return the inputs of a microbatch; None unless this is the first stage.
 
         Raises:
-            UserError: some of its numbers are not finite.
+            UserError: some numbers of the samples are not finite.
         """
         if self._inputs is None:
             return None
@@ -44,11 +44,11 @@ class Samples:
         return samples
 
     def target(self, step: int, microbatch: int) -> Tensor | None:
-        """Return what a microbatch is to end with; None but at the last pool."""
+        """Return the targets of a microbatch; None unless this is the last stage."""
         return self._targets.take(step, microbatch) if self._targets is not None else None
 
     def expect(self, roster: Roster, worker: Worker, step: int) -> None:
-        """Ask for what a member needs in a step and in the next one."""
+        """Request the samples that a member needs in a step and in the next one."""
         pool = roster.pool_of(worker)
         for number in (step, step + 1):
             own = [
@@ -60,12 +60,12 @@ class Samples:
                 rows.expect(number, own)
 
     def forget(self, step: int) -> None:
-        """Forget what belongs to a step that is applied."""
+        """Drop the samples of this step and of the steps before."""
         for rows in self._all:
             rows.forget(step)
 
     def use(self, library: Any) -> None:
-        """Ask another library from now on; ends a wait for that."""
+        """Request samples from another shard store from now on; this also ends a wait for the previous one."""
         for rows in self._all:
             rows.use(library)
 

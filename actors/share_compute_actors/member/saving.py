@@ -1,4 +1,4 @@
-"""Which tensors of a shard go into a folder, and copies of them."""
+"""Select the tensors of a shard that go into a folder, and copy them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from share_compute_actors.messages import FolderKind
 
 
 def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> dict[str, dict[str, Tensor]]:
-    """Return a shard's tensors by the first part of the names of the files that they go into.
+    """Return a shard's tensors, by the first part of the names of their files.
 
     Args:
-        runner: has the shard and the optimizer.
-        lora: of the job; its artifact has the adapters alone, or the model with them added to its weights.
-        kind: of the folder.
+        runner: runner with the shard and the optimizer.
+        lora: the job's LoRA settings; its artifact has the adapters alone, or the model with the adapters merged.
+        kind: kind of the folder.
     """
     stage = runner.stage
     borrowed = set(stage.tied.values()) if not stage.shard.is_first else set()
@@ -47,11 +47,11 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
 
 
 def copied(parts: Mapping[str, Mapping[str, Tensor]], lent_bytes: int) -> dict[str, dict[str, Tensor]] | None:
-    """Return copies in this machine's own memory, which training may leave behind; None where there is no room.
+    """Return copies in this machine's own memory, from which training may move on; None if the memory is too small.
 
     Args:
         parts: tensors by the first part of the names of their files.
-        lent_bytes: memory that the machine's owner lends; 0 where that is not known.
+        lent_bytes: memory that the machine's owner lends, in bytes; 0 if unknown.
     """
     need = sum(tensor.nbytes for tensors in parts.values() for tensor in tensors.values())
     resident = psutil.Process().memory_info().rss

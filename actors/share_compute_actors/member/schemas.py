@@ -1,4 +1,4 @@
-"""What members of a training job answer to the coordinator and tell it, as bytes of declared schemas."""
+"""Declared schemas of the messages and answers that members of a training job send to the coordinator."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ FINDING: Schema[Finding | None] = Schema(Finding | None)
 
 _LOGIT = np.dtype("<f4")
 _MOST_REASON = 2000
-"""Characters that say what is wrong with a tensor: people read them in the job's log."""
+"""Most characters of a description of a wrong tensor; people read it in the job's log."""
 
 
 class Logits:
-    """What a model expects to follow a text, ``[vocabulary]``; None of a member that is not in the last pool."""
+    """Encodes logits of the token after a text, ``[vocabulary]``; None from a member outside the last stage."""
 
     _frame = WithContent(Schema(int | None))
 
     def pack(self, message: NDArray[np.float32] | None) -> bytes:
-        """Return them as bytes."""
+        """Return the logits as bytes: little-endian float32 behind their number."""
         if message is None:
             return self._frame.pack(Content(None, b""))
         return self._frame.pack(Content(len(message), message.astype(_LOGIT).tobytes()))
 
     def unpack(self, data: Any, sender: str) -> NDArray[np.float32] | None:
-        """Return what `pack` wrote; see `share_compute_actors.wire.Packs`."""
+        """Return the logits that `pack` wrote; see `share_compute_actors.wire.Packs`."""
         count, content = self._frame.unpack(data, sender)
         if len(content) != (count or 0) * _LOGIT.itemsize:
             raise undeclared(sender, f"{len(content)} bytes for {count} numbers")
@@ -57,7 +57,7 @@ class Logits:
 
 LOGITS = Logits()
 
-# -- what is told --------------------------------------------------------------------------------------------------
+# -- messages to the coordinator -----------------------------------------------------------------------------------
 
 Said: TypeAlias = tuple[ToCoordinator | ShareComputeError, StepFigures | None]
 
@@ -68,22 +68,22 @@ _SAID: Messages[tuple[ToCoordinator | Raised, StepFigures | None]] = Messages(
 
 
 def pack_said(message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> bytes:
-    """Return what a member tells its coordinator as bytes."""
+    """Return a member's message to its coordinator, as bytes."""
     said = Raised.of(message) if isinstance(message, ShareComputeError) else message
     return _SAID.pack(type(said).__name__, (said, figures))
 
 
 def unpack_said(data: Any, worker: Worker, sender: str, microbatches: int) -> Said:
-    """Return what a member told.
+    """Return a member's message.
 
     Args:
-        data: as it came.
+        data: the message as it was received.
         worker: the member that sent it.
-        sender: name of its machine.
-        microbatches: of a step.
+        sender: name of the member's machine.
+        microbatches: number of microbatches in a step.
 
     Raises:
-        Undeclared: it is no declared message, or one of another member, or speaks of what there is not.
+        Undeclared: the message is not declared, names another member, or has impossible values.
     """
     message, figures = _SAID.unpack(data, sender)
     if isinstance(message, Raised):

@@ -1,4 +1,4 @@
-"""How one member spends a step."""
+"""Measures how one member spends a step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """Time of one step at one member."""
+    """Durations of one step at one member."""
 
     seconds: float
     waited_s: float
-    """Of ``seconds``, how long it waited for others."""
+    """The part of ``seconds`` that the member waited for others."""
 
 
 class StepClock:
-    """Runs from the first cell of a step on."""
+    """A clock that runs from the first cell of a step."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -25,26 +25,26 @@ class StepClock:
 
     @property
     def is_running(self) -> bool:
-        """Whether a cell of the step was begun."""
+        """Whether a cell of the step has begun."""
         return self._began_s is not None
 
     def start(self) -> None:
-        """Begin a step."""
+        """Start the clock at the beginning of a step."""
         self._began_s = time.perf_counter()
 
     def stop(self) -> None:
-        """What follows is waiting for the next epoch, not work."""
+        """Stop the clock: the time that follows is a wait for the next epoch, not work."""
         self._began_s = None
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Count what is done inside as work."""
+        """Count the time inside the context as work."""
         start_s = time.perf_counter()
         yield
         self._computed_s += time.perf_counter() - start_s
 
     def read(self) -> Spent:
-        """End the step, and return how it was spent."""
+        """Stop the clock at the end of a step, and return the step's durations."""
         computed_s = self._computed_s
         seconds = time.perf_counter() - self._began_s if self._began_s is not None else computed_s
         self._began_s, self._computed_s = None, 0.0

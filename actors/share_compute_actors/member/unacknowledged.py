@@ -18,7 +18,7 @@ _MOST = 64
 
 class _Sent(NamedTuple):
     call: Any
-    """Of the coordinator's method; ready once that has returned or failed."""
+    """Reference that is ready once the coordinator's method has returned or failed."""
     sent_s: float
     message: bytes
 

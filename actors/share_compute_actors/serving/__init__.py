@@ -1,1 +1,1 @@
-"""Deployments inside Ray: the server that schedules, members with shards and caches, and who gives them weights."""
+"""Deployments inside Ray: the server with its scheduler, members with shards and KV caches, and the weights' actor."""

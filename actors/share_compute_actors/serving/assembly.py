@@ -1,7 +1,7 @@
-"""Puts the pools of a deployment together, and together anew when machines are lost, leave, or come.
+"""Forms the stages of a deployment, and forms them again when machines are lost, leave or join.
 
-Whoever is there goes on at once: what a lost machine held is loaded by those that are left, if they can hold it.
-Machines that would make it better start meanwhile, and take part when they hold what they are to hold.
+The remaining members continue at once: they load the layers of a lost machine, if they can hold them. Meanwhile members
+start on machines that would improve the plan; they take part once their shards are loaded.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from share_compute_actors.serving.rests import Rests
 from share_compute_actors.serving.standing import Standing
 
 _LEFT = 0.8
-"""What is left of a machine's room for caches after its memory did not suffice."""
+"""Factor on a machine's KV capacity each time its memory did not suffice."""
 _PATIENCE_S = 120.0
-"""Sequences wait so long for machines that could go on with them."""
+"""Longest wait of sequences for machines that can continue them, in seconds."""
 _MOST_IN_VAIN = 5
-"""Times that pools may be formed in vain, one after the other, without a loss."""
+"""Number of failed attempts in a row to form stages, though no member was lost, after which their members are
+removed."""
 _log = logging.getLogger(__name__)
 
 
 class Assembly:
-    """The pools of one replica.
+    """Plans and forms the stages of one replica.
 
     Args:
-        planner: says where the model is served best.
-        crew: members, and the machines that they may run on.
-        desk: told of each epoch.
-        standing: told how it stands.
+        planner: finds the best placement.
+        crew: members, and the machines on which they may run.
+        desk: the scheduler service, which gets the limits of each epoch.
+        standing: status of the deployment.
     """
 
     def __init__(self, planner: Planner, crew: ServingCrew, desk: Desk, standing: Standing) -> None:
@@ -62,11 +63,11 @@ class Assembly:
         self._standing = standing
         self.epoch = 0
         self.placement: Placement | None = None
-        """What computes now; None while nothing does."""
+        """The placement that computes now; None if none does."""
         self._target: Placement | None = None
-        """What is to compute as soon as its machines are ready."""
+        """The placement that replaces it as soon as its machines are ready; None if none is planned."""
         self._tried: frozenset[Worker] = frozenset()
-        """Members that cannot hold the model alone."""
+        """Set of members with which `_go_on` was tried last; it is not repeated with the same set."""
         self._room_left: dict[Worker, float] = {}
         self._rests = Rests()
         self._resting: frozenset[Worker] = frozenset()
@@ -74,11 +75,11 @@ class Assembly:
         self._in_vain = 0
         self._was_ready = False
         self._lacking: str | None = None
-        """What the machines lack to hold the model, all together."""
+        """Reason why the machines cannot hold the model together; None if none is known."""
         self._waits_since_s: float | None = None
 
     def close(self) -> None:
-        """End all members."""
+        """End all members, and stop planning."""
         self._planner.close()
         self._crew.dismiss()
 
@@ -89,12 +90,12 @@ class Assembly:
         return self._crew.name(worker)
 
     def send(self, turns: list[Turn]) -> None:
-        """Send turns to all pools."""
+        """Send engine steps to all stages."""
         assert self.placement is not None
         self._crew.send(turns, self.placement.workers)
 
     def offer(self, topology: Topology) -> None:
-        """Use these machines from now on, and no others."""
+        """Replace the machines that may be used."""
         self._offered = topology
         known = {machine.id for machine in topology.contributors}
         former = (machine for machine in self._crew.topology.contributors if machine.id not in known)
@@ -102,33 +103,33 @@ class Assembly:
         self._is_to_plan = True
 
     def shrink(self, worker: Worker) -> None:
-        """Count on less memory for caches on a machine, where it did not suffice."""
+        """Reduce the KV capacity of a machine whose memory did not suffice."""
         self._room_left[worker] = _LEFT * self._room_left.get(worker, 1.0)
 
     def is_from(self, worker: Any, key: Any) -> bool:
-        """Whether it is this member that shows a key."""
+        """Whether a key is the one issued to this member."""
         return self._crew.is_from(worker, key)
 
     def accuse(self, worker: Worker, failure: ShareComputeError) -> None:
-        """Count a member as lost, since it sent what it should not have."""
+        """Count a member as lost, because it sent something that it should not have."""
         self._crew.pulse.accuse(worker, failure)
 
     def expel(self, worker: Worker) -> None:
-        """Go on without a member that sent what the model does not make; its machine rests as after a loss."""
+        """Remove a member that sent an impossible tensor; its machine gets a backoff, as after a loss."""
         self._crew.remove([worker])
         self._lose([worker])
 
     def worry(self) -> None:
-        """Something went wrong between members: look closely whether all are there."""
+        """Check at once whether all members are alive, because something went wrong between them."""
         self._crew.pulse.worry()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no member computes, for all that is known."""
+        """Whether no member computes, by their last heartbeats."""
         return not any(sign.is_computing for sign in self._crew.pulse.signs.values())
 
     def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
-        """Form pools anew: what was sent to these is of no use any more; ``lost`` are names of machines."""
+        """Stop the current stages, whose pending work is lost; ``lost`` has the names of lost machines."""
         if self.placement is not None:
             self.placement, self._tried = None, frozenset()
             self._standing.lost(why, lost)
@@ -137,10 +138,10 @@ class Assembly:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look after members and machines, and form pools where that is due.
+        """Check members and machines, and form stages where that is due.
 
         Raises:
-            Cancelled: all is to end.
+            Cancelled: all work is to end.
             UserError: the model cannot be served.
         """
         self._lose(self._crew.feel_pulse())
@@ -178,7 +179,7 @@ class Assembly:
             self._is_to_plan = True
 
     def _go_on(self) -> None:
-        """Form pools of those that are there, if they can hold the model."""
+        """Form stages from the present members, if they can hold the model."""
         there = self._crew.workers
         if not there or there == self._tried or not self._was_ready:
             return
@@ -187,7 +188,7 @@ class Assembly:
             self._form(self._planner.at_once(self._among(there), self.epoch + 1))
 
     def _plan(self) -> None:
-        """See what would be best with all machines, and let those start that are to take part."""
+        """Plan with all machines in the background, and start members for the result."""
         resting = self._rests.resting(time.monotonic())
         self._is_to_plan |= resting != self._resting
         self._resting = resting
@@ -199,7 +200,7 @@ class Assembly:
         try:
             wanted = self._planner.answer()
         except PlanInfeasible as lacking:
-            if not resting or self._lacking is None:  # else it is known what those that rest lack
+            if not resting or self._lacking is None:  # otherwise the reason is already known
                 self._lacking = f"{lacking.message}: {lacking.mend}"
             self._aim(None)
         else:
@@ -228,7 +229,7 @@ class Assembly:
             self._standing.move(state, f"waiting for machines: {self._lacking}")
 
     def _form(self, placement: Placement) -> None:
-        """Let these machines compute from now on."""
+        """Form the stages of a placement, and let them compute from now on."""
         self.placement = None
         self.epoch += 1
         self._crew.halt(self.epoch)
@@ -265,12 +266,12 @@ class Assembly:
             self._formed(placement.at(self.epoch))
 
     def _give_up(self, workers: Collection[Worker], failure: ShareComputeError) -> None:
-        """Do without the machine that failed; without all, where that is not known."""
+        """Remove the machine that the error names, or all machines if it names none."""
         self._lacking = failure.message
         self._failed([worker for worker in workers if self.name(worker) == failure.machine] or workers)
 
     def _failed(self, workers: Collection[Worker]) -> None:
-        """Machines were lost, or proved to be of no use."""
+        """Remove members that were lost or proved unusable."""
         self._target = None
         self._crew.remove(workers)
         self._lose(workers)
@@ -285,14 +286,14 @@ class Assembly:
         self._standing.move(DeploymentState.ready, placement.sentence)
 
     def _tidy(self) -> None:
-        """End members that neither compute nor are to."""
+        """End members that are in neither the current nor the next placement."""
         if self.placement is None or self._is_to_plan or self._planner.is_busy:
             return
         target = () if self._target is None else self._target.workers
         self._crew.remove(self._crew.workers.difference(self.placement.workers, target))
 
     def _bound_wait(self) -> None:
-        """Give sequences up that wait too long for machines."""
+        """Fail sequences that have waited too long for machines."""
         if self.placement is not None or self._target is not None or self._lacking is None:
             self._waits_since_s = None
             return

@@ -1,4 +1,4 @@
-"""What the control plane tells the server of a deployment when it starts it."""
+"""The parameters with which the control plane starts the server of a deployment."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from share_compute.topology import Topology
 
 
 class ServingAssignment(StrictModel):
-    """All that a server needs to serve one replica of a deployment."""
+    """Parameters of a server that serves one replica of a deployment."""
 
     deployment_id: str
     replica: int = 0
     spec: ServeJob
     folder: Path
-    """Of the model, on the head."""
+    """Folder of the model, on the head."""
     window_tokens: int = Field(ge=2)
-    """Longest sequence, prompt and answer together."""
+    """Longest sequence, prompt and answer together, in tokens."""
     pooling: Pooling | None = None
-    """How an encoder's vectors are made; None where the model writes text."""
+    """Pooling of an encoder's token vectors; None if the model writes text."""
     topology: Topology
-    """The contributors that it may use."""
+    """The contributors that the replica may use."""
 
     @property
     def replica_id(self) -> str:
-        """Unique in the cluster."""
+        """Id of the replica, unique in the cluster."""
         return f"{self.deployment_id}/{self.replica}"

@@ -1,4 +1,4 @@
-"""Begins to serve: opens the weights, counts what the model costs, and puts together who does the work."""
+"""Starts a replica: opens the weights, profiles the model, and creates the objects that serve it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def begin(
     inbox: queue.SimpleQueue[Heard],
     stopped: threading.Event,
 ) -> Deployment:
-    """Return what serves a replica, from the actor that is to serve it.
+    """Return the main loop of a replica; called on the server's actor.
 
     Args:
-        assignment: what is served where.
-        desk: where sequences are.
-        standing: what is told of the deployment.
-        inbox: what members and the control plane say.
-        stopped: set when all is to end.
+        assignment: the deployment, and the machines that it may use.
+        desk: the scheduler service with the sequences.
+        standing: status of the deployment.
+        inbox: queue of messages from members and the control plane.
+        stopped: set when all work is to end.
 
     Raises:
-        Cancelled: it was stopped meanwhile.
+        Cancelled: the replica was stopped meanwhile.
         UserError: there is no model in the folder, or none that can be served.
     """
     embeds = assignment.pooling is not None

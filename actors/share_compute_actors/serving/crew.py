@@ -1,4 +1,4 @@
-"""The members of one deployment, as its server holds them."""
+"""The members of one deployment, from the server's side."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class _Newcomer:
 
 
 class ServingCrew(Party):
-    """Members, and machines that are about to be.
+    """The members of a replica, and the machines on which members are starting.
 
     Args:
-        assignment: what is served, and the machines that members may run on.
-        model: the same as its files have it.
+        assignment: the deployment, and the machines on which members may run.
+        model: blueprint and profile of the model's files.
         weights: the actor that gives weights.
-        server: the actor that members talk to.
-        cancelled: set when all is to end.
+        server: the actor to which members send messages.
+        cancelled: set when all work is to end.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ServingCrew(Party):
         self._weights = weights
         self._server = server
         self.topology = assignment.topology
-        """The machines that members may run on, and those of members that are to go."""
+        """The machines on which members may run, and the machines of members that must leave."""
         self._lives: dict[Any, Worker] = {}
-        """A call to each member that is answered only by its death."""
+        """A call to each member that ends only when the member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self.held: dict[Worker, Held] = {}
-        """What each member holds."""
+        """State of each member's shard, as the member reported it."""
         self.pulse.is_patient = False
 
     def name(self, worker: Worker) -> str:
@@ -80,10 +80,10 @@ class ServingCrew(Party):
         return self.topology[worker].address
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Return all of these: their requests are known here, and go on with others."""
+        """Return all of them as lost: the server still has their requests, which continue on other members."""
         return workers
 
-    # -- coming and going --------------------------------------------------------------------------------------------
+    # -- joining and leaving -----------------------------------------------------------------------------------------
 
     def _start(self, worker: Worker) -> Any:
         machine = self.topology[worker]
@@ -106,9 +106,9 @@ class ServingCrew(Party):
         )
 
     def invite(self, placement: Placement | None) -> None:
-        """Let machines start that are no members yet, and load what they are to hold; waits for nobody.
+        """Start members on the machines of a placement that have none, and load their shards; does not wait.
 
-        Those that were invited before, and are not in this placement or are to hold something else, are ended.
+        Starting members that are not in this placement, or have another shard there, are killed.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):
@@ -128,11 +128,11 @@ class ServingCrew(Party):
 
     @property
     def expected(self) -> frozenset[Worker]:
-        """Machines that were invited, and are not members yet."""
+        """Machines on which members are starting."""
         return frozenset(self._newcomers)
 
     def take_in(self) -> dict[Worker, ShareComputeError]:
-        """Make members of those who are ready; return those who will not be, and why."""
+        """Add the starting members that are ready; return those that failed, each with its error."""
         refused: dict[Worker, ShareComputeError] = {}
         calls = {newcomer.loaded: worker for worker, newcomer in self._newcomers.items()}
         for call in ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
@@ -149,33 +149,33 @@ class ServingCrew(Party):
         return refused
 
     def remove(self, workers: Collection[Worker]) -> None:
-        """Have nothing to do with these any more; what is left of them is ended."""
+        """Remove members from the group and kill their actors."""
         super().remove(workers)
         self._lives = {call: worker for call, worker in self._lives.items() if worker not in workers}
         for worker in workers:
             self.held.pop(worker, None)
 
     def dismiss(self) -> None:
-        """End all members."""
+        """Kill all members."""
         self.invite(None)
         self.remove(tuple(self._actors))
 
     def feel_pulse(self) -> frozenset[Worker]:
-        """Return who is lost, and is removed: a process that ended tells at once, one that is silent after a while."""
+        """Remove and return lost members; a dead process is noticed at once, an unresponsive one after a while."""
         ended = ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0] if self._lives else []
         dead = frozenset(self._lives[call] for call in ended)
         self.remove(dead)
         return dead | super().feel_pulse()
 
-    # -- what they do ------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------------
 
     def halt(self, epoch: int) -> None:
-        """Let all members give up what they do for earlier epochs."""
+        """Make all members drop their work for earlier epochs."""
         for actor in self._actors.values():
             actor.halt.remote(epoch)
 
     def load(self, placement: Placement) -> None:
-        """Let members hold their shards; what they have of them already they keep.
+        """Have members load their shards; they keep the parts that they already have.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -192,7 +192,7 @@ class ServingCrew(Party):
             self.pulse.is_patient = False
 
     def begin(self, row: Row) -> None:
-        """Let members take the turns of an epoch.
+        """Have members start the engine steps of an epoch.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -200,7 +200,7 @@ class ServingCrew(Party):
         self.ask(NOTHING, row.workers, "begin", row)
 
     def send(self, turns: list[Turn], workers: Collection[Worker]) -> None:
-        """Send turns to members; nobody waits for an answer."""
+        """Send engine steps to members, without waiting for an answer."""
         for worker in workers:
             if worker in self._actors:
                 self._actors[worker].take.remote(turns)

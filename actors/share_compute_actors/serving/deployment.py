@@ -1,6 +1,6 @@
-"""One replica of a deployment: sends turns, hears what comes of them, and goes on with other pools when it must.
+"""Main loop of one replica: sends engine steps, takes in their results, and changes stages when necessary.
 
-One thread runs all of it. Sequences are taken in by other threads at the `Desk`, also while there are no pools.
+One thread runs the loop. Other threads submit sequences through the `Desk`, even while there are no stages.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from share_compute_actors.serving.standing import Standing
 from share_compute_actors.wire import Undeclared, undeclared
 
 _GLANCE_S = 0.05
-"""Time between two looks at the members while nothing is heard of them."""
+"""Longest wait for a message before the next check of the members, in seconds."""
 _WATCH_S = 0.02
-"""Time between two looks at the members while much is heard of them."""
+"""Shortest time between two checks of the members while messages arrive, in seconds."""
 _STANDSTILL_S = 10.0
-"""So long nothing may come of turns while no member computes."""
+"""Longest time without a result while engine steps are in flight and no member computes, in seconds."""
 _MOST_TROUBLES = 3
-"""So often in a row members fail without a token in between before what they were at is given up."""
+"""Number of troubles in a row, without a token in between, after which the affected sequences are given up."""
 _log = logging.getLogger(__name__)
 
 Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
-"""An unchecked message: its claimed sender, that member's key, the content; machines that may be used from now on; None
-where there may be turns to send."""
+"""An item of the inbox. A tuple is an unchecked message: its claimed sender, the key that it shows, and its content. A
+topology has the machines that may be used from now on. None means that there may be engine steps to send."""
 
 
 class Deployment:
-    """Serves one replica.
+    """Runs one replica.
 
     Args:
-        assembly: puts pools together.
-        desk: where sequences are.
-        standing: what is told of the deployment.
-        inbox: what is heard.
-        stopped: set when all is to end.
+        assembly: plans and forms the stages.
+        desk: the scheduler service with the sequences.
+        standing: status of the deployment.
+        inbox: queue of messages.
+        stopped: set when all work is to end.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class Deployment:
         self._inbox = inbox
         self._stopped = stopped
         self._sent: dict[int, Turn] = {}
-        """Turns of this epoch whose results did not come yet."""
+        """Engine steps of this epoch whose results have not arrived, by id."""
         self._epoch = 0
-        """To which they were sent."""
+        """Epoch of the engine steps in `_sent`."""
         self._watched_s = 0.0
-        """When it was looked after members."""
+        """Time of the last check of the members."""
         self._moved_s = 0.0
-        """When there was nothing to wait for, or something came."""
+        """Last time at which nothing was pending, a member computed, or a result arrived."""
         self._troubles = 0
-        """In a row, with no token in between."""
+        """Number of troubles in a row, without a token in between."""
 
     def run(self) -> None:
-        """Serve until it is stopped; members are ended then.
+        """Serve until the replica is stopped; then end the members.
 
         Raises:
-            Cancelled: it was stopped while pools were formed.
-            ShareComputeError: it can never be served.
+            Cancelled: the replica was stopped while stages were formed.
+            ShareComputeError: the model can never be served.
         """
         with closing(self._assembly):
             while not self._stopped.is_set():
@@ -110,7 +110,7 @@ class Deployment:
             assembly.send(turns)
 
     def _notice_standstill(self) -> None:
-        """Form the pools anew when nothing comes of what was sent though nobody computes: a link is silent."""
+        """Break up the stages if results are due but no member computes: then a link is unresponsive."""
         if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
             self._moved_s = time.monotonic()
         elif time.monotonic() - self._moved_s > _STANDSTILL_S:
@@ -118,7 +118,7 @@ class Deployment:
             self._assembly.break_up("nothing was computed of what was sent")
 
     def _hear(self) -> None:
-        """Wait for news, and take in all that there are."""
+        """Wait for a message, and take in all that have arrived."""
         try:
             heard = self._inbox.get(timeout=_GLANCE_S)
             while True:
@@ -134,7 +134,7 @@ class Deployment:
             self._open(*heard)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Take in what came as from a member; one that says what it should not is lost."""
+        """Take in messages in the name of a member; a member that sends an undeclared message counts as lost."""
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)
@@ -167,7 +167,7 @@ class Deployment:
             self._standing.went_on()
 
     def _trouble(self, worker: Worker, trouble: Trouble) -> None:
-        """A member could not go on: find out whether that is for its machine, for a sequence, or for all."""
+        """Handle a member's trouble: decide whether its machine, a sequence or the whole epoch is affected."""
         failure = trouble.failure
         _log.warning("%s cannot go on: %s", self._assembly.name(worker), failure.message)
         self._troubles += 1
@@ -182,7 +182,7 @@ class Deployment:
         self._again(failure)
 
     def _give_up(self, turn_id: int | None, failure: ShareComputeError) -> None:
-        """Give up the sequence that the failure names, or those that a turn began, or all that are in it."""
+        """Fail the sequence that the error names, or those that the engine step opened, or all sequences in it."""
         turn = self._sent.get(-1 if turn_id is None else turn_id)
         if turn is not None:
             named = [failure.details["sequence"]] if "sequence" in failure.details else []

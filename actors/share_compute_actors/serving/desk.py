@@ -1,4 +1,4 @@
-"""Where sequences are taken in and told of: the scheduler, safe for any thread, with what it says and measures."""
+"""Scheduler service: a thread-safe interface to the scheduler, with its event queue and its metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from share_compute_actors.serving.feed import Feed
 
 
 class Desk:
-    """All sequences of one replica of a deployment. They can be taken in before there are pools.
+    """All sequences of one replica of a deployment. Sequences are accepted even before there are stages.
 
     Args:
-        limits: of the scheduler, until there are pools.
-        wake: is called when there may be turns to send.
+        limits: limits of the scheduler until there are stages.
+        wake: called when there may be engine steps to send.
     """
 
     def __init__(self, limits: Limits, wake: Callable[[], None]) -> None:
@@ -31,20 +31,20 @@ class Desk:
         self._lock = threading.Lock()
         self._figures = Figures()
         self._live: set[int] = set()
-        """Sequences of which more will be told."""
+        """Sequences that will have more events."""
         self._closed: ShareComputeError | None = None
-        """Why no sequences are taken in."""
+        """Error for new sequences while none are accepted; None while the service is open."""
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Take sequences in, all or none of them.
+        """Accept sequences, either all or none of them.
 
         Raises:
             TooLong: a prompt leaves no room for a token.
-            Busy: too many wait already.
-            UserError: they cannot be served as they are.
-            Unavailable: nobody can serve them.
+            Busy: too many sequences wait already.
+            UserError: the sequences cannot be served as they are.
+            Unavailable: no machines can serve them.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -59,20 +59,20 @@ class Desk:
         self._wake()
 
     def cancel(self, sequences: Iterable[int]) -> None:
-        """End sequences that nobody wants any more."""
+        """End sequences that are no longer wanted."""
         with self._lock:
             for sequence in sequences:
                 self._tell(self._scheduler.cancel(sequence))
         self._wake()
 
     def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return what was told after the first ``after`` events; waits for more if there is nothing."""
+        """Return the events after the first ``after`` ones; wait for more if there are none."""
         return self._feed.pull(after, timeout_s)
 
-    # -- pools -------------------------------------------------------------------------------------------------------
+    # -- stages ------------------------------------------------------------------------------------------------------
 
     def next_turns(self) -> list[Turn]:
-        """Return all turns that may be sent now."""
+        """Return all engine steps that may be sent now."""
         with self._lock:
             turns = self._scheduler.next_turns()
             for turn in turns:
@@ -80,57 +80,57 @@ class Desk:
             return turns
 
     def completed(self, result: TurnResult) -> None:
-        """Take in what came of a turn.
+        """Take in the result of an engine step.
 
         Raises:
-            VerificationFailed: it is not of what the turn samples.
+            VerificationFailed: the result does not fit the sequences that the engine step samples.
         """
         with self._lock:
             self._tell(self._scheduler.completed(result))
 
     def reform(self, epoch: int, limits: Limits) -> None:
-        """Go on with other pools."""
+        """Continue with other stages."""
         with self._lock:
             self._tell(self._scheduler.reform(epoch, limits))
 
     def drop_cached(self) -> None:
-        """Let pools free the caches that are kept of ended sequences."""
+        """Free the KV caches of ended sequences in the stages."""
         with self._lock:
             self._scheduler.drop_cached()
 
     def fail(self, sequences: Iterable[int], error: ShareComputeError) -> None:
-        """Give sequences up; what was emitted of them stays valid."""
+        """Fail sequences with an error; tokens that were emitted stay valid."""
         with self._lock:
             for sequence in self._live.intersection(sequences):
                 self._scheduler.cancel(sequence)
                 self._tell([Failed(sequence, error)])
 
     def close(self, error: ShareComputeError) -> None:
-        """Give all sequences up, and take none in before `open`."""
+        """Fail all sequences, and accept none until `open`."""
         with self._lock:
             self._closed = error
             live = tuple(self._live)
         self.fail(live, error)
 
     def open(self) -> None:
-        """Take sequences in again."""
+        """Accept sequences again."""
         with self._lock:
             self._closed = None
 
-    # -- what there is to know ---------------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether sequences are taken in."""
+        """Whether sequences are accepted."""
         return self._closed is None
 
     def stats(self) -> Stats:
-        """Return what is going on."""
+        """Return the scheduler's current counts."""
         with self._lock:
             return self._scheduler.stats()
 
     def measured(self) -> Measured:
-        """Return how soon tokens come, and how many."""
+        """Return the measured latency and throughput of tokens."""
         with self._lock:
             return self._figures.measured(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""What a deployment's server tells of its sequences, kept until the control plane has it."""
+"""Events of a deployment's sequences, kept until the control plane has received them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from share_compute.serving.events import SequenceEvent
 
 
 class Feed:
-    """Events in order, for one listener; any thread may put some."""
+    """A queue of events for one listener; any thread may add events."""
 
     def __init__(self) -> None:
         self._events: list[SequenceEvent] = []
@@ -17,16 +17,16 @@ class Feed:
         self._news = threading.Condition()
 
     def put(self, events: Collection[SequenceEvent]) -> None:
-        """Tell something."""
+        """Add events."""
         if events:
             with self._news:
                 self._events.extend(events)
                 self._news.notify_all()
 
     def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return the events that followed the first ``after`` ones; waits for the next if there is none.
+        """Return the events after the first ``after`` ones; wait for the next if there are none.
 
-        ``after`` never goes back: what the listener has received is not kept.
+        ``after`` must never decrease, because events that the listener has received are dropped.
         """
         with self._news:
             self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)

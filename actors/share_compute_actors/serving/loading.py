@@ -1,4 +1,4 @@
-"""Builds a shard that serves and fills it; what the machine holds of it already is taken over as it is."""
+"""Builds a serving shard and fills it; parts that the machine already holds are reused unchanged."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from share_compute_actors.serving.messages import ServingSetup
 def build_shard(
     setup: ServingSetup, weights: Any, shard: Shard, before: TurnStage | None
 ) -> tuple[TurnStage, dict[str, Tensor]]:
-    """Return a stage, and by stored name what of it is still to be filled; on the thread that will compute.
+    """Return a shard's module, and its unfilled tensors by stored name; call it on the thread that will compute.
 
     Args:
-        setup: of the member.
+        setup: parameters of the member.
         weights: the actor that gives weights.
         shard: layers of the model.
-        before: what this machine holds; of no use afterwards.
+        before: the machine's current module, unusable afterwards; None if there is none.
 
     Raises:
         ContributorLost: this process sees another GPU than the one that was measured.
@@ -66,16 +66,16 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
 
 
 def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
-    """Load what is to be filled.
+    """Load the missing tensors.
 
     Args:
-        setup: of the member.
+        setup: parameters of the member.
         weights: the actor that gives weights.
-        stage: newly built.
-        missing: what is to be filled, by stored name; empty afterwards, or what is packed would be there twice.
+        stage: newly built module.
+        missing: tensors to fill, by stored name; emptied, so that packed weights are not in memory twice.
 
     Raises:
-        LibraryLost: who gives the weights died.
+        LibraryLost: the actor that gives weights died.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.
     """
@@ -90,7 +90,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
 
 
 def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
-    """Return by which method of the library a tensor is given, and as what."""
+    """Return the weights actor's method for a tensor, and the dtype of its answer."""
     if is_quantized(name):
         return "int8_weights", torch.int8
     if name.endswith(SCALE):
@@ -99,9 +99,9 @@ def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dt
 
 
 def _tokenizer(weights: Any) -> Path | None:
-    """Return a folder on this machine with the tokenizer's files; None where the model has none.
+    """Return a folder on this machine with the tokenizer's files; None if the model has none.
 
-    It is named by what it holds, so that the members of all deployments share it.
+    The folder is named by a digest of its contents, so that the members of all deployments share it.
     """
     files: dict[str, bytes] = ray.get(weights.tokenizer_files.remote())
     if not files:

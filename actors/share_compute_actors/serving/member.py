@@ -1,4 +1,4 @@
-"""A member of a deployment: the actor that holds one shard and the caches of sequences on one contributor."""
+"""A member of a deployment: the actor that holds one shard, and the KV caches of sequences, on one contributor."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _log = logging.getLogger(__name__)
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
 class ServingMember:
-    """One machine's work for one deployment, over all its epochs.
+    """Does one machine's work for one deployment, over all its epochs.
 
-    Methods of the group ``orders`` run on the compute thread, one after the other; the others always answer.
+    Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
 
     Args:
-        setup: what it is to do.
+        setup: parameters of this member.
         server: the actor that leads it.
-        key: shown to that one with all that it is told, so that no other member can speak for this one.
+        key: secret that the member sends with each message to the server, so that no other member can impersonate it.
     """
 
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
@@ -67,7 +67,7 @@ class ServingMember:
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
 
     def _tell(self) -> None:
-        """Send what is said to the server, beside computing: a call takes as long as many of a token's operations."""
+        """Send messages to the server on a separate thread; a call takes as long as many of a token's operations."""
         try:
             while True:
                 messages = [pack_to_server(self._said.get())]
@@ -75,22 +75,23 @@ class ServingMember:
                     while True:
                         messages.append(pack_to_server(self._said.get_nowait()))
                 self._server.hear.remote(self._setup.worker, self._key, messages)
-        except BaseException:  # noqa: BLE001 - whatever it was, nothing is heard of this member any more
+        except BaseException:  # noqa: BLE001 - after any error no message of this member arrives
             _log.exception("%s cannot be heard any more, and ends", self._setup.name)
-            os._exit(1)  # whoever waits for it learns at once that it is gone
+            os._exit(1)  # the server, which waits for messages, notices the loss at once
 
     # -- between epochs ----------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="orders")
     @answers(HELD)
     def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
-        """Hold a shard; what is here of it already stays, all else goes.
+        """Load a shard; keep the parts that are already here, and drop everything else.
 
         Args:
             weights: the actor that gives weights.
             shard: layers of the model.
-            keeps_plain: whether there is room for weights that are held twice, plain and packed.
-            is_awaited: whether sequences wait for it: then what draws tokens is made fast after they went on.
+            keeps_plain: whether memory suffices for weights in both forms, plain and packed.
+            is_awaited: whether sequences wait for this member. The shard of a text model is then sealed only after they
+                have continued.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
@@ -103,11 +104,11 @@ class ServingMember:
         engine.keeps_plain = keeps_plain
         if engine.stage is not None:
             engine.stage.clear()
-            if not keeps_plain:  # before anything is loaded: it needs the room
+            if not keeps_plain:  # before anything is loaded, because it frees memory
                 engine.stage.seal(keeps_plain=False)
         if engine.stage is None or engine.stage.shard != shard:
             stage, missing = build_shard(self._setup, weights, shard, engine.stage)
-            engine.stage = None  # what is not taken over makes room
+            engine.stage = None  # frees the memory of the parts that are not taken over
             loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
             fill_shard(self._setup, weights, stage, missing)
             engine.stage = stage
@@ -115,7 +116,7 @@ class ServingMember:
                 with fits(shard, self._setup.name):
                     stage.seal(keeps_plain=keeps_plain)
                     stage.warm_up()
-        trim()  # or the caches of the epoch before would count
+        trim()  # otherwise the caches of the previous epoch would count
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
         if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
@@ -127,7 +128,7 @@ class ServingMember:
     @ray.method(concurrency_group="orders")
     @answers(PEER)
     def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel and return where it is."""
+        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
         return self._engine.order(partial(self._listen, epoch, keys, admitted))
 
     def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
@@ -139,13 +140,13 @@ class ServingMember:
     @ray.method(concurrency_group="orders")
     @answers(WORKERS)
     def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Link to all other members, and return those whose greeting did not arrive by the direct link."""
+        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
         return self._engine.order(lambda: greet_all(self._channel(), self._setup.worker, peers))
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls show."""
+        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
         for member, (handle, key) in members.items():
             deliver = partial(handle.deliver.remote, self._setup.worker, key)
             self._engine.order(partial(self._channel().use_calls, member, deliver))
@@ -153,30 +154,30 @@ class ServingMember:
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def begin(self, row: Row) -> None:
-        """Take the turns of an epoch, with no caches."""
+        """Start to execute the engine steps of an epoch, with empty KV caches."""
         self._engine.order(partial(self._engine.begin, row, row.workers.index(self._setup.worker)))
 
     # -- always answering --------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="turns")
     def take(self, turns: list[Turn]) -> None:
-        """Take in turns that are to be executed, in the order of their ids."""
+        """Queue engine steps, in the order of their ids."""
         self._engine.put(turns)
 
     @ray.method(concurrency_group="control")
     def halt(self, epoch: int) -> None:
-        """Give up what belongs to earlier epochs, and end waits for it."""
+        """Drop the engine steps of earlier epochs, and end waits for them."""
         self._engine.halt(epoch)
 
     @ray.method(concurrency_group="mail")
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that came by a Ray call."""
+        """Take in a tensor that arrived by a Ray call."""
         self._channel().deliver(source, key, envelope, content)
 
     @ray.method(concurrency_group="control")
     @answers(SIGN)
     def status(self) -> Sign:
-        """Say that this member is alive, and what it does."""
+        """Return a heartbeat with this member's activity."""
         stage = self._engine.stage
         return Sign(
             worker=self._setup.worker,
@@ -191,7 +192,7 @@ class ServingMember:
 
     @ray.method(concurrency_group="life")
     def live(self) -> None:
-        """Answer never: who asks learns at once when this process ends."""
+        """Block until this process ends, so that the caller learns of its end at once."""
         threading.Event().wait()
 
     def _channel(self) -> Channel:

@@ -1,4 +1,4 @@
-"""What the members and the server of a deployment say to each other, beside turns: declared and frozen."""
+"""Messages between the members and the server of a deployment, beside engine steps: declared and frozen."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
 
 @dataclass(frozen=True, slots=True)
 class ServingSetup:
-    """What a member is told when it is started."""
+    """The parameters that a member is started with."""
 
     deployment: str
-    """Id of the deployment, and of the replica of it: tensors of others are dropped."""
+    """Id of the deployment and its replica; tensors of others are dropped."""
     worker: Worker
-    """Its own name: the contributor that it runs on."""
+    """The member's own name: the contributor that it runs on."""
     name: str
-    """Of its machine, for people."""
+    """Name of the member's machine, for display."""
     address: str
-    """IP address that the other members reach it at."""
+    """IP address at which the other members reach this member."""
     blueprint: Blueprint
     dtype: ServedPrecision
-    """What it loads weights as, and computes in."""
+    """Precision in which the member loads weights and computes."""
     window_tokens: int
-    """Longest sequence."""
+    """Longest sequence, in tokens."""
     threads: int
     device: DeviceKind
     gpu: str
     """UUID of the GPU that was measured; empty for a CPU."""
     pooling: Pooling | None = None
-    """How vectors are made, where the model is an encoder."""
+    """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +48,45 @@ class Row:
     epoch: int
     workers: tuple[Worker, ...]
     names: tuple[str, ...]
-    """Of their machines."""
+    """Names of the members' machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a member holds after it loaded a shard."""
+    """The state of a member after it loaded a shard."""
 
     loaded_bytes: Natural
-    """Weights that it did not have before."""
+    """Bytes of weights that the member had to load."""
     holding: Holding
-    """What the planner is to know of it."""
+    """Figures for the planner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of life of a member."""
+    """A heartbeat of a member."""
 
     worker: Worker
     epoch: Natural
     process_id: Natural
-    """On its machine."""
+    """Id of the member's process on its machine."""
     is_computing: bool
-    """Whether it computes now, and does not wait for others."""
+    """Whether the member computes now, rather than waits for others."""
     computed_s: Seconds
-    """Time that it computed since it was started."""
+    """Total time of computing since the member started."""
     at_s: Seconds
-    """When this was said, by a clock of its own that only grows."""
+    """Time of this heartbeat, by the member's own monotonic clock."""
     resident_bytes: Natural
     cache_bytes: Natural
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A member cannot go on with the turns of an epoch."""
+    """A member's report that it cannot continue the engine steps of an epoch."""
 
     epoch: int
     failure: ShareComputeError
     turn: int | None = None
-    """The turn that it was at."""
+    """Id of the engine step that failed; None if none was running."""
 
 
 ToServer = TurnResult | Trouble
@@ -97,7 +97,7 @@ SIGN: Schema[Sign] = Schema(Sign)
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """A `Trouble` on its way."""
+    """A `Trouble` in the form in which it is sent."""
 
     epoch: int
     failure: Raised
@@ -110,21 +110,21 @@ _TO_SERVER: Messages[TurnResult | _Trouble] = Messages(
 
 
 def pack_to_server(message: ToServer) -> bytes:
-    """Return what a member tells the server as bytes."""
+    """Return a member's message to the server, as bytes."""
     if isinstance(message, TurnResult):
         return _TO_SERVER.pack("TurnResult", message)
     return _TO_SERVER.pack("Trouble", _Trouble(message.epoch, Raised.of(message.failure), message.turn))
 
 
 def unpack_to_server(data: Any, sender: str) -> ToServer:
-    """Return what a member told the server.
+    """Return a member's message to the server.
 
     Args:
-        data: as it came.
-        sender: name of its machine.
+        data: the message as it was received.
+        sender: name of the member's machine.
 
     Raises:
-        Undeclared: it is no declared message.
+        Undeclared: the message is not declared.
     """
     message = _TO_SERVER.unpack(data, sender)
     if isinstance(message, TurnResult):

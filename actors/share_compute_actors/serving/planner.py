@@ -1,4 +1,4 @@
-"""Says where a deployment is served best: at once with who is there, or in a thread of its own with all machines."""
+"""Plans the placement of a deployment: at once for present members, or on a background thread for all machines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
 _NOTICEABLE = 0.9
-"""Other pools are worth a pause when what they take is at most so much of what those that are there take."""
+"""Largest ratio of predicted times, new to current, at which new stages are worth the pause."""
 
 
 class Planner:
     """Plans for one deployment.
 
     Args:
-        spec: what was asked for.
-        profile: what the model costs.
-        window_tokens: longest sequence.
+        spec: the user's request.
+        profile: profile of the model.
+        window_tokens: longest sequence, in tokens.
         embeds: whether the model is an encoder.
     """
 
@@ -39,24 +39,24 @@ class Planner:
         self._answer: Future[Placement] | None = None
 
     def close(self) -> None:
-        """Plan no more."""
+        """Stop planning."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def channel(self) -> Literal["auto", "direct", "ray"]:
-        """How tensors are to travel."""
+        """Transport of tensors between members."""
         return self.spec.parallelism.channel
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is to come."""
+        """Whether an answer is pending."""
         return self._answer is not None
 
     def at_once(self, topology: Topology, epoch: int) -> Placement:
-        """Return what is best with these machines; in as many pools as asked, or nearly as many.
+        """Return the best placement on these machines, with the requested number of stages or the next smaller one.
 
         Raises:
-            PlanInfeasible: they cannot hold the model.
+            PlanInfeasible: the machines cannot hold the model.
         """
         asked = self.spec.parallelism.pools
         if asked is None:
@@ -67,12 +67,12 @@ class Planner:
         return self._place(topology, epoch, 1)
 
     def begin(self, topology: Topology, epoch: int, *, is_first: bool) -> None:
-        """Begin to work out what is best with these machines.
+        """Start to plan for these machines in the background.
 
         Args:
             topology: the machines.
-            epoch: that would begin.
-            is_first: whether all pools that were asked for must be there.
+            epoch: number of the epoch that the placement would begin.
+            is_first: whether the requested number of stages is required.
         """
         assert self._answer is None
         if is_first:
@@ -81,7 +81,7 @@ class Planner:
             self._answer = self._pool.submit(self.at_once, topology, epoch)
 
     def answer(self) -> Placement | None:
-        """Return what `begin` was asked for, once; None while it is not known.
+        """Return the placement that `begin` started to plan, once; None while it is not known.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.
@@ -92,11 +92,11 @@ class Planner:
         return answer.result()
 
     def is_better(self, wanted: Placement, now: Placement | None, usable: Collection[Worker]) -> bool:
-        """Return whether other pools are worth the pause that it takes to form them.
+        """Return whether another placement is worth the pause of a membership change.
 
         Args:
-            wanted: the others.
-            now: those that compute; None when none do.
+            wanted: the other placement.
+            now: the current placement; None if there is none.
             usable: machines that may be used from now on.
         """
         if now is None or not set(now.workers).issubset(usable):

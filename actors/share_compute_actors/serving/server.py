@@ -1,6 +1,6 @@
-"""The server of a deployment: one actor on the head that takes sequences in, and tells what comes of them.
+"""The server of a deployment: one actor on the head that accepts sequences and returns their events.
 
-This module is what the control plane imports, so it is light; the work itself is in `deployment`, where torch is.
+The control plane imports this module, so it must not import torch. The main loop is in `deployment`, which does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, answers_by
 
 topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
-"""Reads and writes what a server is offered as JSON."""
+"""Reads and writes topologies that are offered to a server, as JSON."""
 generations_adapter: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
 """Reads and writes the sequences of a request as JSON."""
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class DeploymentServer:
     """Serves one replica of a deployment.
 
-    Sequences can be submitted from the beginning: they wait until there are pools.
+    Sequences can be submitted from the beginning: they wait until there are stages.
 
     Args:
         assignment: a `ServingAssignment` as JSON.
@@ -57,15 +57,15 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
-        """Serve until `stop` is called; the status says how it ended."""
+        """Serve until `stop` is called; the status has the reason for the end."""
         failure: ShareComputeError | None = None
         try:
             from share_compute_actors.serving.beginning import begin  # noqa: PLC0415 - loads torch
 
             begin(self._assignment, self._desk, self._standing, self._inbox, self._stopped).run()
         except Cancelled:
-            pass  # it was stopped
-        except Exception as ended:  # noqa: BLE001 - whoever asks learns how it ended
+            pass  # `stop` was called
+        except Exception as ended:  # noqa: BLE001 - the status reports it
             _log.exception("deployment %s ended", self._assignment.spec.name)
             failure = as_ours(ended)
         if failure is None:
@@ -78,37 +78,37 @@ class DeploymentServer:
     @ray.method(concurrency_group="requests")
     @answers_by(NOTHING, as_ours)
     def submit(self, generations: str) -> None:
-        """Take sequences in, all or none of them: a list of `Generation` as JSON; `pull` gives what comes of them.
+        """Accept sequences, all or none of them: a list of `Generation` as JSON; `pull` returns their events.
 
         Raises:
             TooLong: a prompt leaves no room for a token.
-            Busy: too many wait already.
-            UserError: they cannot be served as they are.
-            Unavailable: nobody can serve them.
+            Busy: too many sequences wait already.
+            UserError: the sequences cannot be served as they are.
+            Unavailable: no machines can serve them.
         """
         self._desk.submit(generations_adapter.validate_json(generations))
 
     @ray.method(concurrency_group="requests")
     def cancel(self, sequences: Sequence[int]) -> None:
-        """End sequences that nobody wants any more."""
+        """End sequences that are no longer wanted."""
         self._desk.cancel(sequences)
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, timeout_s: float) -> str:
         """Return the events of all sequences after the first ``after``, by `write_events`; wait for the next if none.
 
-        ``after`` never goes back: it says how many events the one caller has received.
+        ``after`` must never decrease: it is the number of events that the single caller has received.
         """
         return write_events(self._desk.pull(after, timeout_s))
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
-        """Take in what a member says; `Deployment` knows whether it is that member, and what it means."""
+        """Queue messages in the name of a member; `Deployment` checks the sender, and reads them."""
         self._inbox.put((worker, key, messages))
 
     @ray.method(concurrency_group="control")
     def offer(self, topology: str) -> None:
-        """Say which machines may be used from now on, as JSON, in place of those that were told before."""
+        """Replace the machines that may be used, given as JSON."""
         self._inbox.put(topologies.validate_json(topology))
 
     @ray.method(concurrency_group="control")
@@ -118,5 +118,5 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """End all members; then `run` returns."""
+        """End all members; `run` then returns."""
         self._stopped.set()

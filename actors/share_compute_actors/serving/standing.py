@@ -1,4 +1,4 @@
-"""How a deployment stands: what its server tells the control plane of itself."""
+"""Status of a deployment, as its server reports it to the control plane."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from share_compute.serving.status import (
 from share_compute_actors.serving.desk import Desk
 
 if TYPE_CHECKING:
-    from share_compute_actors.serving.messages import Sign  # where torch is
+    from share_compute_actors.serving.messages import Sign  # that module imports torch
 
 _LOOKS = 20
-"""Signs of life over which it is seen how busy a member is."""
+"""Number of heartbeats over which the busy share of a member is measured."""
 _INTERRUPTIONS = 8
-"""Interruptions that are remembered: the last ones."""
+"""Number of interruptions that are kept; the oldest are dropped."""
 
 
 @dataclass(slots=True)
@@ -42,12 +42,12 @@ class _Interruption:
 
 
 class Standing:
-    """Kept by the server's own thread; any thread may ask for it.
+    """Collects the status of a replica; the server's thread writes it, and any thread may read it.
 
     Args:
-        desk: where sequences are.
-        window_tokens: longest sequence.
-        embeds: whether the model is an encoder: of tokens one after the other nothing is predicted then.
+        desk: the scheduler service with the sequences.
+        window_tokens: longest sequence, in tokens.
+        embeds: whether the model is an encoder; token rates are not predicted then.
     """
 
     def __init__(self, desk: Desk, window_tokens: int, *, embeds: bool = False) -> None:
@@ -66,18 +66,18 @@ class Standing:
         self._expected: frozenset[Worker] = frozenset()
         self._recoveries = 0
         self._lost_s: float | None = None
-        """When a loss was noticed after which nothing was computed yet."""
+        """Time of the first loss after which no token was sampled yet; None if there is none."""
         self._last_gap_s: float | None = None
         self._interruptions: deque[_Interruption] = deque(maxlen=_INTERRUPTIONS)
 
     def move(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
-        """Say where it is in its life, and why."""
+        """Set the state, with its reason."""
         with self._lock:
             self._state, self._reason, self._is_looking = state, reason, False
             self._error = None if error is None else {"code": error.code, **error.facts()}
 
     def formed(self, epoch: int, placement: Placement) -> None:
-        """Pools were put together."""
+        """Record that stages were formed."""
         with self._lock:
             self._epoch, self._placement = epoch, placement
             now_s = time.monotonic()
@@ -87,11 +87,11 @@ class Standing:
             self._signs = {worker: deque(maxlen=_LOOKS) for worker in placement.workers}
 
     def lost(self, reason: str, machines: tuple[str, ...] = ()) -> None:
-        """These pools are of no use any more: members were lost, or what they computed was.
+        """Record that the stages became unusable, because members or their results were lost.
 
         Args:
-            reason: what happened.
-            machines: names of those that were lost.
+            reason: description of the event.
+            machines: names of the lost members' machines.
         """
         with self._lock:
             self._recoveries += 1
@@ -100,7 +100,7 @@ class Standing:
             self._interruptions.append(_Interruption(self._recoveries, reason, machines, now_s))
 
     def went_on(self) -> None:
-        """A token was drawn."""
+        """Record that a token was sampled."""
         if self._lost_s is not None:
             with self._lock:
                 self._last_gap_s, self._lost_s = time.monotonic() - self._lost_s, None
@@ -108,7 +108,7 @@ class Standing:
     def look(
         self, alive: frozenset[Worker], expected: frozenset[Worker], signs: Mapping[Worker, Any]
     ) -> None:
-        """Take note of who is alive and who is about to come, and of the last signs of life."""
+        """Record which members are alive, which are starting, and their last heartbeats."""
         with self._lock:
             self._alive, self._expected = alive, expected
             for worker, seen in self._signs.items():
@@ -117,7 +117,7 @@ class Standing:
                     seen.append(sign)
 
     def tell(self) -> ServingStatus:
-        """Return it all."""
+        """Return the complete status."""
         stats, measured = self._desk.stats(), self._desk.measured()
         with self._lock:
             placement = self._placement

@@ -1,8 +1,8 @@
-"""A member's one compute thread: it executes turns in the order of their ids, and orders from outside between them.
+"""A member's single compute thread: it executes engine steps in the order of their ids, and calls in between.
 
-Hidden states go from pool to pool; the tokens that the last pool draws go to the first one, which feeds them back, and
-to the server. Everything that touches weights, caches or the channel happens on this thread. Other threads only leave
-turns and orders here, and end waits that have become pointless.
+Hidden states go from stage to stage. Tokens that the last stage samples go to the first stage, which feeds them back,
+and to the server. All access to weights, KV caches and the channel happens on this thread. Other threads only queue
+engine steps and calls here, and end waits that have become pointless.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from share_compute_actors.messages import Label
 from share_compute_actors.serving.messages import Row, ToServer, Trouble
 
 _GREETING_S = 0.5
-"""Time between two greetings while this member waits: they tell how much was sent, so that a loss is noticed."""
+"""Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
+that the receiver notices a loss."""
 _MOST_UNREAD = 64
-"""Turns whose tokens the first pool need not have looked at: more are never in flight."""
+"""Most engine steps whose tokens the first stage has not read; never more are in flight."""
 
 Result = TypeVar("Result")
 Tell = Callable[[ToServer], None]
 
 
 class TurnEngine:
-    """Executes turns.
+    """Executes engine steps.
 
     Args:
-        tell: takes what the server must hear, from the compute thread.
+        tell: sends a message to the server; called on the compute thread.
     """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self.stage: TurnStage | None = None
         self.keeps_plain = False
-        """Whether the stage has room for weights that are held twice, once it is sealed."""
+        """Whether memory suffices for weights in both forms, plain and packed, once the shard is sealed."""
         self.channel: Channel | None = None
         self._row: Row | None = None
         self._place = 0
@@ -58,13 +59,14 @@ class TurnEngine:
         self._halted = 0
         """Epochs before this one are over."""
         self._open: set[int] = set()
-        """Sequences that have a slab, at the first pool."""
+        """Sequences that have a KV slot; at the first stage only."""
         self._fed_back: dict[int, int] = {}
-        """The last token of each sequence, at the first pool."""
+        """The last token of each sequence; at the first stage only."""
         self._unread: deque[tuple[int, tuple[int, ...]]] = deque()
-        """Turns whose tokens were not looked at yet, and the sequences that they sampled, at the first pool."""
+        """Engine steps whose tokens were not read yet, with the sequences that they sampled; at the first stage
+        only."""
         self.computed_s = 0.0
-        """Time spent in computing."""
+        """Total time of computing, in seconds."""
         self.is_computing = False
         self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
         self._thread.start()
@@ -72,13 +74,13 @@ class TurnEngine:
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def put(self, turns: list[Turn]) -> None:
-        """Take in turns, in the order of their ids."""
+        """Queue engine steps, in the order of their ids."""
         with self._news:
             self._turns.extend(turn for turn in turns if turn.epoch >= self._halted)
             self._news.notify()
 
     def halt(self, epoch: int) -> None:
-        """Give up what belongs to earlier epochs."""
+        """Drop the engine steps of earlier epochs, and end waits for them."""
         with self._news:
             self._halted = max(self._halted, epoch)
             channel = self.channel
@@ -87,7 +89,7 @@ class TurnEngine:
             channel.interrupt()
 
     def order(self, work: Callable[[], Result]) -> Result:
-        """Run something on the compute thread, and return what it returns."""
+        """Run a function on the compute thread, and return its result."""
         future: Future[Result] = Future()
         with self._news:
             self._orders.append((work, future))
@@ -96,21 +98,21 @@ class TurnEngine:
 
     @property
     def epoch(self) -> int:
-        """The epoch whose turns are executed."""
+        """The epoch whose engine steps are executed."""
         row = self._row
         return 0 if row is None else row.epoch
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def open(self, channel: Channel | None) -> None:
-        """Talk through this channel from now on; an order."""
+        """Use this channel from now on; call it through `order`."""
         with self._news:
             old, self.channel = self.channel, channel
         if old is not None:
             old.close()
 
     def begin(self, row: Row, place: int) -> None:
-        """Take the turns of an epoch, with no caches; an order."""
+        """Start to execute the engine steps of an epoch, with empty KV caches; call it through `order`."""
         assert self.stage is not None
         self.stage.clear()
         self._open.clear()
@@ -141,9 +143,9 @@ class TurnEngine:
             return
         try:
             self._compute(turn)
-        except Exception as failure:  # noqa: BLE001 - the server must hear of it, and decides what comes next
+        except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
-            self._row = None  # the rest of this epoch's turns would lack this one
+            self._row = None  # the later engine steps of this epoch depend on this one
             self._tell(Trouble(turn.epoch, as_told(failure), turn.id))
 
     def _compute(self, turn: Turn) -> None:
@@ -155,7 +157,7 @@ class TurnEngine:
             self._open.update(opening.sequence for opening in turn.opens)
         inputs = self._inputs(turn, self._row.names)
         if not self.stage.is_sealed and all(chunk.count == 1 for chunk in turn.chunks):
-            self.stage.seal(keeps_plain=self.keeps_plain)  # all that waited for it have gone on
+            self.stage.seal(keeps_plain=self.keeps_plain)  # all sequences that waited have continued
         start_s, self.is_computing = time.perf_counter(), True
         outputs = self.stage.compute(turn, inputs)
         self.computed_s += time.perf_counter() - start_s
@@ -178,7 +180,7 @@ class TurnEngine:
             self.channel.forget(turn.id - _MOST_UNREAD, "serve")
 
     def _inputs(self, turn: Turn, names: Sequence[str]) -> Tensor:
-        """Return ids ``[tokens]`` or what the pool before computed, ``[tokens, hidden]``."""
+        """Return ids ``[tokens]``, or the hidden states of the previous stage, ``[tokens, hidden]``."""
         if not turn.chunks:
             return torch.empty(0, dtype=torch.int64)
         if self._place:
@@ -192,17 +194,17 @@ class TurnEngine:
         return input_ids(turn, self._fed_back)
 
     def _require_fit(self, turn: Turn, hidden: Tensor, place: int, source: str) -> None:
-        """See that hidden states are what the model says.
+        """Check that hidden states match the model.
 
         Args:
-            turn: for which they came.
-            hidden: they.
-            place: of the member that sent them.
-            source: name of its machine.
+            turn: the engine step of the hidden states.
+            hidden: the hidden states.
+            place: index of the stage that sent them.
+            source: name of the sender's machine.
 
         Raises:
-            WrongTensor: they have another shape or type, which no sound machine makes.
-            VerificationFailed: they are not finite, which the model itself may make.
+            WrongTensor: shape or dtype is wrong, which no intact machine sends.
+            VerificationFailed: some numbers are not finite, which the model itself can cause.
         """
         assert self.stage is not None
         assert self._row is not None
@@ -218,7 +220,7 @@ class TurnEngine:
             )
 
     def _expect(self, turn: Turn) -> None:
-        """Take note that the last pool will send what it draws in a turn; look at what it sent long ago."""
+        """Record that the last stage will send the tokens of an engine step; read tokens that it sent long ago."""
         assert self._row is not None
         sampling = tuple(chunk.sequence for chunk in turn.chunks if chunk.samples)
         if sampling:
@@ -227,7 +229,7 @@ class TurnEngine:
             self._read(self._row.names[-1])
 
     def _read(self, source: str) -> None:
-        """Wait for the tokens of the first turn whose tokens were not looked at."""
+        """Wait for the tokens of the oldest engine step whose tokens were not read."""
         assert self._row is not None
         turn, sequences = self._unread.popleft()
         label = Label("serve", turn, "token", 0, len(self._row.workers) - 1)
@@ -235,7 +237,7 @@ class TurnEngine:
 
     def _feed_back(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
         self._fed_back.update(zip(sequences, tokens, strict=True))
-        # Tokens may come back of sequences whose slabs are closed already.
+        # Tokens may arrive for sequences whose KV slots are closed already.
         self._fed_back = {one: token for one, token in self._fed_back.items() if one in self._open}
 
     def _send(self, place: int, label: Label, tensor: Tensor) -> None:
@@ -244,21 +246,21 @@ class TurnEngine:
         self.channel.send(self._row.workers[place], label, tensor)
 
     def _receive(self, label: Label, source: str) -> Tensor:
-        """Wait for a tensor, for as long as nobody interrupts that.
+        """Wait for a tensor, without a time limit.
 
         Raises:
-            StaleEpoch: the epoch is over, or something was lost on its way.
+            StaleEpoch: the epoch is over, or a tensor was lost in transit.
         """
         assert self.channel is not None
         while True:
             try:
                 return self.channel.receive(label, source, _GREETING_S)
             except ContributorLost:
-                self.channel.greet()  # who waits for this member's tensors meanwhile must miss what was lost
+                self.channel.greet()  # receivers that wait for this member's tensors must notice a loss meanwhile
 
 
 def _carry_out(work: Callable[[], Any], future: Future[Any]) -> None:
     try:
         future.set_result(work())
-    except BaseException as failure:  # noqa: BLE001 - who ordered it gets it
+    except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
         future.set_exception(failure)

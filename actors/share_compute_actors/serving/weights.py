@@ -1,4 +1,4 @@
-"""Gives the members of a deployment their weights: an actor on the head, since they may not see the server's disk."""
+"""Gives weights to the members of a deployment: an actor on the head, since members may not see the server's disk."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from share_compute.models.conversion import PretrainedWeights
 
 _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
-"""Files of weights."""
+"""File name extensions of weights."""
 _MOST_FILE_BYTES = 64 * 2**20
 _ROWS = 1024
-"""Rows of a matrix that are read for their scales at one time."""
+"""Most rows of a matrix that are read at a time to compute their scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a deployment's server learns of its model before it plans."""
+    """The data about a model that the server needs before it plans."""
 
     blueprint: Blueprint
     profile: ModelProfile
@@ -51,9 +51,9 @@ class ServedWeights:
     """Reads a model's folder, some rows at a time.
 
     Args:
-        folder: holds config.json and safetensors.
-        dtype: what members load weights as.
-        embeds: whether it is an encoder.
+        folder: folder with config.json and safetensors files.
+        dtype: precision in which members load weights.
+        embeds: whether the model is an encoder.
     """
 
     def __init__(self, folder: Path, dtype: ServedPrecision, *, embeds: bool = False) -> None:
@@ -63,13 +63,13 @@ class ServedWeights:
         self._quantizes = dtype == "int8"
         self._dtype: torch.dtype = torch.float32 if self._quantizes else getattr(torch, dtype)
         self._scales: dict[tuple[str, int], Tensor] = {}
-        """Of rows that were given as integers, by their weight's name and the first row."""
+        """Scales of rows that were sent as integers, by the name of their weight and the first row."""
         self._opened: PretrainedWeights | None = None
 
     @ray.method(concurrency_group="weights")
     @answers(SERVED)
     def prepare(self) -> ServedModel:
-        """Read the configuration, open the weights, and count what the model costs.
+        """Read the configuration, open the weights, and profile the model.
 
         Raises:
             UserError: there is no model in the folder, or none that can be served.
@@ -99,7 +99,7 @@ class ServedWeights:
         return config
 
     def _weights(self) -> PretrainedWeights:
-        """Return the opened folder; this process may have been started again since `prepare`."""
+        """Return the opened folder; opens it again if this process was restarted since `prepare`."""
         if self._opened is None:
             from share_compute.models.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
 
@@ -120,17 +120,17 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def exact_weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of tensors as float32, whatever the deployment's dtype is."""
+        """Return rows of tensors as float32, independent of the deployment's dtype."""
         return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
     def int8_weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of matrices as integers."""
+        """Return rows of matrices as int8 values."""
         return [Piece.of_rows(extent.name, self._integers(extent)) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
     def scales(self, extents: bytes) -> list[Piece]:
-        """Return what rows of integers are to be multiplied by, as float32."""
+        """Return the float32 factors that turn int8 rows into weights."""
         return [
             Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
             for extent in read_extents(extents)
@@ -143,7 +143,7 @@ class ServedWeights:
         return integers_of(rows, scale)
 
     def _scales_of(self, extent: Extent) -> Iterator[Tensor]:
-        """Yield those of rows one after the other: known ones, or what some rows are read for."""
+        """Yield the scales of rows in order; unknown scales are computed from the weights, some rows at a time."""
         name, start, stop = weight_of(extent.name), extent.start, extent.stop
         assert stop is not None
         while start < stop:
@@ -155,7 +155,7 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Return the small files of the folder by name; none where there is no tokenizer among them."""
+        """Return the small files of the folder by name; empty if none of them belongs to a tokenizer."""
         files = [file for file in self._folder.iterdir() if _is_small(file)]
         if not any(file.name.startswith("tokenizer") for file in files):
             return {}

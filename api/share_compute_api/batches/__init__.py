@@ -1,1 +1,1 @@
-"""Batches: what is checked when one is submitted, how one row is asked for, and one attempt at all of them."""
+"""Batches: checks at submission, requests for single rows, and attempts at whole batches."""

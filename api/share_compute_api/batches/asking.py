@@ -1,4 +1,4 @@
-"""One row of a batch becomes a request, and its answer the columns that are kept."""
+"""Turns one row of a batch into a request, and its answer into output columns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one row."""
+    """The answer to one row."""
 
     columns: dict[str, Any]
-    """Its answer, or an ``error``."""
+    """Columns of the output: the row's answer, or an ``error``."""
     tokens: int = field(default=0, compare=False)
-    """Generated, or read where vectors are made."""
+    """Number of generated tokens; for vectors, number of tokens read."""
 
 
 async def ask(
@@ -37,16 +37,16 @@ async def ask(
     """Return the answer to one row.
 
     Args:
-        spec: of the batch.
-        row: one without a problem.
-        engine: of the model, of the batch's kind.
-        tokenizer: of the model.
-        owner: whose request it is.
+        spec: the batch.
+        row: a row without a problem.
+        engine: the model's engine, of the batch's kind.
+        tokenizer: the model's tokenizer.
+        owner: id that the request is accounted to.
 
     Raises:
-        Busy: too many wait already.
-        UserError: what the row asks for cannot be done.
-        Unavailable: nobody answers.
+        Busy: too many requests wait already.
+        UserError: the row's request cannot be fulfilled.
+        Unavailable: no replica answers.
     """
     if isinstance(spec, GenerateJob):
         return await _generated(spec, row, cast("TextEngine", engine), tokenizer, owner)
@@ -90,7 +90,7 @@ def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
     """Return the request of one row, as a client of the OpenAI API would send it.
 
     Raises:
-        UserError: it is none.
+        UserError: the row is no valid request.
     """
     name = spec.deployment or "model"
     options = {**sampling_options(spec.sampling), "seed": seed}
@@ -103,12 +103,12 @@ def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
 
 
 def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:
-    """Return options of all rows as requests have them."""
+    """Return the sampling options of all rows in the form that requests have."""
     return {**sampling.model_dump(exclude_none=True), "stop": list(sampling.stop)}
 
 
 def row_seed(seed: int, number: int) -> int:
-    """Return the seed of a row: whenever, and however often, it is asked for."""
+    """Return the seed of a row, which is the same each time the row is sent."""
     return int.from_bytes(hashlib.sha256(f"{seed} row {number}".encode()).digest()[:8], "little") >> 1
 
 

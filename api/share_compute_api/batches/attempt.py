@@ -1,4 +1,4 @@
-"""One attempt at a batch: asks for all rows that no finished part answers, keeps the answers, and writes the output."""
+"""One attempt at a batch: sends all rows that no finished part answers, keeps the answers, and writes the output."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 ARTIFACT = "output"
 _LOOK_S = 1.0
-"""How soon a wish to cancel is noticed, and how often progress is told."""
+"""Seconds between two looks for a cancellation request, and between two progress reports."""
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
-"""So often a row is asked for at which the engine fails by a mistake."""
+"""Number of times that a row is sent at which the engine fails with an unexpected error."""
 _ROWS_AHEAD = 2
-"""Rows under way for each that the deployment generates at one time: its queue is never empty."""
+"""Rows under way for each sequence that the deployment generates at one time, so that its queue is never empty."""
 _log = logging.getLogger(__name__)
 
 
 class DeploymentGone(Exception):
-    """What is to answer is not up any more."""
+    """The batch's deployment is not up any more."""
 
 
 @dataclass(slots=True)
@@ -63,12 +63,12 @@ class BatchAttempt:
     """One attempt; its rows and events go through the store.
 
     Args:
-        store: where jobs are.
-        engines: where the model is found.
+        store: the store of jobs.
+        engines: the engines of the served models.
         job: the batch, at this attempt.
-        spec: of the batch.
-        deployment: what answers.
-        folder: the job's own.
+        spec: specification of the batch.
+        deployment: the deployment that answers.
+        folder: the job's own folder.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BatchAttempt:
         self._told: RowsDone | None = None
 
     async def run(self) -> None:
-        """Make it, and write down how it ended.
+        """Run the attempt, and write down how it ended.
 
         Raises:
             DeploymentGone: the attempt is over, which is not written down yet.
@@ -124,7 +124,7 @@ class BatchAttempt:
         return self._folder / "parts"
 
     async def _wish(self) -> None:
-        """Wait for a wish to cancel."""
+        """Wait for a cancellation request."""
         look = partial(self._store.jobs.get, self._job.id)
         while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
             await asyncio.sleep(_LOOK_S)
@@ -186,7 +186,7 @@ class BatchAttempt:
     async def _put(
         self, slots: asyncio.Semaphore, parts: Parts, part: _Part, place: int, row: InputRow
     ) -> None:
-        """Put the answer to one row into its part, and keep the part with its last one."""
+        """Put the answer to one row into its part; save the part when its last answer is there."""
         try:
             answer = part.answers[place] = await self._answer(row)
         finally:
@@ -198,7 +198,7 @@ class BatchAttempt:
             await asyncio.to_thread(parts.keep, part.number, columns)
 
     async def _answer(self, row: InputRow) -> Answer:
-        """Ask until there is an answer; what the row itself is to blame for is one."""
+        """Send a row until there is an answer; an error that the row itself causes is an answer too."""
         mistakes = 0
         while row.problem is None:
             engine = await self._found()
@@ -220,10 +220,10 @@ class BatchAttempt:
         return Answer({"error": row.problem})
 
     async def _found(self) -> Engine:
-        """Return the engine as soon as there is one; after it changed, only if it is still of the same deployment.
+        """Return the engine as soon as there is one; a changed engine must still be of the same deployment.
 
         Raises:
-            DeploymentGone: it is not up any more.
+            DeploymentGone: the deployment is not up any more.
         """
         name = self._deployment.name
         while (engine := self._engines.find(name)) is None or engine is not self._engine:
@@ -236,7 +236,7 @@ class BatchAttempt:
             await asyncio.sleep(_PAUSE_S)
         return engine
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     async def _keep_telling(self, parts: Parts) -> None:
         while True:
@@ -244,7 +244,7 @@ class BatchAttempt:
             await self._tell(parts)
 
     async def _tell(self, parts: Parts) -> None:
-        """Tell how far it is, if that is news."""
+        """Record the progress, if it changed."""
         if self._told is not None and self._told.done == parts.rows_done:
             return
         rates = self._pace.rates(asyncio.get_running_loop().time())
@@ -268,7 +268,7 @@ async def _ended(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _first(failure: Exception) -> Exception:
-    """Return the first of failures that came together."""
+    """Return the first failure of a group of failures."""
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     return failure

@@ -1,4 +1,4 @@
-"""How fast rows are answered."""
+"""Measures the rate at which rows are answered."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _LEAST_S = 0.5
 
 
 class Pace:
-    """Rows and tokens a second over the last while.
+    """Rows and tokens a second over the last ``_SPAN_S`` seconds.
 
     Args:
-        now_s: the time.
+        now_s: the time in seconds.
     """
 
     def __init__(self, now_s: float) -> None:
         self._seen: deque[tuple[float, int, int]] = deque([(now_s, 0, 0)])
-        """When so many rows and tokens were answered in all."""
+        """Time, with the numbers of rows and tokens answered until then."""
 
     def see(self, now_s: float, tokens: int) -> None:
-        """Take in one row that was answered."""
+        """Count one row that was answered."""
         _, rows, before = self._seen[-1]
         self._seen.append((now_s, rows + 1, before + tokens))
         while len(self._seen) > 2 and now_s - self._seen[1][0] > _SPAN_S:
             self._seen.popleft()
 
     def rates(self, now_s: float) -> tuple[float, float] | None:
-        """Return rows and tokens a second; None before there is enough to tell."""
+        """Return rows and tokens a second; None before there is enough data."""
         (first_s, first_rows, first_tokens), (_, rows, tokens) = self._seen[0], self._seen[-1]
         if rows == first_rows or now_s - first_s < _LEAST_S:
             return None

@@ -1,4 +1,4 @@
-"""Cheap checks of a batch before it is queued: its files, their first rows, and the model that is to answer."""
+"""Cheap checks of a batch before it is queued: its files, their first rows, and the model or deployment."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MESSAGE = {"role": "user", "content": "?"}
 
 
 def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
-    """Return the deployment that a batch has for itself; its name is the job's id."""
+    """Return a batch's own deployment; its name is the job's id."""
     return ServeJob(name=job.id, model=model)
 
 
 def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, when the batch cannot be done whatever machines there are.
+    """Raise UserError, naming the field, when the batch cannot be done on any machines.
 
     Args:
         spec: the batch.
-        store: where jobs and deployments are.
-        engines: where models are found.
-        processes: read what the submitter sent.
+        store: the store of jobs and deployments.
+        engines: the engines of the served models.
+        processes: isolated processes that read the submitter's files.
     """
     _check_data(spec, processes)
     if isinstance(spec, GenerateJob):
@@ -53,7 +53,7 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
 
 
 def require_kind(spec: BatchJob, found: str) -> None:
-    """Raise UserError unless a model does what a batch is for."""
+    """Raise UserError unless the model is of the batch's kind."""
     if found == spec.kind:
         return
     what = "turns text into vectors" if found == "embed" else "writes text"

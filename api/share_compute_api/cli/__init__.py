@@ -1,6 +1,6 @@
-"""The command line. ``share-compute --help`` lists what it can do.
+"""The command line. ``share-compute --help`` lists the commands.
 
-Modules of commands import what is heavy (the client, the server, Ray) inside their functions, so that help
+Modules of commands import heavy packages (the client, the server, Ray) inside their functions, so that help
 and shell completion answer at once.
 """
 
@@ -45,7 +45,7 @@ _EPILOG = (
 
 
 _NAMES: dict[Callable[..., None], str] = {jobs.list_jobs: "jobs"}
-"""Commands that are not called like their function."""
+"""Commands whose name differs from that of their function."""
 
 
 def make_app() -> typer.Typer:
@@ -115,7 +115,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; an error raised on purpose becomes one line, its mend, and an exit code."""
+    """Run the command line; a `ShareComputeError` becomes one line, its hint, and an exit code."""
     from pydantic import ValidationError
 
     from share_compute.errors import ShareComputeError, UserError
@@ -134,6 +134,6 @@ def main() -> None:
         print_failure(refused, as_json="--json" in sys.argv)
         sys.exit(refused.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has seen enough, e.g. `share-compute jobs | head`.
+        # The reader of the output closed the pipe, e.g. `share-compute jobs | head`.
         sys.stderr.close()
         sys.exit(141)

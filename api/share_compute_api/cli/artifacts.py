@@ -1,4 +1,4 @@
-"""Commands for finished results and checkpoints: ``artifacts list``, ``get`` and ``delete``; ``export``."""
+"""Commands for results and checkpoints: ``artifacts list``, ``artifacts get``, ``artifacts delete``, ``export``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def get_artifact(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to download into.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Download results. One that was broken off goes on where it stopped."""
+    """Download results. An interrupted download continues where it stopped."""
     from share_compute.errors import NotFound
     from share_compute_api.client import Client
 
@@ -111,7 +111,7 @@ def export(
 
 
 def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:
-    """Download a result to ``folder/name``, and show how far it is."""
+    """Download a result to ``folder/name``, and show the progress."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

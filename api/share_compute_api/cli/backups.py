@@ -27,7 +27,7 @@ def backup(
     database_url: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the server's database on this machine, while the server runs or not. Files of jobs are not in it."""
+    """Copy the server's database on this machine; the server may run. The copy does not contain files of jobs."""
     from share_compute.store.backups import FOLDER, back_up, embedded_file
     from share_compute.store.store import utc_now
 
@@ -47,7 +47,7 @@ def restore(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Put a backup in the place of the server's database on this machine; the server must be stopped."""
+    """Replace the server's database on this machine by a backup; the server must be stopped."""
     from share_compute.store import backups
     from share_compute.store.store import utc_now
 

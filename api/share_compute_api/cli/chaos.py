@@ -1,4 +1,4 @@
-"""``share-compute chaos``: let members of a running job fail again and again, and see what becomes of it."""
+"""``share-compute chaos``: inject faults into members of a running job, and report the job's reaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _GLANCE_S = 0.5
 _RECOVERY_S = 60.0
-"""So long after the storm the next step is waited for."""
+"""Time to wait for the next step after the storm, in seconds."""
 _FAILED = 10
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -52,7 +52,7 @@ def chaos(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Let members of a running job fail at random moments, and report what became of it.
+    """Let members of a running job fail at random times, and report how the job recovers.
 
     The server must allow it: share-compute up --allow-failures, or share-compute demo.
     """
@@ -76,12 +76,12 @@ def chaos(
 
 
 class _Storm:
-    """One storm.
+    """Fault injection against one job.
 
     Args:
-        client: of the server.
-        job_id: at what.
-        console: for people.
+        client: client of the server.
+        job_id: id of the job.
+        console: console for the progress.
     """
 
     def __init__(self, client: Client, job_id: str, console: Terminal) -> None:
@@ -92,13 +92,13 @@ class _Storm:
         self._missed = 0
         self._seconds = 0.0
         self._after = 0
-        """Last event before the storm."""
+        """Number of the last event before the storm."""
         self._attempt = 1
         self._step = 0
-        """Last step that was committed before it."""
+        """Last step that was committed before the storm."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
-        """Let failures happen at their times; ends early with the job, or with Ctrl-C."""
+        """Inject the failures at their times; ends early with the job, or with Ctrl-C."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
@@ -166,7 +166,7 @@ class _Storm:
         victim = gust.victim(list(names))
         try:
             at = self._let_fail(victim, gust)
-        except (Conflict, NotFound):  # it is gone already, or the job is being made again
+        except (Conflict, NotFound):  # the member is gone already, or the job is restarting
             self._missed += 1
             return
         hit = Hit(
@@ -186,7 +186,7 @@ class _Storm:
     def report(
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
-        """Wait until the job has recovered or is over, and tell how it came through."""
+        """Wait until the job has recovered or is finished (`_RECOVERY_S` at most), and return the report."""
         from share_compute_api.storm import StormReport, assess, compare, pace, restarts
 
         deadline_s = time.monotonic() + _RECOVERY_S
@@ -300,10 +300,10 @@ def _show(report: StormReport, console: Terminal) -> None:
 
 
 def _conclude(report: StormReport) -> None:
-    """Let the exit code say how it went.
+    """Exit with an error if the job failed, or if it did not come through the storm.
 
     Raises:
-        VerificationFailed: losses differ, or a failure ended all progress.
+        VerificationFailed: losses differ, or no step was committed after a failure.
     """
     if report.state is JobState.failed:
         raise typer.Exit(_FAILED)

@@ -1,4 +1,4 @@
-"""``clear``: lets a machine that was quarantined get work again."""
+"""``share-compute clear``: ends the quarantine of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def clear(
     machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Its name or id.")],
     as_json: Json = False,
 ) -> None:
-    """Let a machine that was quarantined for wrong numbers get work again."""
+    """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""
     from share_compute_api.client import Client
 
     with Client() as client:

@@ -1,27 +1,27 @@
-"""Job ids, deployments and strategies for shell completion."""
+"""Shell completion of job ids, deployments, devices and strategies."""
 
 from __future__ import annotations
 
 from share_compute.errors import ShareComputeError
 
 _TIMEOUT_S = 2.0
-"""Whoever presses the tab key does not wait longer."""
+"""Longest wait of the user after pressing the tab key, in seconds."""
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest jobs whose id begins like this, each with its name and state."""
+    """Return the newest jobs whose id begins with ``incomplete``, each with its name and state."""
     from share_compute_api.client import Client
 
     try:
         with Client(timeout_s=_TIMEOUT_S) as client:
             jobs = client.jobs(limit=100).jobs
-    except ShareComputeError:  # no server, nothing to offer: the shell has no place for an error
+    except ShareComputeError:  # completion has no place to show an error
         return []
     return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]
 
 
 def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
-    """Return the deployments that are up and whose name begins like this, each with its state."""
+    """Return the deployments that are up and whose name begins with ``incomplete``, each with its state."""
     from share_compute_api.client import Client
 
     try:
@@ -33,7 +33,7 @@ def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_device(incomplete: str) -> list[tuple[str, str]]:
-    """Return the devices of this machine that begin like this, each with what it is."""
+    """Return the devices of this machine whose name begins with ``incomplete``, each with a description."""
     from share_compute_actors.machine.preflight import find_gpus
 
     try:
@@ -51,7 +51,7 @@ def complete_device(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_strategy(incomplete: str) -> list[str]:
-    """Return the strategies that are installed and begin like this."""
+    """Return the installed strategies whose name begins with ``incomplete``."""
     from share_compute.planning.partitioning import strategy_names
 
     return [name for name in strategy_names() if name.startswith(incomplete)]

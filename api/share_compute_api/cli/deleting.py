@@ -58,7 +58,7 @@ def prune(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what is older than the server keeps it (SHARE_COMPUTE_KEEP_..._DAYS); it does so itself every hour."""
+    """Delete data past its retention time (SHARE_COMPUTE_KEEP_..._DAYS); the server does so itself every hour."""
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -81,10 +81,10 @@ def prune(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is lost; without a terminal only ``--yes`` goes on.
+    """Ask the user to confirm a deletion, unless ``yes``.
 
     Raises:
-        UserError: nobody can be asked.
+        UserError: there is no terminal to ask on.
     """
     if yes:
         return

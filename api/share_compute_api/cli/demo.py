@@ -1,4 +1,4 @@
-"""``share-compute demo``: the whole path once, on this machine, to look at."""
+"""``share-compute demo``: a server, its machines and a training job, all on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def demo(
     keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave the server's folder behind.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a small model over several machines, all played by this one, and let it write."""
+    """Train a small model over several contributors, all on this machine, and generate text with it."""
     from share_compute_api.children import Interrupts
     from share_compute_api.demonstration.pool import LocalPool
 
@@ -56,7 +56,7 @@ def demo(
             interrupts.takes_along(roster)
             texts, here = folder / "texts", Path.cwd()
             texts.mkdir()
-            # The working folder is for whoever goes on from there.
+            # The working folder is a root too, for jobs that the user submits afterwards.
             roots = [texts] if folder.is_relative_to(here) else [texts, here]
             pool = LocalPool(roster, folder / "server", roots)
             stack.callback(pool.close)
@@ -88,7 +88,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
             pool.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
         with Live(console=console, refresh_per_second=4) as live:
             pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
-        if not console.is_terminal:  # there it does not end its last line
+        if not console.is_terminal:  # without a terminal, Live does not end its last line
             console.line()
         corpus = folder / "texts" / "corpus.txt"
         console.print(f"[bold]Text[/]    {bytes_text(gather_corpus(corpus))} of Python's documentation")
@@ -105,7 +105,7 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
                 f"[bold]A step[/]  predicted {seconds_text(predicted_s)}, measured {measured} ({error:+.0%})"
             )
         artifact = client.artifacts(job.id)[0]
-        # The result outlives the demonstration: it is what all this was for.
+        # The result is kept when the demonstration ends: it is its purpose.
         kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
         model_folder = client.download(job.id, artifact.name, kept)
         with console.status("loading the result with transformers"):
@@ -130,11 +130,11 @@ def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: 
 
 
 def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return the predicted time of a step, and how much longer the median step took, as a share of it.
+    """Return the predicted time of a step in seconds, and the relative error of the median step (None if unknown).
 
     Args:
-        job: with the plan that it ended with.
-        seconds: of all its steps.
+        job: the job, with the plan that it ended with.
+        seconds: duration of each of its steps.
     """
     if job.plan is None or job.plan.prediction is None or not seconds:
         return 0.0, None
@@ -143,7 +143,7 @@ def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, f
 
 
 def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> tuple[list[float], list[float]]:
-    """Show a job's steps until it is over; returns the losses and the seconds of all steps."""
+    """Show a job's steps until it is finished; returns the loss and the duration in seconds of each step."""
     losses: list[float] = []
     seconds: list[float] = []
     columns = (
@@ -188,7 +188,7 @@ def _machines(machines: list[ContributorRecord]) -> Table:
 
 
 def _placement(plan: dict[str, Any]) -> Text:
-    """Draw the layers as one bar, cut and coloured by machine."""
+    """Draw the layers as one bar, coloured by stage, with a legend of the stages."""
     from share_compute.planning.plan import layer_span
 
     bar, legend = Text("  "), Text()
@@ -212,7 +212,7 @@ def _folders(keep_data: bool) -> Iterator[tuple[Roster, Path]]:
         yield roster, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else roster.folder
     finally:
         close_run_folder(roster)
-        sweep()  # of children that had to be killed
+        sweep()  # leftovers of children that had to be killed
 
 
 def _wait_for_ever() -> None:

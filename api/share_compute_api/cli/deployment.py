@@ -1,4 +1,4 @@
-"""One deployment on a card: its replicas, and what each measures of itself beside what was predicted."""
+"""Card of one deployment: its replicas, and the measured and predicted figures of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NOTHING = "[dim]-[/dim]"
 
 
 def replicas_text(view: DeploymentView) -> str:
-    """Return how many replicas answer, of how many there may be: ``1/0..4``."""
+    """Return the number of replicas that answer and the range of replicas: ``1/0..4``."""
     ready = view.replicas.ready if view.replicas is not None else 0
     return f"{ready}/{view.spec.replicas}"
 
 
 def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
-    """Print a deployment."""
+    """Print the card of a deployment."""
     console.print(f"[bold]{escape(view.name)}[/bold]  {view.id}  {state_text(view.state)}")
     console.print(escape(view.reason), soft_wrap=True)
     console.print(

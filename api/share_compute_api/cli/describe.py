@@ -1,4 +1,4 @@
-"""Events as lines that people read."""
+"""Events, plans and progress as lines of text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.cli.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
-"""Machines or reasons, one below the other."""
+"""Largest number of lines with machines or reasons."""
 _MOST_POOLS = 8
-"""Pools in one line."""
+"""Largest number of stages in one line."""
 _MOST_NAMES = 6
-"""Machines, one beside the other."""
+"""Largest number of machine names in a row."""
 
 
 def event_line(event: EventRecord) -> str:
@@ -37,7 +37,7 @@ def _step(data: dict[str, Any]) -> str:
 
 
 def step_speed(data: dict[str, Any]) -> str | None:
-    """Return the speed that a step tells; a sample that is no text counts as one token."""
+    """Return the speed in a step event: tokens per second, or samples per second if samples are not text."""
     return speed(data["tokens_per_s"], of_tokens=data["tokens"] != data["samples"])
 
 
@@ -62,14 +62,14 @@ def _reformed(data: dict[str, Any]) -> str:
 
 
 def progress(job: JobRecord) -> str:
-    """Return how far a job is: steps of training, or rows of a batch."""
+    """Return the progress of a job: steps of training, or rows of a batch."""
     if job.spec.kind == "train":
         return f"{job.step}/{job.total_steps}"
     return f"{job.rows.done}/{job.rows.total} rows" if job.rows else ""
 
 
 def rows_text(job: JobRecord) -> str | None:
-    """Return how many rows of a batch are done, and how long the others take; None before it began."""
+    """Return the number of finished rows of a batch job and the remaining time; None before it began."""
     if job.rows is None:
         return None
     rows = job.rows
@@ -102,7 +102,7 @@ def _rows(data: dict[str, Any]) -> str:
 
 
 def rows_speed(data: dict[str, Any]) -> str:
-    """Return the speed that an event of rows tells."""
+    """Return the speed in a rows event; empty if it has none."""
     if data["rows_per_s"] is None:
         return ""
     return f"{rate(data['rows_per_s'])} rows/s  {speed(data['tokens_per_s'], of_tokens=True)}"
@@ -162,7 +162,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def placement(plan: Plan) -> str:
-    """Return which layers are on which machines, in one line; of many, the first."""
+    """Return the layers and machines of each stage, in one line; long plans are cut."""
     pools = []
     for pool in plan.pools[:_MOST_POOLS]:
         names = [member.name for member in pool.members[:_MOST_NAMES]]
@@ -176,7 +176,7 @@ def placement(plan: Plan) -> str:
 
 
 def step_times(measured: Measured) -> str:
-    """Return the measured step time beside the predicted one, and the same for each pool."""
+    """Return the measured and the predicted step time, and the busy share of each stage."""
     if measured.predicted_step_s is None:
         return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
     drift = measured.measured_step_s / measured.predicted_step_s - 1
@@ -193,7 +193,7 @@ def step_times(measured: Measured) -> str:
 
 
 def plan_lines(plan: Plan) -> list[tuple[str, str]]:
-    """Return what there is to say of a plan beside its placement, as names and values."""
+    """Return the facts about a plan other than its placement, as names and values."""
     lines = []
     if plan.prediction is not None:
         step = f"step {seconds_text(plan.prediction.step_s)}; {bound_text(plan.prediction)}"
@@ -207,11 +207,11 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
 
 
 def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
-    """Return how good a plan is known to be: what no plan can beat, how far it is from that, and what was proven.
+    """Return the known quality of a plan: the lower bound, the gap to it, and whether the plan is proven optimal.
 
     Args:
-        prediction: of the plan.
-        what: what none does in less time than the bound.
+        prediction: prediction of the plan.
+        what: subject and verb of the sentence about the lower bound.
     """
     proof = "proven best by the formula" if prediction.exact else "the best that was found"
     if prediction.gap is None:
@@ -221,7 +221,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 
 
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
-    """Return names and reason of machines without work, those with the same reason together; no name for the rest."""
+    """Return the names and the reason of idle machines, grouped by reason; a line without names counts the rest."""
     by_reason: dict[str, list[str]] = {}
     for machine in idle:
         by_reason.setdefault(machine.reason, []).append(machine.name)

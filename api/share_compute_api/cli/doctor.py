@@ -1,4 +1,4 @@
-"""``share-compute doctor``: what is wrong with this machine, and how to mend it."""
+"""``share-compute doctor``: checks this machine, with a hint for each problem."""
 
 from __future__ import annotations
 

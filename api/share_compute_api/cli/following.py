@@ -1,4 +1,4 @@
-"""Follows a job to its end: a progress bar for people, a line of JSON for each event for scripts."""
+"""Following a job to its end: a progress bar for people, or a line of JSON for each event for scripts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _INTERRUPTED = 130
 
 
 def follow(client: Client, job: JobRecord, *, after: int = 0, as_json: bool = False) -> None:
-    """Show a job's events until it is over, then exit with the code of its outcome.
+    """Show a job's events until it is finished, then exit with the code of its outcome.
 
-    Ctrl-C ends the following, not the job.
+    Ctrl-C ends this command, not the job.
     """
     try:
         if as_json:

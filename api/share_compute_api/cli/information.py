@@ -1,4 +1,4 @@
-"""Commands that look things up: contributors, config, schema."""
+"""Commands that show information: ``contributors``, ``config``, ``schema``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contributors(
     links: Annotated[bool, typer.Option("--links", help="List what was measured between machines.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the machines of the pool with what was measured on them; devices of one host stand together."""
+    """List the machines with their measurements; devices of one host are listed together."""
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -73,7 +73,7 @@ def contributors(
 
 
 def config(as_json: Json = False) -> None:
-    """Show every setting, its value and where the value comes from."""
+    """Show every setting, its value and the origin of the value."""
     from share_compute.settings import ClientSettings, Settings
 
     found: dict[str, dict[str, Any]] = {}
@@ -113,7 +113,7 @@ def schema(
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and end, if ``--version`` was given."""
+    """Print the version and exit, if ``--version`` was given."""
     if wanted:
         from share_compute import __version__
 

@@ -103,7 +103,7 @@ def revoke_invite(
     invite_id: Annotated[str, typer.Argument(metavar="INVITE", help="Id of the invite.")],
     as_json: Json = False,
 ) -> None:
-    """Take an invite back."""
+    """Revoke an invite."""
     from share_compute_api.client import Client
 
     with Client() as client:

@@ -1,4 +1,4 @@
-"""Commands of submitters: submit, jobs, show, logs, cancel, resume, metrics."""
+"""Commands for jobs: ``submit``, ``jobs``, ``show``, ``logs``, ``cancel``, ``resume``, ``metrics``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def submit(
 ) -> None:
     """Submit a job (kind: train, generate or embed), or serve a model (kind: serve).
 
-    Relative paths in the file are taken from the file's folder.
+    Relative paths in the file are resolved from the file's folder.
     """
     from share_compute.specification import ServeJob
     from share_compute_api.client import Client
@@ -90,7 +90,7 @@ def list_jobs(
 
 
 def show(job: Job, as_json: Json = False) -> None:
-    """Show one job: state, progress, and which layers are on which machines."""
+    """Show one job: its state, its progress, and the placement of layers on machines."""
     from share_compute_api.cli.describe import placement, plan_lines, protection_text, rows_text, step_times
     from share_compute_api.client import Client
 
@@ -131,7 +131,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what happened to a job; with -f until it is over."""
+    """Print the events of a job; with -f until it is finished."""
     from share_compute_api.cli.describe import event_line
     from share_compute_api.client import Client
 
@@ -179,7 +179,7 @@ def metrics(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what each step measured."""
+    """Print the metrics of each step."""
     from share_compute_api.cli.describe import step_speed
     from share_compute_api.client import Client
 
@@ -214,7 +214,7 @@ def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:
 
 
 def _beginning(client: Any, job: JobRecord) -> int:
-    """Return the event to follow a resumed job from: the end of the attempt before."""
+    """Return the number of the last event of the previous attempt, after which to follow a resumed job; else 0."""
     if job.attempt == 1:
         return 0
     after = 0

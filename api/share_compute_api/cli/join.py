@@ -1,4 +1,4 @@
-"""``share-compute join``: lend this machine to a pool."""
+"""``share-compute join``: lend this machine to a cluster."""
 
 from __future__ import annotations
 
@@ -95,10 +95,11 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     leave_within: LeaveWithin = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
 ) -> None:
-    """Lend this machine to a pool.
+    """Lend this machine to a cluster.
 
-    Its key is kept, so that it joins again without an invite. `share-compute service install` does so at each boot.
-    Ctrl-C leaves: a job that runs here is handed over to its other machines first. Twice: at once.
+    The machine's key is stored, so that it can rejoin without an invite. `share-compute service install` joins at each
+    boot. Ctrl-C drains the machine: its part of a job moves to the job's other machines first. Ctrl-C twice ends at
+    once.
     """
     from share_compute_api.joining import default_name
 
@@ -158,7 +159,7 @@ def join_options(  # noqa: PLR0917
     port_range: str,
     leave_within: float,
 ) -> tuple[JoinOptions, ...]:
-    """Return what the options of the command line say, for each device."""
+    """Return the join options of each device, made from the options of the command line."""
     from share_compute_actors.machine import ports
     from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.devices import lent_devices
@@ -182,8 +183,8 @@ def join_options(  # noqa: PLR0917
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
-    """Return the invite, asked for where that is possible; None for a machine that joined before and names none."""
-    os.environ.pop(INVITE_VARIABLE, None)  # Ray and all that it starts need not know it
+    """Return the given invite, or ask for it; None for a machine that joined before and gives none."""
+    os.environ.pop(INVITE_VARIABLE, None)  # Ray and its processes must not know the invite
     if given or (file is None and is_known):
         return given
     return _read_invite(file)

@@ -19,7 +19,7 @@ app = typer.Typer(
 
 
 class _Given(StrEnum):
-    """Choices of ``--scope``: `scopes.GRANTABLE`, as a class that typer reads."""
+    """Choices of ``--scope``: the values of `scopes.GRANTABLE`, as an enumeration for typer."""
 
     chat = "chat"
     read = "read"
@@ -39,7 +39,7 @@ def create_key(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an API key. Only this answer shows it."""
+    """Make an API key. It is shown only once."""
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -81,7 +81,7 @@ def revoke_key(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """End an API key, with the sessions that were begun with it. Asks first if this command itself uses the key."""
+    """Revoke an API key and end its sessions. Asks first if this command itself uses the key."""
     from share_compute_api.client import Client
 
     with Client() as client:

@@ -1,4 +1,4 @@
-"""Commands that end a machine's access or measure it: ``remove``, ``rotate-token``, ``measure``."""
+"""Commands that end a machine's access, or measure a machine: ``remove``, ``rotate-token``, ``measure``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def remove(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a machine for good: it hands over, leaves, and its access ends with a new cluster token.
+    """Remove a machine for good: it hands over its work and leaves, and a new cluster token ends its access.
 
-    All devices of its host that joined with the same invite go with it: their owner holds the keys of all.
+    All devices of its host that joined with the same invite are removed too, since their owner has all their keys.
     """
     from share_compute_api.client import Client
 
@@ -51,7 +51,7 @@ def remove(
 
 
 def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
-    """Change the secret that all nodes of the cluster share; whoever knew only the old one is locked out."""
+    """Change the secret that all nodes of the cluster share; machines that know only the old one are locked out."""
     from share_compute_api.client import Client
 
     if not yes:
@@ -70,7 +70,7 @@ def measure(
     machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
     as_json: Json = False,
 ) -> None:
-    """Measure a machine again, as soon as it and all that share its cores are idle."""
+    """Measure a machine again, as soon as it and all machines that share its cores are idle."""
     from share_compute_api.client import Client
 
     with Client() as client:

@@ -9,7 +9,7 @@ import typer
 from share_compute_api.cli.completion import complete_job
 
 PRIVATE_UMASK = 0o077
-"""Of processes that keep secrets: what they and their children write is for their own user alone."""
+"""Umask of processes that store secrets: only their own user can read files of them and their children."""
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Job: TypeAlias = Annotated[

@@ -1,4 +1,4 @@
-"""How the command line speaks: tables and lines for people, JSON for scripts."""
+"""Output of the command line: tables and lines for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ STATE_STYLES = {
 }
 _PROSE = ("reason", "meaning", "value", "label", "model")
 _CLOSED_PIPE = 141
-"""What a shell tells of a program that was ended by SIGPIPE."""
+"""Exit code that a shell reports for a program that SIGPIPE ended."""
 
 
 class Terminal(Console):
-    """A console on which names of strangers cannot command the terminal, and that ends when nobody reads on."""
+    """Console that escapes control characters in untrusted text, and ends the program when its pipe is closed."""
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render something, with control characters in its text written out; what is live passes here, too."""
+        """Render an object with the control characters in its text escaped; live displays are rendered here too."""
         for segment in super().render(renderable, options):
-            # Colours are styles and not text, so whatever commands in the text came from somebody else.
+            # Colours are styles and not text, so control characters in the text are never our own.
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """End as if by the signal, e.g. in `share-compute plan job.yaml | head -3`."""
+        """Exit with the code of SIGPIPE, e.g. in `share-compute plan job.yaml | head -3`."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(_CLOSED_PIPE)
@@ -81,14 +81,14 @@ def print_text(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        console.on_broken_pipe()  # left to itself, click would end with 1
+        console.on_broken_pipe()  # otherwise click would exit with 1
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
     """Print rows under column names, or ``empty`` when there are none; None shows as a dash."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        # Ids are pasted into the next command: what is cut or wrapped to fit must be the prose.
+        # Users paste ids into the next command, so only prose may be cut or wrapped.
         table.add_column(column, no_wrap=column not in _PROSE, overflow="fold")
     for row in rows:
         table.add_row(*("[dim]-[/dim]" if cell is None else str(cell) for cell in row))
@@ -96,7 +96,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, emp
 
 
 def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
-    """Print what happened and what to do about it to standard error."""
+    """Print an error and its hint to standard error."""
     if as_json:
         document = {"code": failure.code, "detail": failure.message, **failure.facts()}
         sys.stderr.write(json.dumps({"error": document}, default=str) + "\n")
@@ -107,12 +107,12 @@ def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
 
 
 def state_text(state: str) -> str:
-    """Return a state in its colour."""
+    """Return a state as rich markup, in its colour."""
     return f"[{STATE_STYLES.get(state, 'default')}]{state}[/]"
 
 
 def since(moment: datetime | None) -> str | None:
-    """Return how long ago a moment was, in its largest unit."""
+    """Return the time since a moment, or until it: ``2 h 5 min ago``, ``in 59 min 3 s``."""
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()
@@ -132,15 +132,15 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str | None:
-    """Return a figure with ``digits`` significant digits."""
+    """Return a number with ``digits`` significant digits."""
     return None if value is None else f"{value:.{digits}g}"
 
 
 def rate(per_s: float | None) -> str | None:
-    """Return so many a second without needless digits."""
+    """Return a rate per second: no decimals from 100 on, one below."""
     return None if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
 
 
 def speed(per_s: float | None, *, of_tokens: bool) -> str | None:
-    """Return tokens per second, or samples per second of a model whose samples are no text."""
+    """Return a speed with its unit: tokens/s, or samples/s for a model whose samples are not text."""
     return None if per_s is None else f"{rate(per_s)} {'tokens/s' if of_tokens else 'samples/s'}"

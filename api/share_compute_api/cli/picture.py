@@ -1,6 +1,6 @@
-"""Plans as pictures for the terminal: layers over machines, and one step's timeline with its bubbles.
+"""Pictures of plans for the terminal: layers over machines, and the timeline of one step with its bubbles.
 
-Everything reads without colour, too. Where the terminal has no such letters, plain ones stand in.
+The pictures are readable without colour too. On a terminal without UTF-8, ASCII characters are used.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _LEAST_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """What pictures are drawn with."""
+    """Characters of the pictures."""
 
     block: str
     forward: str
     backward: str
     ending: str
-    """Sums of gradients and the update of the weights, after the last cell."""
+    """Gradient sums and weight update, after the last cell."""
     idle: str
     more: str
     bars: str
-    """From low to high."""
+    """Bars of a chart, from low to high."""
 
     @classmethod
     def of(cls, console: Console) -> Ink:
-        """Return what this console can show."""
+        """Return the characters that a console can show."""
         if console.encoding.lower().startswith("utf"):
             return cls("█", "░", "▓", "+", "·", "…", "▁▂▃▄▅▆▇█")
         return cls("#", "-", "=", "+", ".", "~", "_.:-=+*#")
 
 
 def layers_over_machines(plan: Plan, console: Console) -> Text:
-    """Draw the layers from left to right, one row for each pool, as long as the layers that it holds."""
+    """Draw the layers from left to right, with one row for each stage; its bar is as long as its layers."""
     ink = Ink.of(console)
     shown = plan.pools[:_MOST_ROWS]
     spans = [layer_span(pool.start, pool.stop) for pool in shown]
@@ -73,9 +73,9 @@ def layers_over_machines(plan: Plan, console: Console) -> Text:
 
 
 def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Text:
-    """Draw one step: a row for each member, time from left to right; where nothing is drawn, it waits.
+    """Draw one step with a row for each member and time from left to right; a member waits where no cell is.
 
-    What follows everybody's last cell, sums of gradients and the update, is drawn in one piece.
+    The gradient sums and the weight update, which follow the last cell of all members, are drawn as one block.
     """
     ink = Ink.of(console)
     rows: dict[tuple[int, int], list[TimelineCell]] = defaultdict(list)
@@ -114,7 +114,7 @@ def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, i
             letters[column] = ink.forward if is_forward else ink.backward
             styles[column] = colour if is_forward else f"bold {colour}"
         number = str(cell.microbatch)
-        # With room for one more letter, so that the numbers of neighbours do not run into each other.
+        # One more column than the number needs, so that the numbers of neighbouring cells stay separate.
         if stop - first > len(number):
             letters[first : first + len(number)] = number
             styles[first : first + len(number)] = ["reverse " + styles[first]] * len(number)
@@ -125,17 +125,17 @@ def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, i
 
 
 def colour_of(pool: int) -> str:
-    """Return the colour of a pool."""
+    """Return the colour of a stage, by its index."""
     return COLOURS[pool % len(COLOURS)]
 
 
 def cut(text: str, columns: int, ink: Ink) -> str:
-    """Shorten text to so many columns."""
+    """Shorten text to ``columns`` characters."""
     return text if len(text) <= columns else text[: columns - 1] + ink.more
 
 
 def _names(pool: PoolPlan, columns: int) -> str:
-    """Return the names of a pool's members, as many as fit."""
+    """Return the names of a stage's members, as many as fit."""
     names = [member.name for member in pool.members]
     for count in range(len(names), 0, -1):
         more = f" + {len(names) - count} more" if count < len(names) else ""

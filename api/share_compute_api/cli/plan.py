@@ -1,4 +1,4 @@
-"""``share-compute plan``: what a job would get, and why, before anybody computes anything."""
+"""``share-compute plan``: the plan that a job would get, and why, without running it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_MACHINES = 10
 
 
 _Purpose: TypeAlias = Literal["training", Objective]
-"""What the machines are planned for."""
+"""Purpose of a plan: training, or an objective of serving."""
 _SERVING = get_args(Objective)
 _ABOUT = {
     "strategy": ("training",),
@@ -37,7 +37,7 @@ _ABOUT = {
     "first_token_limit": ("throughput",),
     "next_token_limit": ("throughput",),
 }
-"""Objectives that look at an option; all look at the others."""
+"""Objectives for which an option is allowed; options that are missing here are allowed for all."""
 
 
 def plan(
@@ -70,7 +70,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which plan a job would get, and why; nothing is queued."""
+    """Show the plan that a job would get, and why; nothing is queued."""
     from share_compute.errors import PlanInfeasible
     from share_compute_api.cli.output import print_failure, print_json
     from share_compute_api.cli.report import print_report
@@ -102,12 +102,12 @@ def plan(
 
 
 def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
-    """Refuse options that this objective would not look at."""
+    """Refuse options that have no meaning for this objective."""
     from share_compute.errors import UserError
 
     for name, objectives in _ABOUT.items():
         source = context.get_parameter_source(name)
-        # By name: typer may bring a click of its own, whose enumeration is another one.
+        # Compared by name: typer may bundle its own click, whose enumeration is another class.
         if source is not None and source.name == "COMMANDLINE" and objective not in objectives:
             raise UserError(
                 f"--{name.replace('_', '-')} means nothing for objective {objective}",
@@ -172,7 +172,7 @@ def _require_machines(topology: Topology, file: Path) -> None:
 
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """Say that something is going on, to whoever looks on."""
+    """Show a status line on the terminal inside the block."""
     errors = Terminal(stderr=True)
     if errors.is_terminal:
         with errors.status(what):
@@ -182,7 +182,7 @@ def _busy(what: str) -> Iterator[None]:
 
 
 def _print_missing(failure: PlanInfeasible) -> None:
-    """Print which machines lack memory, and what else would make the job fit; the error itself says the rest."""
+    """Print the machines that lack memory, and further remedies; the error itself is printed before."""
     from share_compute.planning.words import exact_bytes_text
 
     errors = Terminal(stderr=True, soft_wrap=True)
@@ -191,6 +191,6 @@ def _print_missing(failure: PlanInfeasible) -> None:
         errors.print(f"       {escape(machine)} lacks {exact_bytes_text(size)}")
     if len(missing) > _MOST_MACHINES:
         errors.print(f"       and {len(missing) - _MOST_MACHINES} more machines lack memory")
-    # The first is the error's own advice, which stands above.
+    # The first remedy is the hint of the error, which is printed above.
     for remedy in (failure.details.get("would_fit") or [])[1:]:
         errors.print(f"       or: {escape(str(remedy))}", style="dim")

@@ -1,4 +1,4 @@
-"""A plan's report for people: predictions, pictures, and why each machine got what it got."""
+"""Report of a plan for people: predictions, pictures, and the reason for each machine's share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MOST_NAMES = 5
 _NAME_COLUMNS = 20
 _LINKS_ASSUMED = "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s."
 _WIDE_COLUMNS = 60
-"""From here on reasons stand beside the machines."""
+"""Width of the terminal from which on reasons are shown beside the machines."""
 
 
 def print_report(report: PlanReport) -> None:
-    """Print all that a dry run tells; when serving was asked for, what it tells of serving."""
+    """Print the report of a dry run: its serving part if serving was requested, else its training part."""
     serving = report.serving
     plan = report.plan if serving is None else serving.plan
     console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
@@ -102,7 +102,7 @@ def _serving(found: ServingPrediction) -> Text:
 
 
 def _machines(plan: Plan) -> Group:
-    """Return a row for each machine, with why it is there; in a narrow terminal the reasons follow below."""
+    """Return a row for each machine with the reason for its share; in a narrow terminal the reasons follow below."""
     is_wide = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
@@ -133,7 +133,7 @@ def _machines(plan: Plan) -> Group:
 
 
 def _idle(idle: tuple[IdleMachine, ...]) -> Text:
-    """Name machines that are left out for the same reason together."""
+    """Return the machines that are left out, grouped by reason."""
     text = Text()
     for names, reason in idle_lines(idle):
         text.append(f"{names}: " if names else "and ", style="bold").append(f"{reason}\n")
@@ -201,7 +201,7 @@ def _count(count: int, one: str, many: str = "") -> str:
 
 
 def _per_s(value: float | None) -> str:
-    """Return a rate with three digits, whatever its size."""
+    """Return a rate: three significant digits, or no decimals from 100 on."""
     return "-" if value is None else str(rate(value) if value >= 100 else number(value, 3))
 
 

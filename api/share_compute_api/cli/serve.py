@@ -1,4 +1,4 @@
-"""Commands for served models: serve, deployments, scale, undeploy, chat."""
+"""Commands for served models: ``serve``, ``deployments``, ``scale``, ``undeploy``, ``chat``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def serve(
     pools: Annotated[int | None, typer.Option(min=1, help="Machines in a row that share the layers.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a model to OpenAI clients. A job file of kind serve says more: share-compute submit FILE."""
+    """Serve a model to OpenAI clients. A job file of kind serve has more options: share-compute submit FILE."""
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -91,7 +91,7 @@ def _as_name(text: str) -> str:
 
 
 def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> None:
-    """Print a deployment that was just made, and how to use it."""
+    """Print a new deployment, and how to use it."""
     if as_json:
         print_json(record)
         return
@@ -114,7 +114,7 @@ def deployments(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Most deployments to show.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """List the models that are served, newest first; or show how one does, measured beside predicted."""
+    """List the deployments, newest first, or show one with its measured and predicted figures."""
     from share_compute.serving.states import DeploymentState
     from share_compute_api.cli.deployment import print_card, replicas_text
     from share_compute_api.client import Client
@@ -155,7 +155,7 @@ def scale(
     replicas: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="E.g. 3, or 0..4.")],
     as_json: Json = False,
 ) -> None:
-    """Ask for another number of replicas, or for a range in which it follows what is asked; while it is up."""
+    """Change the number of replicas of a deployment, or the range in which it follows the load."""
     from share_compute_api.client import Client
 
     with Client() as client:
@@ -193,7 +193,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
 ) -> None:
-    """Talk to a served model. Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said.
+    """Talk to a served model. Ctrl-C stops an answer, Ctrl-D leaves, /reset starts a new conversation.
 
     A model without a chat template continues the text of the conversation.
     """
@@ -210,7 +210,7 @@ def chat(
             _converse(lambda said: client.chat(name, said, **options), first)
             return
         console.print("[dim]This model has no chat template: it continues the text as it is.[/dim]")
-        # The API's own default, 16 tokens, is hardly a sentence; the other half of the window is for the prompt.
+        # The API's default, 16 tokens, is too short for a sentence. Half of the context is left for the prompt.
         limited = {"max_tokens": min(_PLAIN_TOKENS, model["max_model_len"] // 2), **options}
         _converse(lambda said: client.complete(name, _plain(said), **limited), first)
 
@@ -240,7 +240,7 @@ def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[
 
 
 def _lines() -> Iterator[str]:
-    """Give what is typed, until the end of the input."""
+    """Yield the typed lines that are not empty, until the end of the input."""
     if sys.stdin.isatty():
         import readline  # noqa: F401 - makes lines editable
     while True:
@@ -256,7 +256,7 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(pieces: Iterator[str]) -> str:
-    """Print an answer as it comes; returns as much of it as there was before Ctrl-C."""
+    """Print an answer as it arrives; returns the text that arrived before the end or Ctrl-C."""
     answer = ""
     with closing(pieces):  # type: ignore[type-var]
         try:

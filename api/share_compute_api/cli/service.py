@@ -1,4 +1,4 @@
-"""Commands that lend this machine from its boot on: ``service install``, ``service status``, ``service uninstall``."""
+"""Commands for the systemd service of this machine: ``service install``, ``service status``, ``service uninstall``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         bool, typer.Option("--print", help="Print the unit; join nothing and install nothing.")
     ] = False,
 ) -> None:
-    """Join a pool, and lend this machine to it now and after each boot."""
+    """Join a cluster, and lend this machine to it now and after each boot."""
     from share_compute.settings import ClientSettings
     from share_compute_api import systemd
     from share_compute_api.joining import default_name
@@ -101,7 +101,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
 
 @app.command("status")
 def service_status(name: Name = None, as_json: Json = False) -> None:
-    """Show whether the service is installed and runs; its log: journalctl --user -u UNIT."""
+    """Show whether the service is installed and runs. Its log: journalctl --user -u UNIT."""
     from share_compute_api import systemd
     from share_compute_api.joining import default_name
 
@@ -123,7 +123,7 @@ def service_status(name: Name = None, as_json: Json = False) -> None:
 
 @app.command("uninstall")
 def uninstall_service(name: Name = None) -> None:
-    """Stop the service and remove it; the machine leaves first. Its key stays, so that it can join again."""
+    """Stop and remove the service; the machine leaves first. Its key stays, so that it can rejoin."""
     from share_compute.errors import NotFound
     from share_compute_api import systemd
     from share_compute_api.joining import default_name

@@ -1,4 +1,4 @@
-"""``share-compute simulate``: a job on a fleet that we do not have, over hours that do not pass."""
+"""``share-compute simulate``: runs a job on a synthetic fleet, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Draws the fleet and the failures.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a job on a synthetic fleet, on a simulated clock: its throughput, its use, and what failures cost.
+    """Run a job on a synthetic fleet, on a simulated clock: throughput, utilization, and the cost of failures.
 
-    The planner and its times of steps are the real ones. Machines, links and failures are drawn, and what a failure
-    costs is by rule.
+    The planner and its step times are the real ones. Machines, links and failures are random, and the cost of a failure
+    follows rules (docs/simulation.md).
     """
     from share_compute.errors import UserError
     from share_compute.simulation.churn import Churn
@@ -97,7 +97,7 @@ def parse_time(text: str, option: str) -> float:
     """Return the seconds of a time like ``90s``, ``30m``, ``4h`` or ``2d``.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a time.
     """
     from share_compute.errors import UserError
 
@@ -179,16 +179,16 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
 
 
 def average(count: float) -> str:
-    """Return a number of machines with at least two digits of what there is: ``0.0021``, ``0.45``, ``12.3``."""
+    """Return an average number of machines with at least two significant digits: ``0.0021``, ``0.45``, ``12.3``."""
     return f"{count:,.1f}" if count >= 1 or count == 0 else f"{count:.2g}"
 
 
 def chart(values: Sequence[float], bars: str) -> str:
-    """Return values as one line of bars; a space where there is nothing.
+    """Return values as one line of bars; zero is a space.
 
     Args:
-        values: from left to right.
-        bars: letters from low to high.
+        values: values from left to right.
+        bars: characters from low to high.
     """
     most = max(values, default=0.0)
     return "".join(

@@ -1,4 +1,4 @@
-"""``share-compute status``: the pool at a glance."""
+"""``share-compute status``: an overview of the server, its machines and its jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNS = {"error": "[red]error[/]", "warning": "[yellow]warn [/]"}
 
 
 def status(as_json: Json = False) -> None:
-    """Show the server, what is the matter, the machines that are here, and the latest jobs."""
+    """Show the server, its alerts, the present machines, and the latest jobs."""
     from share_compute_api.cli.describe import progress
     from share_compute_api.client import Client
 

@@ -1,4 +1,4 @@
-"""``share-compute topology``: what was measured, as a file to keep, to share and to plan on."""
+"""``share-compute topology``: the measured machines and links, as a file to plan on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def topology(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the machines that are ready, with what was measured on and between them, as a topology file."""
+    """Print the ready machines with their measured speeds and links, as a topology file."""
     from share_compute.errors import UserError
     from share_compute.jobs.states import ContributorState
     from share_compute.topology_file import write_topology

@@ -72,7 +72,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when it answers.")] = False,
 ) -> None:
-    """Run a server: a Ray head and the control plane. Ctrl-C stops all it started; twice: at once."""
+    """Run a server: a Ray head and the control plane. Ctrl-C stops it in order; Ctrl-C twice stops it at once."""
     from share_compute_api.data_roots import offered
     from share_compute_api.server import serve
 
@@ -99,7 +99,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         def announce(running: Running) -> None:
             status.stop()
             for warning in running.warnings:
-                # Apart from what programs read.
+                # Warnings go to standard error, so that programs can read standard output.
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)

@@ -25,7 +25,7 @@ def upload(
     kind: Annotated[UploadKind | None, typer.Option(help="What it is; default: what it looks like.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send data, or the folder of a model, to the server; a job then names it as upload:ID."""
+    """Send data, or the folder of a model or tokenizer, to the server; a job then names it as upload:ID."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from share_compute_api.client import Client
@@ -47,7 +47,7 @@ def upload(
     if as_json:
         print_json(sent)
         return
-    # What a job file takes, one a line: files of data, the folder of anything else.
+    # One line for each value that a job file accepts: the files of data, or the folder of a model or tokenizer.
     for inside in (f"/{file.path}" for file in sent.files) if sent.kind == "data" else ("",):
         console.print(f"upload:{sent.id}{inside}", markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What the control plane and the gateway say to each other: one JSON document a line."""
+"""Messages between the control plane and the gateway: one JSON document a line."""
 
 from __future__ import annotations
 
@@ -9,35 +9,41 @@ from pydantic import Field, TypeAdapter
 from share_compute.strict import StrictModel
 
 MOST_BYTES = 64 * 2**20
-"""Longest line in either direction."""
+"""Longest line in either direction, in bytes."""
 
 FailureKind: TypeAlias = Literal["raised", "mistake", "died", "unreachable", "no_answer"]
-"""An error of ours; another exception of the actor; its process ended; it cannot be reached now; Ray itself failed."""
+"""Kind of a failure:
+
+- raised: an error of ours;
+- mistake: another exception of the actor;
+- died: the actor's process ended;
+- unreachable: the actor cannot be reached now;
+- no_answer: Ray itself failed, or no answer came in time."""
 
 
 class Call(StrictModel):
-    """Ask the gateway for something, or give up an earlier call."""
+    """Request to run an operation of the gateway, or to give up an earlier call."""
 
     number: int = Field(ge=0)
-    """Of the call; the answer carries it, too."""
+    """Number of the call; its answer has the same number."""
     operation: str
-    """A method of `gateway_process.Operations`; ``cancel`` gives the call up."""
+    """A method of `gateway_process.Operations`, or ``cancel``, which gives the call up."""
     arguments: list[Any] = Field(default_factory=list)
 
 
 class CallFailure(StrictModel):
-    """Why a call failed."""
+    """Reason why a call failed."""
 
     kind: FailureKind
     message: str
     code: str | None = None
     """Stable name of the error, if it is one of ours."""
     facts: dict[str, Any] = Field(default_factory=dict)
-    """Of such an error: hint, job, step, machine, details."""
+    """Facts of an error of ours: hint, job, step, machine, details."""
 
 
 class Answer(StrictModel):
-    """What became of a call."""
+    """Result of a call: a value or a failure."""
 
     number: int
     value: Any = None
@@ -48,14 +54,14 @@ class NodeFacts(StrictModel):
     """One row of Ray's table of nodes."""
 
     node_id: str
-    """In hexadecimal."""
+    """Ray's id of the node, in hexadecimal."""
     address: str
     port: int
     """TCP port at which its raylet listens."""
     is_alive: bool
     labels: dict[str, str]
     resources: dict[str, float]
-    """Such as ``CPU``, ``GPU`` and ``memory`` in bytes."""
+    """Amounts of resources such as ``CPU``, ``GPU`` and ``memory`` in bytes."""
 
     @property
     def is_head(self) -> bool:

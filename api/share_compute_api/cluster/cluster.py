@@ -1,4 +1,4 @@
-"""The Ray head and the gateway: started, watched and started again while the control plane goes on."""
+"""The Ray head and the gateway: starts, watches and restarts them while the control plane continues."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from share_compute_api.supervision import ClusterInfo
 
 _POLL_S = 0.1
 _SOUND_S = 60.0
-"""A process that ran this long was sound."""
+"""Seconds after which a process counts as sound, so that pauses begin short again."""
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""How long the end of the head may take to be noticed after that of the gateway."""
+"""Longest delay between noticing the end of the gateway and that of the head, in seconds."""
 _PATIENCE_S = 120.0
-"""How long something that is to be started waits for a gateway."""
+"""Seconds that the start of an actor waits for a gateway."""
 _ANSWER_S = 30.0
-"""How long Ray's tables may take."""
+"""Time limit for an answer from Ray's tables, in seconds."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Backoff:
-    """Pauses before a process is started again: twice as long after each one that did not last."""
+    """Pauses before a process is started again; a pause doubles after each process in a row that did not last."""
 
     _short_lives: int = 0
-    """In a row."""
+    """Number of processes in a row that did not last."""
 
     def pause_s(self, life_s: float) -> float:
-        """Return how long to wait, after a process that ran for so long."""
+        """Return the pause in seconds after a process that ran for ``life_s`` seconds."""
         if life_s > _SOUND_S:
             self._short_lives = 0
         self._short_lives += 1
@@ -65,8 +65,8 @@ class Cluster:
     """The cluster of one server; starts its head.
 
     Args:
-        settings: where and how.
-        roster: writes the children down, and ends them.
+        settings: the server's settings.
+        roster: records the child processes, and ends them.
 
     Raises:
         Conflict: the head's port is taken.
@@ -80,25 +80,25 @@ class Cluster:
         self._began_s = 0.0
         self._head_backoff = _Backoff()
         self._hang: str | None = None
-        """Why the present head does not answer though it runs."""
+        """Reason why the present head does not answer though it runs; None while it answers."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
-        """Resolved when there is a head with another token, if that is wanted."""
+        """Resolved when a head with another token runs; None unless the token is being changed."""
         self.trouble: str | None = None
-        """Why Ray cannot be used now, in one sentence; None while it can, and while the token is changed."""
+        """Reason why Ray cannot be used now, in one sentence; None while it can, and while the token is changed."""
         self._head = self._start_head(renews=has_stale_token(settings.data_folder))
 
-    # -- what the control plane knows of it ---------------------------------------------------------------------------
+    # -- facts for the control plane ----------------------------------------------------------------------------------
 
     @property
     def is_rotating(self) -> bool:
-        """Whether the present token is about to end."""
+        """Whether the present token is being replaced."""
         return self._rotated is not None
 
     @property
     def info(self) -> ClusterInfo:
-        """What contributors need to get in, and where the head is."""
+        """Facts that contributors need to join, and the head's address."""
         return ClusterInfo(
             ray_address=self._head.ray_address,
             token=self._head.token,
@@ -109,7 +109,7 @@ class Cluster:
 
     @property
     def head_user(self) -> User | None:
-        """The user that the head runs as; None: this process's own."""
+        """The user that the head runs as; None if it is this process's own user."""
         return self._head.policy.user
 
     async def nodes(self) -> list[NodeFacts]:
@@ -126,7 +126,7 @@ class Cluster:
         return int(await self._ask("end_members", job_id))
 
     async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
-        """Let a member of a running job fail on purpose."""
+        """Let a member of a running job fail on purpose (fault injection)."""
         await self._ask("make_fail", job_id, contributor_id, kind, duration_s)
 
     async def _ask(self, operation: str, *arguments: Any) -> Any:
@@ -139,12 +139,12 @@ class Cluster:
                 raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", mend=log) from failure
 
     async def _connected(self) -> Gateway:
-        while self._gateway is None:  # it may be lost again before a task that waited for it runs
+        while self._gateway is None:  # it may be lost again before a waiting task resumes
             await self._is_connected.wait()
         return self._gateway
 
     def unusable(self) -> Unavailable:
-        """Return the error of what needs Ray while it cannot be used."""
+        """Return the error for an action that needs Ray while Ray cannot be used."""
         why = self.trouble or "the server is not connected to Ray"
         return Unavailable(why, mend="try again; if it stays so, look into the server's log")
 
@@ -159,7 +159,7 @@ class Cluster:
             writes: the job's folder.
 
         Raises:
-            CallFailed: Ray refused.
+            CallFailed: Ray refused the actor.
             Unavailable: there is no gateway.
         """
         await asyncio.to_thread(self._hand_over, [*reads, writes])
@@ -171,12 +171,12 @@ class Cluster:
         return await self._start("start_deployment", self._head.node.node_id, assignment)
 
     async def start_contributor(self, contributor_id: str, node_id: str | None) -> RemoteActor:
-        """Start the actor that measures a contributor on its node; None is the head's."""
+        """Start the actor that measures a contributor on its node; node None is the head's."""
         node_id = self._head.node.node_id if node_id is None else node_id
         return await self._start("start_contributor", node_id, contributor_id)
 
     def _hand_over(self, paths: Sequence[Path]) -> None:
-        """Let the head's user read what lies in the data folder; what people named elsewhere stays theirs."""
+        """Let the head's user read paths that are in the data folder; paths elsewhere keep their owners and rights."""
         policy, given = self._head.policy, self._settings.data_folder
         data_folder = given.resolve()
         own = {data_folder / path.relative_to(given) for path in paths if path.is_relative_to(given)}
@@ -204,7 +204,7 @@ class Cluster:
     # -- the two processes --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep head and gateway running until cancelled: each is started again however often it ends."""
+        """Keep head and gateway running until cancelled: each is restarted however often it ends."""
         while True:
             await self._use_head()
             await self._replace_head()
@@ -216,16 +216,16 @@ class Cluster:
             began_s = time.monotonic()
             try:
                 why = await self._use_gateway()
-            except ShareComputeError as failure:  # the disk is full, for example
+            except ShareComputeError as failure:  # for example, the disk is full
                 why = failure.message
             pause_s = backoff.pause_s(time.monotonic() - began_s)
-            # If the head has ended first, that is noticed a moment later.
+            # If the head ended first, its end is noticed a moment later.
             if not await self._is_over_within(_NOTICE_S):
                 self._report(why, pause_s)
                 await self._is_over_within(pause_s)
 
     async def _use_gateway(self) -> str:
-        """Start a gateway; return why another one is needed, once it or the head has ended."""
+        """Start a gateway; return the reason for another one, once the gateway or the head has ended."""
         ours, theirs = socket.socketpair()
         gateway = Gateway(ours)
         try:
@@ -240,14 +240,14 @@ class Cluster:
             gateway.close()
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
-        """Let the gateway be used until it or the head has ended, or does not answer; return what does not answer."""
+        """Let the gateway be used until it or the head ends or hangs; return which one hangs and how, else None."""
         connecting = asyncio.create_task(gateway.connect())
         try:
             if not await self._is_done_first(connecting):
                 return None
             reader = connecting.result()
         except Unavailable as failure:
-            # The cause may be the head. Another one costs little: jobs have no coordinators without a gateway.
+            # The cause may be the head. Replacing it costs little, because jobs have no coordinators without a gateway.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
         finally:
@@ -277,30 +277,30 @@ class Cluster:
         return f"the process that calls Ray does not answer: {silent}"
 
     async def _is_done_first(self, *tasks: asyncio.Task[Any]) -> bool:
-        """Wait until a task is done, or the present head has ended or is to be replaced; return whether a task is."""
+        """Return whether a task is done; wait for that, or until the present head has ended or is to be replaced."""
         while not (any(task.done() for task in tasks) or self._is_over):
             await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         return any(task.done() for task in tasks)
 
     @property
     def _is_over(self) -> bool:
-        """Whether the present head has ended, or is to."""
+        """Whether the present head has ended, or is to be replaced."""
         return self._rotated is not None or self._why_over is not None
 
     @property
     def _why_over(self) -> str | None:
-        """Why the present head is of no use any more; None while it is."""
+        """Reason why the present head can no longer be used; None while it can."""
         return self._head.node.end or self._hang
 
     async def _is_over_within(self, timeout_s: float) -> bool:
-        """Wait until the present head is to be replaced; return whether that was so in time."""
+        """Wait for the end of the present head, or a reason to replace it; return whether that came in time."""
         deadline = time.monotonic() + timeout_s
         while not self._is_over and time.monotonic() < deadline:  # noqa: ASYNC110 - a child is polled
             await asyncio.sleep(_POLL_S)
         return self._is_over
 
     async def _replace_head(self) -> None:
-        """Start another head in place of the present one, and try again until one runs."""
+        """Start another head in place of the present one; try again until one runs."""
         if self._rotated is None:
             pause_s = self._head_backoff.pause_s(time.monotonic() - self._began_s)
             self._report(f"the Ray head is replaced: {self._why_over}", pause_s)
@@ -320,7 +320,7 @@ class Cluster:
             self._rotated = None
 
     def _report(self, why: str, pause_s: float) -> None:
-        """Say why Ray cannot be used; the server continues without it for as long as it takes."""
+        """Record the reason why Ray cannot be used; the server continues without Ray meanwhile."""
         self.trouble = why
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
 

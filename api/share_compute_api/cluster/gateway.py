@@ -18,11 +18,11 @@ from share_compute.planning.words import bytes_text
 from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure
 
 _CONNECT_S = 60.0
-"""How long the gateway may take to import Ray and to connect to the head."""
+"""Time limit for the gateway to import Ray and to connect to the head, in seconds."""
 ANSWER_S = 60.0
-"""How long an answer may take; an actor may just be starting on a busy machine."""
+"""Time limit for an answer, in seconds; an actor may just be starting on a busy machine."""
 _ENDED_S = 60.0
-"""How long one question waits for the end of an actor's work."""
+"""Longest time that one call waits for the end of an actor's work, in seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,10 +51,10 @@ class Gateway:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def connect(self, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
-        """Wait until the process is connected to Ray; return what `listen` reads from.
+        """Wait until the process is connected to Ray; return the reader for `listen`.
 
         Raises:
-            Unavailable: it ended, or was not ready in time.
+            Unavailable: the process ended, or was not ready in time.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
         try:
@@ -69,7 +69,7 @@ class Gateway:
         return reader
 
     async def listen(self, reader: asyncio.StreamReader) -> None:
-        """Take answers in until the process ends or says something that is no answer; then all calls fail."""
+        """Process answers until the process ends or sends something that is no answer; then fail all calls."""
         try:
             while line := await reader.readline():
                 answer = Answer.model_validate_json(line)
@@ -86,7 +86,7 @@ class Gateway:
             self.close()
 
     async def call(self, operation: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Ask for something; return the answer, as JSON says it.
+        """Call an operation of the gateway; return the answer as a JSON value.
 
         Raises:
             CallFailed: it failed or took longer than ``timeout_s``, the process ended, or the call is too long.
@@ -110,7 +110,7 @@ class Gateway:
             self._waiting.pop(number, None)
 
     def post(self, operation: str, *arguments: Any) -> None:
-        """Ask for something whose answer nobody waits for."""
+        """Call an operation without waiting for its answer."""
         self._say(Call(number=next(self._numbers), operation=operation, arguments=list(arguments)))
 
     def _say(self, call: Call) -> None:
@@ -130,7 +130,7 @@ class Gateway:
             self._writer.write(line)
 
     def close(self) -> None:
-        """End the connection, and with it the process; calls that wait fail."""
+        """Close the connection, which ends the process; waiting calls fail."""
         if self._writer is not None:
             self._writer.close()
         else:
@@ -149,15 +149,15 @@ class RemoteActor:
     number: int
 
     async def call(self, method: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Call one of its methods.
+        """Call a method of the actor.
 
         Raises:
-            CallFailed: it failed, died, or did not answer within ``timeout_s``.
+            CallFailed: the method failed, the actor died, or did not answer within ``timeout_s``.
         """
         return await self.gateway.call("call", self.number, method, list(arguments), timeout_s=timeout_s)
 
     async def ended(self) -> None:
-        """Wait until its own work has ended.
+        """Wait until the actor's own work has ended.
 
         Raises:
             CallFailed: the work failed, or the actor died.
@@ -166,36 +166,36 @@ class RemoteActor:
             pass
 
     async def is_alive(self) -> bool:
-        """Return whether it answers."""
+        """Return whether the actor answers."""
         try:
             return bool(await self.gateway.call("is_alive", self.number))
         except CallFailed:
             return False
 
     async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]], *, timeout_s: float) -> Any:
-        """Let a contributor measure its links to others; leaves out those of an earlier gateway."""
+        """Let a contributor measure its links to peers; leave out peers of an earlier gateway."""
         numbers = [(peer, actor.number) for peer, actor in peers if actor.gateway is self.gateway]
         return await self.gateway.call("measure_links", self.number, numbers, timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """End the actor and all processes that it started."""
         self.gateway.post("kill", self.number)
 
 
 @contextmanager
 def translated(who: str, *, mistake_mend: str, loss_mend: str, job: str | None = None) -> Iterator[None]:
-    """Raise in place of `CallFailed` what people can do something about.
+    """Raise an error with a hint in place of `CallFailed`.
 
     Args:
         who: the actor, as the beginning of a sentence.
-        mistake_mend: what to do where it failed.
-        loss_mend: what to do where its process died, or cannot be reached.
-        job: the job that it works for.
+        mistake_mend: hint for a failure of the actor.
+        loss_mend: hint for an actor whose process died or cannot be reached.
+        job: the job that the actor works for.
 
     Raises:
-        ShareComputeError: the actor raised it.
-        Unavailable: it made a mistake, or Ray does not answer.
-        ContributorLost: its process died.
+        ShareComputeError: an error of ours that the actor raised.
+        Unavailable: the actor failed with another error, or Ray does not answer.
+        ContributorLost: the actor's process died.
     """
     try:
         yield
@@ -213,10 +213,10 @@ def translated(who: str, *, mistake_mend: str, loss_mend: str, job: str | None =
 
 
 def _described(operation: str, arguments: Sequence[Any]) -> str:
-    """Return the name of a call; that of an actor's method for one that goes on to an actor."""
+    """Return the name of an operation, or of the actor's method for a call that is passed on to an actor."""
     return str(arguments[1]) if operation == "call" else operation
 
 
 def raised(failure: CallFailure) -> ShareComputeError:
-    """Return the error of ours that a failure tells of."""
+    """Return the error of ours that a failure describes."""
     return error_of(failure.code or "", failure.message, failure.facts)

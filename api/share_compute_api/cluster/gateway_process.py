@@ -1,8 +1,8 @@
 """The gateway: the only process of the server that calls Ray. It holds the cluster's token, and no other secret.
 
 Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
---socket FD``. It answers `calls.Call` on that socket until it is closed. What contributors' processes answer arrives
-here, never in the control plane, and no pickle of theirs is read here either.
+--socket FD``. The gateway answers `calls.Call` on that socket until it is closed. Answers of contributors' processes
+arrive here, never in the control plane, and none of their pickles is read here either.
 """
 
 from __future__ import annotations
@@ -38,44 +38,44 @@ from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailur
 
 NAMESPACE = "share-compute"
 _RETRY_S = 0.2
-"""Pause before an actor is called again that could not be reached."""
+"""Pause before an unreachable actor is called again, in seconds."""
 _METHODS: Final = {
     "coordinator": frozenset({"events", "cancel", "suspend", "offer", "drain"}),
     "deployment": frozenset({"submit", "cancel", "pull", "status", "offer", "stop"}),
     "contributor": frozenset({"dial", "probe"}),
 }
 _ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}
-"""Methods that raise on purpose: their answers are bytes that say so."""
+"""Schemas of the methods that raise errors on purpose: their answers are bytes that hold a result or an error."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Actor:
-    """An actor that the control plane asked for; it lives as long as this."""
+    """An actor that the control plane started; the actor lives as long as this object."""
 
     kind: str
     handle: Any
     node_id: str
     """The Ray node that it runs on."""
     run: asyncio.Future[Any] | None = None
-    """Its work, where it has some beside answering."""
+    """The actor's own work; None for an actor that only answers calls."""
 
 
 class Operations:
-    """What the control plane may ask for; every public method is one. They return what JSON can say."""
+    """The operations that the control plane may call: all public methods. They return JSON values."""
 
     def __init__(self) -> None:
         self._actors: dict[int, _Actor] = {}
         self._next = 0
-        # Other questions may occupy all threads of the loop's own executor for a while.
+        # A thread of its own, because other operations may occupy all threads of the loop's own executor for a while.
         self._pings = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pings")
 
     async def ping(self) -> bool:
-        """Return that this process answers."""
+        """Return True, to show that this process answers."""
         return True
 
     async def ping_head(self, node_id: str) -> bool:
-        """Return whether the GCS answers, and says that the head's node is alive."""
+        """Return whether the GCS answers and lists the head's node as alive."""
         rows = await asyncio.get_running_loop().run_in_executor(self._pings, ray.nodes)
         return any(row["NodeID"] == node_id and row["Alive"] for row in rows)
 
@@ -93,7 +93,7 @@ class Operations:
         return self._keep(_Actor("contributor", handle, node_id))
 
     async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
-        """Call a method of an actor; again and again while it cannot be reached but is not known to be dead."""
+        """Call a method of an actor; repeat the call while the actor is unreachable but not known to be dead."""
         actor = self._actor(number)
         if method not in _METHODS[actor.kind]:
             raise ValueError(f"a {actor.kind} has no method {method}")
@@ -109,9 +109,9 @@ class Operations:
             await asyncio.sleep(_RETRY_S)
 
     async def ended(self, number: int, timeout_s: float) -> bool:
-        """Wait until an actor's own work has ended; return whether it has, within ``timeout_s``.
+        """Return whether an actor's own work has ended; wait up to ``timeout_s`` seconds for that.
 
-        Raises what the work raised.
+        Errors of the work are raised.
         """
         run = self._actor(number).run
         if run is None:
@@ -130,7 +130,7 @@ class Operations:
         return True
 
     async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
-        """Let a contributor measure its links to others; return JSON of a list, without those that are gone."""
+        """Let a contributor measure its links to peers; return a JSON list without the peers that are gone."""
         rows = await asyncio.to_thread(ray.nodes)
         places = {row["NodeID"]: (row["NodeManagerAddress"], row["NodeManagerPort"]) for row in rows}
         found = [(peer, self._actors[other]) for peer, other in peers if other in self._actors]
@@ -140,7 +140,7 @@ class Operations:
         return await self._actor(number).handle.measure_links.remote(measured)
 
     async def kill(self, number: int) -> None:
-        """End an actor and all that it started; one that is gone is no error."""
+        """End an actor and all processes that it started; ignore an actor that is gone."""
         actor = self._actors.pop(number, None)
         if actor is not None:
             await asyncio.to_thread(ray.kill, actor.handle)
@@ -170,7 +170,7 @@ class Operations:
         return await asyncio.to_thread(naming.end_members, job_id)
 
     async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
-        """Let a member of a running job fail on purpose."""
+        """Let a member of a running job fail on purpose (fault injection)."""
         await asyncio.to_thread(make_fail, job_id, contributor_id, kind, duration_s)  # type: ignore[arg-type]
 
     async def _start(self, kind: str, actor_class: Any, node_id: str, assignment: str) -> int:
@@ -198,18 +198,18 @@ async def _awaited(reference: Any) -> Any:
 
 
 def _retrieve(run: asyncio.Future[Any]) -> None:
-    """Take notice of how it ended, or asyncio complains of what nobody looked at."""
+    """Retrieve the task's error: asyncio warns about errors that nobody retrieved."""
     if not run.cancelled():
         run.exception()
 
 
 class Server:
-    """Answers calls that come through a socket, beside each other, until it is closed.
+    """Answers calls from a socket concurrently, until it is closed.
 
     Args:
-        reader: where calls come from.
-        writer: where answers go.
-        operations: what may be asked for.
+        reader: source of the calls.
+        writer: receiver of the answers.
+        operations: operations that may be called.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class Server:
         try:
             value = await self._work(call)
             answer = Answer(number=call.number, value=value)
-        except Exception as failure:  # noqa: BLE001 - the control plane is told whatever happens
+        except Exception as failure:  # noqa: BLE001 - every failure is reported to the control plane
             answer = Answer(number=call.number, failure=_described(failure))
         self._say(answer)
         with suppress(ConnectionError):
@@ -258,7 +258,7 @@ class Server:
     def _say(self, answer: Answer) -> None:
         try:
             line = answer.model_dump_json().encode()
-        except (ValueError, ValidationError) as failure:  # an actor returned what JSON cannot say
+        except (ValueError, ValidationError) as failure:  # an actor returned a value without a JSON form
             line = Answer(number=answer.number, failure=_described(failure)).model_dump_json().encode()
         if len(line) >= MOST_BYTES:
             too_long = ValueError(f"an answer of {len(line)} bytes is too long")
@@ -267,7 +267,7 @@ class Server:
 
 
 def _described(failure: Exception) -> CallFailure:
-    """Return a failure as the control plane hears of it."""
+    """Return the description of a failure for the control plane."""
     cause: BaseException = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
         facts = json.loads(json.dumps(cause.facts(), default=str))
@@ -282,7 +282,7 @@ def _described(failure: Exception) -> CallFailure:
 
 
 def first_line(failure: BaseException) -> str:
-    """Return the part of an error of Ray that is for people; the rest is traces and advice to developers."""
+    """Return the readable part of a Ray error; the rest is traces and advice to developers."""
     return next((line.strip() for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
 
 
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str]) -> None:
         namespace=NAMESPACE,
         log_to_driver=False,
         logging_level=logging.WARNING,
-        # Contributors' nodes may run on this machine too; these two pick the head's.
+        # Contributors' nodes may run on this machine too; these two options select the head's node.
         _node_ip_address=wanted.node_address,
         _temp_dir=wanted.temp_dir,
     )

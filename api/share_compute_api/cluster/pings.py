@@ -1,4 +1,4 @@
-"""Notices that the gateway or the Ray head does not answer any more, though its process runs."""
+"""Detects that the gateway or the Ray head no longer answers, though its process runs."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.supervision.jobs import JobSupervisor
 
 _LEAVE_S = 90.0
-"""How long machines that were removed may take to hand over what they hold."""
+"""Time limit for removed machines to hand over their state, in seconds."""
 _SUSPEND_S = 120.0
-"""How long jobs may take to write their checkpoints."""
+"""Time limit for jobs to write their checkpoints, in seconds."""
 _LOOK_S = 0.5
 _REASON = "the cluster's token was changed; its node restarts with the new one"
 _log = logging.getLogger(__name__)
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """What a change of the token took."""
+    """Cost of a change of the token."""
 
     jobs: int
-    """That were suspended, and continue from the checkpoint that they wrote."""
+    """Number of jobs that were suspended, and continue from the checkpoint that they wrote."""
     seconds: float
-    """In which nothing could be computed."""
+    """Seconds in which nothing could be computed."""
 
 
 class TokenRotation:
-    """Changes the token, once for all who ask while it is being done.
+    """Changes the token; requests that come during a change share it.
 
     Args:
-        cluster: whose token it is.
-        jobs: suspends what runs.
-        store: tells which machines are about to leave.
+        cluster: the cluster of the token.
+        jobs: suspends running jobs.
+        store: lists machines that are about to leave.
         spawn: starts a task that ends with the server.
     """
 
@@ -62,10 +62,10 @@ class TokenRotation:
         self._spawn = spawn
         self._under_way: asyncio.Task[Rotated] | None = None
         self._wanted = 0
-        """Times that somebody asked."""
+        """Number of requests so far."""
 
     def begin(self) -> asyncio.Task[Rotated]:
-        """Change the token, as soon as machines that were removed have handed over; return the work."""
+        """Return the task that changes the token as soon as removed machines have handed over; start it if needed."""
         self._wanted += 1
         if self._under_way is None or self._under_way.done():
             self._under_way = self._spawn(self._rotate())
@@ -78,7 +78,7 @@ class TokenRotation:
         began_s = time.monotonic()
         async with self._jobs.suspended(_SUSPEND_S) as jobs:
             done = -1
-            while done != self._wanted:  # whoever left while the head restarted may know the new one
+            while done != self._wanted:  # a machine removed while the head restarted may know the new token
                 done = self._wanted
                 await self._cluster.rotate_token()
             await asyncio.to_thread(self._call_back)
@@ -92,7 +92,7 @@ class TokenRotation:
     def _call_back(self) -> None:
         """Let all agents come back at their next heartbeat, and jobs wait until then.
 
-        The node of a machine that is leaving does not come back: there is nothing left that it could hand over.
+        The node of a machine that is leaving does not come back, because it has nothing left to hand over.
         """
         for record in self._store.contributors.list(HERE):
             is_leaving = record.state is ContributorState.draining

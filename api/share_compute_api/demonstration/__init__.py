@@ -1,1 +1,1 @@
-"""The whole path once, on one machine: a server, machines that join, a model trained over them."""
+"""The whole product once, on one machine: a server, machines that join, and a model trained over them."""

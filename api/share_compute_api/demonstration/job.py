@@ -1,4 +1,4 @@
-"""What the demonstration trains, and what it lets the result say."""
+"""The training job of the demonstration, and samples of the trained model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _SAMPLE_TOKENS = 32
 
 
 def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
-    """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; returns its path.
+    """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; return its path.
 
-    It asks for its pools outright: the planner would leave so small a model on one machine.
+    The job asks for its number of stages explicitly: the planner would leave so small a model on one machine.
     """
     import yaml
 
@@ -42,7 +42,7 @@ def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
             "optimizer": {"name": "adamw", "learning_rate": 0.004},
             "schedule": {"name": "cosine", "warmup_steps": min(5, steps // 4)},
         },
-        # So small a model is fastest on one machine: only a job that insists on pools shows a split.
+        # So small a model is fastest on one machine: only a job that asks for stages explicitly shows a split.
         "parallelism": {"pools": pools, "members_per_pool": 1},
     }
     file = folder / "demo.yaml"
@@ -51,7 +51,7 @@ def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
 
 
 def sample(model_folder: Path, seed: int = 0) -> list[tuple[str, str]]:
-    """Load the trained model as anybody would, with ``transformers``; returns prompts with continuations."""
+    """Load the trained model with ``transformers``, as any user would; return prompts with continuations."""
     import torch
     import transformers
 

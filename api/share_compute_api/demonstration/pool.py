@@ -1,4 +1,4 @@
-"""A server and machines that joined it, all children of this process on this machine."""
+"""A server and machines that join it, all children of this process on this machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _UP_DEADLINE_S = 90.0
 _READY_DEADLINE_S = 150.0
 _JOIN_GRACE_S = 20.0
 _UP_GRACE_S = 30.0
-# Settings of a server that this user may run must not reach this one.
+# Settings of another server that this user may run must not affect this one.
 _OWN_SETTINGS = {
     "SHARE_COMPUTE_RAY_PORT": "0",
     "SHARE_COMPUTE_ADVERTISE_ADDRESS": "",
-    # It is there to be tried out, and nobody else's machine is in it.
+    # The demonstration is for trials, and no other person's machine is in it.
     "SHARE_COMPUTE_ALLOW_FAILURES": "1",
 }
 
@@ -33,9 +33,9 @@ class LocalPool:
     """A server on a free port with its state in ``data_folder``; `close` ends everything.
 
     Args:
-        roster: writes the children down.
-        data_folder: of the server.
-        data_roots: folders below which jobs may name files; the data folder must not lie in one.
+        roster: records the child processes.
+        data_folder: the server's data folder.
+        data_roots: folders below which jobs may name files; the data folder must not be in one of them.
     """
 
     def __init__(self, roster: Roster, data_folder: Path, data_roots: Sequence[Path]) -> None:
@@ -50,7 +50,7 @@ class LocalPool:
         """Start the server and wait until it answers.
 
         Raises:
-            Unavailable: it did not start; says why.
+            Unavailable: the server did not start; the error has the reason.
         """
         command = own_command(
             *("up", "--json", "--host", "127.0.0.1", "--port", "0"),
@@ -66,24 +66,24 @@ class LocalPool:
         return self._client()
 
     def sign_in_link(self) -> str:
-        """Return a new link to the dashboard that signs in once."""
+        """Return a new link that signs in to the dashboard once."""
         with self._client() as client:
             return client.sign_in_code().url
 
     def _client(self) -> Client:
-        # Said outright, because this user may have exported the key of another server.
+        # Given explicitly, because this user may have exported the key of another server.
         return Client(self.url, written_api_key(self._data_folder), data_folder=self._data_folder)
 
     def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
-        """Let one more machine join; does not wait for it."""
+        """Let one more machine join; do not wait for it."""
         code = client.create_invite(label=name).code
         command = own_command(
             *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
-            # They leave only when all ends: nobody is left to hand over to.
+            # Machines leave only when all ends: no other machine is left to hand over to.
             *("--leave-within", "0"),
         )
-        # Arguments can be read by everybody on the machine, the environment cannot.
+        # Arguments can be read by every user of the machine, the environment cannot.
         environment = {
             "SHARE_COMPUTE_INVITE": code,
             "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),  # keys of its machines end with it
@@ -96,7 +96,7 @@ class LocalPool:
         """Wait until all machines are measured and ready.
 
         Raises:
-            Unavailable: one of them ended, or it took too long.
+            Unavailable: a machine ended, or it took too long.
         """
         deadline = time.monotonic() + _READY_DEADLINE_S
         while True:

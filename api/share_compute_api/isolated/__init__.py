@@ -1,1 +1,1 @@
-"""Processes for what submitters sent: their memory and time are limited, they hold no secrets, and they may fail."""
+"""Processes for submitters' content: their memory and time are limited, they hold no secrets, and they may fail."""

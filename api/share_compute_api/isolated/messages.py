@@ -14,11 +14,11 @@ HEADER = struct.Struct("<I")
 """Length of the JSON that follows, in bytes."""
 MOST_QUESTION_BYTES = 32 << 20
 MOST_ANSWER_BYTES = 64 << 20
-"""A vocabulary of a million tokens fits."""
+"""Longest answer; a vocabulary of a million tokens fits."""
 OUT_OF_MEMORY_STATUS = 77
 """Exit status of a process that reached its limit of memory."""
 MOST_DETAIL = 16_384
-"""Characters of an error."""
+"""Most characters of an error's message."""
 
 Result = TypeVar("Result", bound=BaseModel)
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**32)]
@@ -39,16 +39,16 @@ class Tokens(_Message):
 
 
 class LargestId(_Message):
-    """Largest id of a tokenizer, if it has tokens."""
+    """Largest token id of a tokenizer; None if it has no tokens."""
 
     largest: TokenId | None
 
 
 class Question(_Message, Generic[Result]):
-    """Something to do."""
+    """A task for an isolated process."""
 
     subject: ClassVar[str]
-    """What takes time and memory, for errors."""
+    """Cause of the use of time and memory, for error messages."""
 
     @property
     def answer(self) -> type[Result]:
@@ -57,12 +57,12 @@ class Question(_Message, Generic[Result]):
 
     @property
     def source(self) -> str:
-        """Whose work it is: work of one source never takes all processes while others wait."""
+        """Origin of the work: work of one source never takes all processes while others wait."""
         return ""
 
 
 class OfTokenizer(Question[Result], Generic[Result]):
-    """Something that needs a model's tokenizer."""
+    """A task that needs a model's tokenizer."""
 
     subject = "the model's tokenizer or chat template"
     folder: Path
@@ -71,12 +71,12 @@ class OfTokenizer(Question[Result], Generic[Result]):
 
     @property
     def source(self) -> str:
-        """The model."""
+        """The model's folder."""
         return str(self.folder)
 
 
 class Load(OfTokenizer[Done]):
-    """Load a tokenizer, for questions that follow."""
+    """Load a tokenizer, for later questions."""
 
     kind: Literal["load"] = "load"
 
@@ -87,7 +87,7 @@ class Load(OfTokenizer[Done]):
 
 
 class Describe(OfTokenizer[Vocabulary]):
-    """Load a tokenizer, and tell its vocabulary."""
+    """Load a tokenizer, and return its vocabulary."""
 
     kind: Literal["describe"] = "describe"
 
@@ -111,7 +111,7 @@ class Encode(OfTokenizer[Tokens]):
 
 
 class Chat(OfTokenizer[Tokens]):
-    """Write a conversation by the model's template, and turn it into tokens."""
+    """Format a conversation with the model's template, and turn it into tokens."""
 
     kind: Literal["chat"] = "chat"
     messages: tuple[dict[str, str], ...]
@@ -124,7 +124,7 @@ class Chat(OfTokenizer[Tokens]):
 
 
 class FindLargestId(Question[LargestId]):
-    """Read a ``tokenizer.json``."""
+    """Find the largest token id in a ``tokenizer.json``."""
 
     subject = "tokenizer.json"
     kind: Literal["largest_id"] = "largest_id"
@@ -142,17 +142,17 @@ class FindLargestId(Question[LargestId]):
 
 
 class CheckSchema(Question[Done]):
-    """See whether text can be made to follow a JSON schema."""
+    """Check that generated text can follow a JSON schema."""
 
     subject = "the JSON schema"
     kind: Literal["schema"] = "schema"
     text: str
     owner: str
-    """Who asks."""
+    """Name of the requester, used as `source`."""
 
     @property
     def source(self) -> str:
-        """Who asks."""
+        """The requester."""
         return self.owner
 
     @property
@@ -162,7 +162,7 @@ class CheckSchema(Question[Done]):
 
 
 class CheckModel(Question[Done]):
-    """See whether a model of this configuration can be trained; see `check_trainable`."""
+    """Check that a model of this configuration can be trained; see `check_trainable`."""
 
     subject = "the model's configuration"
     kind: Literal["model"] = "model"
@@ -180,7 +180,7 @@ class CheckModel(Question[Done]):
 
 
 class CheckInputs(Question[Done]):
-    """Look at the first rows of files; see `Inputs.check`."""
+    """Check the first rows of files; see `Inputs.check`."""
 
     subject = "reading the files"
     kind: Literal["inputs"] = "inputs"
@@ -188,9 +188,9 @@ class CheckInputs(Question[Done]):
     column: str
     holds: Literal["text", "messages"]
     taken: tuple[str, ...]
-    """Columns that answers are written into."""
+    """Names of columns that answers are written into."""
     is_united: bool
-    """Whether the columns of all files are to stand in one."""
+    """Whether one output file is to have the columns of all files."""
 
     @property
     def answer(self) -> type[Done]:
@@ -220,7 +220,7 @@ class Problem(_Message):
 
 
 class Reply(BaseModel, Generic[Result]):
-    """What comes back: a result, or a problem."""
+    """Reply to a question: a result, or a problem."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

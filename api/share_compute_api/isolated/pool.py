@@ -1,7 +1,7 @@
-"""A few isolated processes that all requests share, in turns that are fair to the models that requests are for.
+"""A few isolated processes that all requests share, scheduled fairly between the models of the requests.
 
-A chat template, a tokenizer file or a JSON schema may take endless time and memory. Each is worked on by a process with
-limits of both; one that reaches a limit is killed and replaced, and its request is refused.
+A chat template, a tokenizer file or a JSON schema may take endless time and memory. Each is processed in a process with
+limits of both. A process that reaches a limit is killed and replaced, and its request is refused.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from share_compute_api.isolated.process import IsolatedProcess, OutOfTime, Proce
 
 _RETRY_AFTER_S = 5
 _ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS)
-"""How a process ends that gets no more memory: libraries in Rust abort."""
+"""Exit statuses of a process that gets no more memory: libraries in Rust abort."""
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the processes."""
+    """Limits of the processes."""
 
     processes: int = 2
     memory_bytes: int = 1 << 30
-    """Most that one may take beside its program, which has about 75 MB."""
+    """Most memory that a process may take beside its program, which has about 75 MB."""
     time_s: float = 10.0
-    """Longest that a question may take."""
+    """Time limit for a question, in seconds."""
     load_s: float = 20.0
-    """Longest that a tokenizer may take to load, beside that."""
+    """Additional time limit for loading a tokenizer, in seconds."""
     waiting_per_source: int = 64
-    """Questions about one model that may wait; further ones are refused."""
+    """Most questions about one model that may wait; further ones are refused."""
     waiting: int = 512
-    """Questions that may wait in all."""
+    """Most questions that may wait in all."""
 
     @property
     def per_source(self) -> int:
-        """Processes that work for one model may take: others always find one."""
+        """Most processes for the questions about one model, so that other models always find one."""
         return max(1, self.processes - 1)
 
 
@@ -61,7 +61,7 @@ class _Asked:
 
 
 class _Turns:
-    """Questions that wait, by source; sources take turns. The caller holds a lock."""
+    """Waiting questions by source; sources take turns. The caller holds a lock."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -75,7 +75,7 @@ class _Turns:
         """Let a question wait.
 
         Raises:
-            Busy: too many wait.
+            Busy: too many questions wait.
         """
         mine = self._waiting.setdefault(asked.question.source, deque())
         if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
@@ -87,7 +87,7 @@ class _Turns:
         mine.append(asked)
 
     def take(self) -> _Asked | None:
-        """Return a question whose turn it is; of a source that has processes to spare."""
+        """Return the next question of a source that may use one more process; None if there is none."""
         for source, waiting in list(self._waiting.items()):
             if self._running.get(source, 0) >= self._limits.per_source:
                 continue
@@ -101,23 +101,23 @@ class _Turns:
         return None
 
     def done(self, source: str) -> None:
-        """Note that a question has its answer."""
+        """Note that a question of this source was answered."""
         self._running[source] -= 1
         if not self._running[source]:
             del self._running[source]
 
     def clear(self) -> list[_Asked]:
-        """Return all that wait, and forget them."""
+        """Return all waiting questions, and forget them."""
         found = [asked for waiting in self._waiting.values() for asked in waiting]
         self._waiting.clear()
         return found
 
 
 class IsolatedProcesses:
-    """Answers questions about what submitters sent; may be used by several threads. `close` it in the end.
+    """Answers questions about content that submitters sent; may be used by several threads. Call `close` in the end.
 
     Args:
-        limits: of the processes.
+        limits: limits of the processes.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -133,27 +133,27 @@ class IsolatedProcesses:
 
         Raises:
             Busy: too many questions wait.
-            UserError: what is wrong, or which limit was reached.
+            UserError: the submitter's content is wrong, or a limit was reached.
             Unavailable: the server ends, or no process can be started.
         """
         return self._submit(question).result()
 
     async def answer(self, question: Question[Result]) -> Result:
-        """Return the answer to a question, as `ask`; it may be cancelled."""
+        """Return the answer to a question, as `ask`; the call may be cancelled."""
         return await asyncio.wrap_future(self._submit(question))
 
     @property
     def waiting(self) -> int:
-        """Questions that wait for a process."""
+        """Number of questions that wait for a process."""
         with self._lock:
             return len(self._turns)
 
     def pids(self) -> list[int]:
-        """Return the numbers of the processes that run."""
+        """Return the process ids of the running processes."""
         return [pid for runner in list(self._runners) if (pid := runner.pid) is not None]
 
     def close(self) -> None:
-        """End all processes; what waits is refused."""
+        """End all processes; waiting questions are refused."""
         with self._lock:
             self._is_closed = True
             waiting, runners = self._turns.clear(), list(self._runners)
@@ -184,7 +184,7 @@ class IsolatedProcesses:
 
     def _dispatch(self) -> None:
         while self._idle and (asked := self._turns.take()) is not None:
-            # One that has the tokenizer already.
+            # A runner that has loaded the tokenizer already is preferred.
             runner = next((one for one in self._idle if one.knows(asked.question)), self._idle[0])
             self._idle.remove(runner)
             runner.give(asked)
@@ -205,20 +205,20 @@ class _Runner:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process, if it runs."""
+        """Process id; None if no process runs."""
         process = self._process
         return None if process is None else process.pid
 
     def knows(self, question: Question[Any]) -> bool:
-        """Return whether the tokenizer is loaded that a question is about; the runner must be idle."""
+        """Return whether the tokenizer of a question is loaded; the runner must be idle."""
         return isinstance(question, OfTokenizer) and self._loaded.has(question.folder, question.version)
 
     def give(self, asked: _Asked) -> None:
-        """Have a question answered."""
+        """Have a question answered by the runner's thread."""
         self._inbox.put(asked)
 
     def end(self) -> None:
-        """End the process, also amid a question."""
+        """End the process, even during a question."""
         self._has_ended = True
         process = self._process
         if process is not None:
@@ -231,7 +231,7 @@ class _Runner:
         while (asked := self._inbox.get()) is not None:
             try:
                 asked.future.set_result(self._answer(asked.question))
-            except BaseException as failure:  # noqa: BLE001 - told to who asked
+            except BaseException as failure:  # noqa: BLE001 - reported to the caller
                 asked.future.set_exception(failure)
             self._finished(self, asked)
         self._drop()
@@ -239,8 +239,8 @@ class _Runner:
     def _answer(self, question: Question[Result]) -> Result:
         """Return the answer.
 
-        Where the process dies that other tokenizers are loaded in, too, these may be to blame: then it is asked again,
-        in a process that has nothing else.
+        If the process dies and has other tokenizers loaded too, they may be the cause. The question is then asked again
+        in a process that has loaded nothing else.
         """
         while True:
             folder = question.folder if isinstance(question, OfTokenizer) else None

@@ -1,4 +1,4 @@
-"""One isolated process, as its parent sees it."""
+"""The parent's side of one isolated process."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Result = TypeVar("Result", bound=BaseModel)
 
 
 class ProcessEnded(Exception):
-    """The process is of no more use.
+    """The process can no longer be used.
 
     Args:
-        status: its exit status, negative when a signal ended it; None when it was ended for its answer.
+        status: its exit status, negative when a signal ended it; None if it is to be killed because of its answer.
     """
 
     def __init__(self, status: int | None) -> None:
@@ -40,7 +40,7 @@ class OutOfTime(Exception):
 
 
 def bare_environment() -> dict[str, str]:
-    """Return variables for a process that works on a submitter's files: no credentials, no network, one thread."""
+    """Return environment variables for work on a submitter's files: no credentials, no network, one thread."""
     return clean_environment(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "/nonexistent",
@@ -52,13 +52,13 @@ def bare_environment() -> dict[str, str]:
 
 
 class IsolatedProcess:
-    """A process that answers one question at a time; `kill` it in the end.
+    """A process that answers one question at a time; call `kill` in the end.
 
     Args:
-        memory_bytes: most that it may take beside what its program takes (Linux).
+        memory_bytes: most memory that it may take beside its program (Linux).
 
     Raises:
-        ProcessEnded: it did not start.
+        ProcessEnded: the process did not start.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -81,16 +81,16 @@ class IsolatedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """The process id."""
         return self._process.pid
 
     def ask(self, question: Question[Result], timeout_s: float) -> Result:
         """Return the answer to a question.
 
         Raises:
-            OutOfTime: there is none in time; the process must be killed.
-            ProcessEnded: it ended, or answered what is no answer; the process must be killed.
-            ShareComputeError: what it found.
+            OutOfTime: no answer came in time; the process must be killed.
+            ProcessEnded: the process ended, or its answer is invalid; the process must be killed.
+            ShareComputeError: the problem that the process reports.
         """
         deadline = time.monotonic() + timeout_s
         text = question.model_dump_json().encode()
@@ -108,11 +108,11 @@ class IsolatedProcess:
         return result
 
     def interrupt(self) -> None:
-        """End it at once, from another thread: `ask` raises ProcessEnded."""
+        """End the process at once, from another thread: `ask` raises ProcessEnded."""
         self._process.kill()
 
     def kill(self) -> None:
-        """End it at once, and free what it has here."""
+        """End the process at once, and free its resources here."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -158,7 +158,7 @@ class IsolatedProcess:
             raise OutOfTime
 
     def _status(self) -> int:
-        """Return how it ended; its pipe is closed already."""
+        """Return the exit status; the process has closed its pipe already."""
         try:
             return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

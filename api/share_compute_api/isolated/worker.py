@@ -1,7 +1,7 @@
 """The program of an isolated process: ``python -m share_compute_api.isolated.worker BYTES``.
 
 It reads questions from standard input and answers each on standard output. Before the first one it limits its memory to
-what it has taken by then and ``BYTES`` more. It ends when its input does, and when it is out of memory.
+its present use and ``BYTES`` more. It ends when its input ends, and when it is out of memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """Answers questions; keeps the tokenizers that were asked for last."""
+    """Answers questions; keeps the most recently used tokenizers."""
 
     def __init__(self) -> None:
         self._tokenizers: Kept[ServedTokenizer] = Kept()
@@ -32,7 +32,7 @@ class Work:
         """Return the answer.
 
         Raises:
-            ShareComputeError: what is wrong with the submitter's files or the request.
+            ShareComputeError: the submitter's files or the request are wrong.
         """
         match question:
             case messages.Load():
@@ -87,23 +87,23 @@ def _check(question: messages.CheckInputs | messages.CheckModel | messages.Check
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process take no more than ``more_bytes`` beside what it has now; write no files and no core (Linux)."""
+    """Limit this process to ``more_bytes`` beside its present data (Linux); let it write no files and no core."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except FileNotFoundError:  # no Linux: the time limit stays
+    except FileNotFoundError:  # not Linux: only the time limit holds
         return
     data_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
-    # Not the address space: libraries that are only mapped would count.
+    # RLIMIT_DATA, not the address space, in which libraries that are only mapped would count.
     most = (data_kib << 10) + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def main() -> None:
-    """Answer questions until there are no more."""
+    """Answer questions until the input ends."""
     more_bytes = int(sys.argv[1])
-    # Libraries print what they like; answers must stay alone on their pipe, and the server's log free of it.
+    # Libraries may print anything: it must neither mix with the answers on their pipe nor fill the server's log.
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -121,8 +121,11 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    """Import what questions need, so that it counts for the limit and not for the first question."""
-    # Configurations import torch where it can be imported, and need nothing of it: seconds, and 300 MB.
+    """Import modules that questions need.
+
+    Done first, so that imports count neither for the memory limit nor for the time of the first question.
+    """
+    # Configurations import torch if they can, without needing it: that takes seconds and 300 MB.
     sys.modules["torch"] = None  # type: ignore[assignment]
     import llguidance
     import tokenizers
@@ -149,7 +152,7 @@ def _reply(work: Work, question: messages.AnyQuestion) -> BaseModel:
         return _problem(failure)
     except MemoryError:
         raise
-    except BaseException as failure:  # noqa: BLE001 - a panic of a library, whose type is not known here, too
+    except BaseException as failure:  # noqa: BLE001 - also a panic of a library, whose type is not known here
         from share_compute_api.serving.tokenizer import shortened
 
         said = f"{question.subject} cannot be used: {type(failure).__name__}: {shortened(failure)}"

@@ -1,4 +1,4 @@
-"""The routes under ``/api/v1``, one module for each thing."""
+"""The routes under ``/api/v1``, one module for each resource."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PREFIX = "/api/v1"
 
 
 def api_router() -> APIRouter:
-    """Return all routes; each names the scope that it needs, unless it is open to everybody (`auth.OPEN`)."""
+    """Return the router of all routes; each route names its scope, unless it needs no key (`auth.OPEN`)."""
     router = APIRouter(prefix=PREFIX, responses=documented(422))
     router.include_router(server.open_router)
     router.include_router(session.router)

@@ -1,4 +1,4 @@
-"""What a contributor's agent calls: join with an invite, then everything else with its own key."""
+"""Routes for a contributor's agent: it joins with an invite, and uses its own key for all other requests."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from share_compute_api.versions import check_versions, local_versions
 router = APIRouter(prefix="/contributors", tags=["agents"])
 
 _NODE_PATIENCE_S = 5.0
-"""A node that just registered may not be in the head's table yet."""
+"""Time to wait for a node in the head's table, in seconds: a node that just registered may not be in it yet."""
 _NODE_LOOK_S = 0.2
 
 
 @router.post("/preflight", operation_id="preflight", responses=documented(401, 403, 409, 410, 429, 503))
 def preflight(wanted: PreflightRequest, context: InContext, request: Request) -> Preflight:
-    """Tell a machine with an invite whether its versions fit, and what it must reach; the invite stays unused."""
+    """Check the invite and the versions of a machine, and return the address it must reach; the invite stays unused."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
@@ -61,7 +61,7 @@ def preflight(wanted: PreflightRequest, context: InContext, request: Request) ->
 
 @router.post("", status_code=201, operation_id="join", responses=documented(401, 403, 409, 410, 429, 503))
 def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
-    """Let a machine in. The invite is used up only when every check passed."""
+    """Let a machine join. The invite is used only if every check passes."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
@@ -80,7 +80,7 @@ def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
 def join_sibling(
     wanted: SiblingRequest, contributor: SelfContributor, context: InContext, request: Request
 ) -> Joined:
-    """Let another device of a contributor's host in, as a contributor of its own."""
+    """Let another device of a contributor's host join, as a separate contributor."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     check_versions(local_versions(), wanted.versions)
@@ -93,9 +93,9 @@ def join_sibling(
 async def dial(
     wanted: DialRequest, contributor: SelfContributor, context: InContext, request: Request
 ) -> DialReport:
-    """Connect to the ports of a machine whose node is about to start, from here and from some other machines.
+    """Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
 
-    Nothing is told of a port but whether the machine's own greeting came from it.
+    The answer reveals nothing about a port except whether it sent the machine's own greeting.
     """
     if context.cluster is None or context.measurements is None:
         raise _no_cluster()
@@ -123,7 +123,7 @@ async def dial(
 
 
 def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
-    """Return whether others may be asked to connect there; to this machine itself only if it asks."""
+    """Return whether others may be asked to connect to an address; loopback only if this machine asks."""
     if address.is_unspecified or address.is_multicast or address.is_reserved:
         return False
     return not address.is_loopback or is_from_here(request)
@@ -131,7 +131,7 @@ def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
 
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
 async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """The machine's Ray node runs; measuring it begins, once the head says that it is this machine's own."""
+    """Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine."""
     if context.measurements is None:
         raise _no_cluster()
     await _check_node(told, contributor, context)
@@ -144,8 +144,8 @@ async def online(told: OnlineRequest, contributor: SelfContributor, context: InC
 
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
-    """Take a sign of life; answer with what the machine does and whether it should go."""
-    # A machine that is not heard counts as lost: no other request may take the threads that hear it.
+    """Record a heartbeat; return the machine's present work and whether it should leave."""
+    # A machine without heartbeats counts as lost, so no other request may take the threads for heartbeats.
     return await to_thread.run_sync(_heard, contributor, context, limiter=context.heartbeats)
 
 
@@ -170,7 +170,7 @@ def _heard(contributor: ContributorRecord, context: Context) -> ContributorWork:
 def rejoin(
     contributor: SelfContributor, context: InContext, request: Request, wanted: RejoinRequest | None = None
 ) -> ClusterAccess:
-    """Give the machine the cluster's access again: after the head was restarted, or its agent (with a body)."""
+    """Return the access to the cluster again: after the head was restarted, or (with a body) the machine's agent."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     if wanted is None:
@@ -185,7 +185,7 @@ def rejoin(
 
 @router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401, 403))
 def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """The machine's owner takes it back; it hands over, then goes."""
+    """Drain the machine, because its owner takes it back: it hands over its work, then leaves."""
     return context.store.contributors.leave(contributor.id)
 
 
@@ -193,7 +193,7 @@ async def _check_node(told: OnlineRequest, contributor: ContributorRecord, conte
     """Wait until the head knows the node, and check it.
 
     Raises:
-        Conflict: the node is not this contributor's, or is smaller than what it lends.
+        Conflict: the node is not this contributor's, or is smaller than its limits.
         ContributorLost: the head does not know the node.
     """
     cluster = context.cluster
@@ -247,7 +247,7 @@ def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:
 
 
 def _facts(wanted: SiblingRequest) -> dict[str, Any]:
-    """Return what is written down of a machine that joins."""
+    """Return the facts about a joining machine that are stored."""
     return wanted.model_dump(include={"name", "host", "versions", "limits"})
 
 

@@ -1,4 +1,4 @@
-"""Finished results, file by file. What is not complete is never listed."""
+"""Artifacts (finished results) and their files. Incomplete ones are never listed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 @router.get("", operation_id="listArtifacts", responses=documented(404))
 def list_artifacts(job_id: str, context: InContext, caller: Reader) -> ArtifactList:
-    """List a job's finished results. They are for the key that submitted it, and for admins."""
+    """List a job's artifacts. Only the key that submitted the job, and admins, may read them."""
     require_results(context.store, job_id, caller)
     return ArtifactList(artifacts=context.store.progress.artifacts(job_id))
 
 
 @router.get("/{name}", operation_id="getArtifact", responses=documented(404))
 def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> ArtifactFiles:
-    """Return one result and its files."""
+    """Return one artifact and its files."""
     require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
     return ArtifactFiles(artifact=artifact, files=_files(context.settings, artifact))
@@ -51,7 +51,7 @@ def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> 
     },
 )
 def get_artifact_file(job_id: str, name: str, path: str, context: InContext, caller: Reader) -> FileResponse:
-    """Return one file of a result; Range and If-Range work, so a download can go on where it stopped."""
+    """Return one file of an artifact; Range and If-Range are supported, so a download can continue."""
     require_results(context.store, job_id, caller)
     artifact = context.store.progress.artifact(job_id, name)
     opened = _opened(context.settings, job_id, artifact.path, path)
@@ -65,7 +65,7 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
 
 
 class _OpenedFile(FileResponse):
-    """Sends a file that is open: between a check of its name and an open by name a link could be put there."""
+    """Response that sends an open file: between a check of the name and an open by name a link could replace it."""
 
     def __init__(self, opened: BufferedReader, name: str) -> None:
         self._opened = opened
@@ -77,7 +77,7 @@ class _OpenedFile(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, and close it whatever happens."""
+        """Send the file, and close it in any case."""
         with self._opened:
             await super().__call__(scope, receive, send)
 
@@ -100,9 +100,10 @@ def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
 
 
 def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
-    """Open a file of an artifact; None if there is none, or a part of its path is a link or leads out.
+    """Open a file of an artifact; None if it does not exist, or a part of its path is a link or leads outside.
 
-    Processes of the Ray head write below jobs' folders, and tell where: neither may name a file elsewhere.
+    Processes of the Ray head write below the folders of jobs and report the paths. Neither the files nor the reported
+    paths may lead to a file elsewhere.
     """
     if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
         return None

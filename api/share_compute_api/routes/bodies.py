@@ -1,4 +1,4 @@
-"""Bodies that are job files: JSON or YAML, whichever the caller likes."""
+"""Request bodies that are job files, as JSON or YAML."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def spec_body(schema: str, example: dict[str, Any]) -> dict[str, Any]:
     """Return the OpenAPI description of a body that `read_spec` reads.
 
     Args:
-        schema: name of its schema in the document.
-        example: one that is right.
+        schema: name of the body's schema in the document.
+        example: a valid example.
     """
     content = {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}
     return {
@@ -29,16 +29,16 @@ def spec_body(schema: str, example: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, Any]], Spec]) -> Spec:
-    """Return what a body asks for.
+    """Return the specification in a body.
 
     Args:
-        content_type: header of the request.
-        body: of the request.
-        parse: makes the specification of YAML text or of what JSON says.
+        content_type: header Content-Type of the request.
+        body: body of the request.
+        parse: makes the specification from YAML text or from a JSON object.
 
     Raises:
-        HTTPException: it is neither JSON nor YAML.
-        UserError: it cannot be read, or is not what it should be.
+        HTTPException: the content type is neither JSON nor YAML.
+        UserError: the body cannot be read, or is not a valid specification.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in ("application/json", *_YAML_TYPES):
@@ -55,5 +55,5 @@ def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, A
         ) from failure
     except RecursionError as failure:
         raise UserError("the job is nested too deeply", mend="flatten it") from failure
-    except ValueError as failure:  # a number of thousands of digits
+    except ValueError as failure:  # e.g. a number with thousands of digits
         raise UserError(f"the job is not valid JSON: {failure}", mend="mend the number") from failure

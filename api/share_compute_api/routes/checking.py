@@ -1,4 +1,4 @@
-"""What would be wrong with a job or a deployment, told as an answer and not as a refusal: forms ask as one types."""
+"""Check of a job or a deployment without submitting it; errors are the answer, since forms ask while the user types."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from share_compute_api.uploads.naming import resolved
 
 
 def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> SpecCheck:
-    """Return what submitting this would say.
+    """Return the errors that submitting this body would give.
 
     Raises:
-        HTTPException: it is neither JSON nor YAML.
+        HTTPException: the content type is neither JSON nor YAML.
     """
     kind = None
     try:
@@ -39,10 +39,10 @@ def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: byt
 
 
 def check_any_job(spec: Job, context: Context) -> None:
-    """Raise what submitting a job would find wrong with it.
+    """Check a job as its submission does.
 
     Raises:
-        UserError: something of it is not there, or cannot be.
+        UserError: a file or another thing that the job names is missing or invalid.
     """
     if isinstance(spec, TrainJob):
         check_job(spec, context.isolated)

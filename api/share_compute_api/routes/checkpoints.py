@@ -1,4 +1,4 @@
-"""Checkpoints: what a job can continue from, and what others can have of it before the job ends."""
+"""Checkpoints of a job: it can continue from them, and users can export them before it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Step = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 
 @router.get("", operation_id="listCheckpoints", responses=documented(404))
 def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> CheckpointList:
-    """List the checkpoints of a job that are on the server's disk, oldest first; for its key, and for admins."""
+    """List the checkpoints of a job on the server's disk, oldest first; only its key and admins may do so."""
     require_results(context.store, job_id, caller)
     entries = (_entry(step, folder) for step, folder in _found(job_id, context).items())
     return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])
@@ -42,9 +42,9 @@ def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> Checkpo
     "/{step}/export", status_code=201, operation_id="exportCheckpoint", responses=documented(404, 503)
 )
 async def export_checkpoint(job_id: str, step: Step, context: InContext, caller: Submitter) -> ArtifactRecord:
-    """Make a checkpoint into an artifact: a Hugging Face folder, or adapters, as the job's own result will be.
+    """Export a checkpoint as an artifact, in the form of the job's own result: a Hugging Face folder, or adapters.
 
-    Its name is ``step-`` and the step in eight digits. One that was made before is returned as it is.
+    The artifact's name is ``step-`` and the step in eight digits. An earlier export is returned as it is.
     """
     job = await run_in_threadpool(require_results, context.store, job_id, caller)
     name = f"{_STEP}{step:08}"
@@ -67,9 +67,9 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
 
 
 def _policy(spec: TrainJob, context: Context) -> Policy:
-    """Return what an export may reach: checkpoints come from the Ray head, where others' code may have written them.
+    """Return the access rights of an export: untrusted code on the Ray head may have written the checkpoint.
 
-    The folder of all jobs is the innermost one that the head cannot replace by a link.
+    The export may write to the folder of all jobs, the innermost folder that the head cannot replace by a link.
     """
     return Policy(
         read=tuple(map(str, named_paths(spec))),
@@ -83,19 +83,19 @@ def _folder(job_id: str, context: Context) -> Path:
 
 
 def _made(job_id: str, name: str, context: Context) -> ArtifactRecord | None:
-    """Return the artifact of an earlier export, if its folder is still there."""
+    """Return the artifact of an earlier export; None if there is none or its folder is gone."""
     artifacts = context.store.progress.artifacts(job_id)
     return next((found for found in artifacts if found.name == name and found.path.is_dir()), None)
 
 
 def _found(job_id: str, context: Context) -> dict[int, Path]:
-    """Return the finished checkpoints of a job by step, in order."""
+    """Return the folders of a job's complete checkpoints by step, in order."""
     folders = (_folder(job_id, context) / "checkpoints").glob(f"{_STEP}*")
     return {int(folder.name.removeprefix(_STEP)): folder for folder in sorted(folders) if folder.is_dir()}
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry | None:
-    """Describe a checkpoint; None when it made room for a newer one meanwhile."""
+    """Describe a checkpoint; None if it was removed meanwhile to make room for a newer one."""
     try:
         size_bytes = sum(file.stat().st_size for file in folder.iterdir())
         saved_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)

@@ -1,4 +1,4 @@
-"""The cluster as a whole: change the token that its nodes share."""
+"""The cluster as a whole: change of the token that its nodes share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ router = APIRouter(prefix="/cluster", tags=["server"])
 
 @router.post("/token", operation_id="rotateToken", dependencies=ADMIN, responses=documented(503))
 async def rotate_token(context: InContext) -> TokenRotated:
-    """Give the cluster another token, and answer when its head has it.
+    """Change the cluster's token, and answer when the Ray head has it.
 
-    All nodes restart with it. Jobs write a checkpoint first and continue from it; streams wait.
+    All nodes restart with the new token. Jobs write a checkpoint first and continue from it; streams wait.
     """
     if context.rotation is None:
         raise Unavailable("this server runs without a Ray cluster", mend="start it with `share-compute up`")
-    # A client that gives up must not stop it half-way.
+    # A client that disconnects must not stop the change half-way.
     done = await asyncio.shield(context.rotation.begin())
     return TokenRotated(jobs=done.jobs, seconds=done.seconds)

@@ -1,4 +1,4 @@
-"""Contributors, as people who run or use the pool see them."""
+"""Contributors, as operators and users of the cluster see them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def list_contributors(
     limit: Annotated[int, Query(ge=1, le=500)] = 500,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> ContributorList:
-    """List machines in the order they joined, in pages. Without ``state`` those gone for over a day are left out."""
+    """List machines in the order they joined, in pages. Without ``state``, those gone for over a day are left out."""
     found, next_cursor = context.store.contributors.page(states=state, limit=limit, cursor=cursor)
     return ContributorList(contributors=found, next_cursor=next_cursor)
 
 
 @router.get("/{contributor_id}", operation_id="getContributor", dependencies=READ, responses=documented(404))
 def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
-    """Return one machine with what was measured on it, and what it works for."""
+    """Return one machine with its measurements and its present work."""
     record = context.store.contributors.get(contributor_id)
     (glance,) = context.store.pool.glance([contributor_id])
     return ContributorView(**dict(record), owner=glance.owner, held=glance.held)
@@ -55,7 +55,7 @@ def get_contributor_events(
     after: Annotated[int, Query(ge=0, le=MOST, description="Only events with a higher number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> EventPage:
-    """Return what happened to a machine, from the beginning or from ``after`` on: its states, and what it worked at."""
+    """Return a machine's events (its states and its work) from the beginning or from ``after`` on."""
     context.store.contributors.get(contributor_id)
     events = context.store.events.after(after, contributor_id=contributor_id, limit=limit)
     return EventPage.of(events, after)
@@ -67,7 +67,7 @@ def get_contributor_events(
 def get_contributor_work(
     contributor_id: str, context: InContext, limit: Annotated[int, Query(ge=1, le=500)] = 200
 ) -> WorkRecord:
-    """Return what a machine gave: which parts of which models it held, for how long, and what it computed for them."""
+    """Return a machine's contributions: the parts of models that it held, for how long, and the work done for them."""
     context.store.contributors.get(contributor_id)
     return context.store.work.of(contributor_id, limit=limit)
 
@@ -81,7 +81,7 @@ def get_contributor_busy(
     hours: Annotated[float, Query(gt=0, le=24 * 366)] = 24.0,
     points: Annotated[int, Query(ge=1, le=2000)] = 240,
 ) -> BusyHistory:
-    """Return how busy training kept a machine during the last ``hours``, in at most ``points`` figures."""
+    """Return a machine's utilization by training during the last ``hours``, as at most ``points`` values."""
     context.store.contributors.get(contributor_id)
     since = context.store.clock() - timedelta(hours=hours)
     return BusyHistory(measured=context.store.work.busy(contributor_id, since=since, points=points))
@@ -94,7 +94,7 @@ def get_contributor_busy(
     responses=documented(404),
 )
 def clear_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
-    """Let a machine that was quarantined for wrong numbers get work again."""
+    """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""
     return context.store.contributors.clear(contributor_id)
 
 
@@ -106,7 +106,7 @@ def clear_contributor(contributor_id: str, context: InContext) -> ContributorRec
     responses=documented(404, 409, 503),
 )
 def measure_contributor(contributor_id: str, context: InContext) -> ContributorRecord:
-    """Measure a machine again, as soon as it and all that share its processors are idle."""
+    """Measure a machine again, as soon as it and all machines that share its processors are idle."""
     record = context.store.contributors.get(contributor_id)
     if record.state in GONE:
         raise Conflict(
@@ -131,15 +131,15 @@ async def remove_contributor(
         ),
     ] = False,
 ) -> ContributorRecord:
-    """Ask a machine to hand over and leave; it can come back only with a new invite.
+    """Ask a machine to hand over its work and leave; it can come back only with a new invite.
 
-    When it has left, the cluster's token is changed, and with that its access to the cluster ends.
+    After it has left, the cluster's token is changed, which ends the machine's access to the cluster.
     """
     store = context.store.contributors
     await run_in_threadpool(store.get, contributor_id)
     if context.rotation is None or keep_token:
         return await run_in_threadpool(store.send_away, contributor_id)
-    # First of all, so that a server that is killed now changes the token when it starts again.
+    # Before anything else, so that a server that is killed now changes the token when it starts again.
     await run_in_threadpool(invalidate_token, context.settings.data_folder)
     record = await run_in_threadpool(store.send_away, contributor_id)
     context.rotation.begin()

@@ -1,4 +1,4 @@
-"""Deployments: models that are served; deploy, list, show, scale, take down."""
+"""Deployments (served models): deploy, list, show, scale, take down."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BODY = spec_body(
     responses=documented(400, 409, 413, 415, 429),
 )
 async def create_deployment(request: Request, context: InContext, caller: Submitter) -> DeploymentView:
-    """Serve a model, given as JSON or YAML. Paths in it are paths on the server, below its data roots."""
+    """Serve a model, described as JSON or YAML. Paths in it are paths on the server, below its data roots."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     made = await context.checks.run(caller.id, partial(_create, context, caller, content_type, body))
     return _view(made, context, caller)
@@ -64,9 +64,9 @@ async def list_deployments(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> DeploymentPage:
-    """List deployments, newest first, in pages. Without ``state`` those that are up.
+    """List deployments, newest first, in pages. Without ``state``, only deployments that are up are listed.
 
-    Of other keys' deployments, the path in ``spec`` reads ``hidden``.
+    In deployments of other keys, the path in ``spec`` is ``hidden``.
     """
     found, next_cursor = await run_in_threadpool(
         context.store.deployments.page, states=state or LIVE, limit=limit, cursor=cursor
@@ -76,7 +76,7 @@ async def list_deployments(
 
 @router.get("/{deployment}", operation_id="getDeployment", responses=documented(404))
 async def get_deployment(deployment: str, context: InContext, caller: Reader) -> DeploymentView:
-    """Return one deployment, by its id or its name; of several that had a name, the one that is up, or the last."""
+    """Return one deployment, by its id or its name; if several had the name, the one that is up, or else the last."""
     return _view(await run_in_threadpool(context.store.deployments.get, deployment), context, caller)
 
 
@@ -84,7 +84,7 @@ async def get_deployment(deployment: str, context: InContext, caller: Reader) ->
     "/{deployment}/status", operation_id="getDeploymentStatus", dependencies=READ, responses=documented(404)
 )
 async def get_deployment_status(deployment: str, context: InContext) -> DeploymentStatus:
-    """Say how each replica of a deployment does now: its pools, its queue and its speed, measured beside predicted."""
+    """Return the status of each replica: its stages, its queue, and its measured and predicted speed."""
     record = await run_in_threadpool(context.store.deployments.get, deployment)
     supervisor = context.deployments
     replicas = [] if supervisor is None else supervisor.statuses(record.id)
@@ -100,7 +100,7 @@ async def get_deployment_events(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> EventPage:
-    """Return what happened to a deployment: its states, machines that it lost, replicas that came and went."""
+    """Return a deployment's events: its states, machines that it lost, replicas that started and ended."""
     record = await run_in_threadpool(context.store.deployments.get, deployment)
     start = 0 if after is None else after
     events = await run_in_threadpool(context.store.events.after, start, deployment_id=record.id, limit=limit)
@@ -111,7 +111,7 @@ async def get_deployment_events(
 async def change_deployment(
     deployment: str, request: ReplicasRequest, context: InContext, caller: Submitter
 ) -> DeploymentView:
-    """Ask for another number or range of replicas, by the deployment's id or its name, while it is up."""
+    """Change the number or range of replicas of a deployment that is up, by its id or its name."""
     own_id = await run_in_threadpool(_own_id, context, caller, deployment)
     change = context.store.deployments.set_replicas
     return _view(await run_in_threadpool(change, own_id, request.replicas), context, caller)
@@ -119,17 +119,17 @@ async def change_deployment(
 
 @router.delete("/{deployment}", operation_id="stopDeployment", responses=documented(404))
 async def stop_deployment(deployment: str, context: InContext, caller: Submitter) -> DeploymentView:
-    """Take a deployment down, by its id or its name; twice changes nothing."""
+    """Take a deployment down, by its id or its name; a repeated request changes nothing."""
     own_id = await run_in_threadpool(_own_id, context, caller, deployment)
     return _view(await run_in_threadpool(context.store.deployments.stop, own_id), context, caller)
 
 
 def _own_id(context: Context, caller: ApiKeyRecord, deployment: str) -> str:
-    """Return the id of a deployment that the caller may change: a name may soon be another one's.
+    """Return the id of a deployment that the caller may change; unlike a name, it cannot pass to another deployment.
 
     Raises:
-        NotFound: there is none.
-        NotOwner: it belongs to another key.
+        NotFound: the deployment does not exist.
+        NotOwner: the deployment belongs to another key.
     """
     record = context.store.deployments.get(deployment)
     require_owner(caller, record.owner, f"deployment {record.name}")
@@ -137,7 +137,7 @@ def _own_id(context: Context, caller: ApiKeyRecord, deployment: str) -> str:
 
 
 def _view(record: DeploymentRecord, context: Context, caller: ApiKeyRecord) -> DeploymentView:
-    """Return a deployment with its replicas; call it in the event loop, to which these belong."""
+    """Return a deployment with its replicas; call it in the event loop, which owns the replicas."""
     supervisor = context.deployments
     replicas = None if supervisor is None or record.state.is_final else supervisor.replicas(record.id)
     return DeploymentView(**dict(shown(record, caller)), replicas=replicas)

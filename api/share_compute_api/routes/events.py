@@ -1,4 +1,4 @@
-"""The log of a job and of the whole pool: pages of the past, or a stream that goes on."""
+"""Events of a job and of the whole cluster: pages of past events, or a stream."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def get_job_events(
     last_event_id: LastEventId = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> EventPage | Response:
-    """Return a job's events from its beginning or from ``after`` on."""
+    """Return a job's events, from its beginning or from ``after`` on."""
     await run_in_threadpool(context.store.jobs.get, job_id)
     start = starting_point(after, last_event_id, default=0)
     if MEDIA_TYPE in accept:
@@ -64,7 +64,7 @@ async def stream_events(
     last_event_id: LastEventId = None,
     figures: WithFigures = False,
 ) -> Response:
-    """Stream what happens in the whole pool, from now on or from ``after`` on."""
+    """Stream the events of the whole cluster, from now on or from ``after`` on."""
     newest = await run_in_threadpool(context.store.events.last_seq)
     start = starting_point(after, last_event_id, default=newest)
     return stream(context, start, caller, tells_figures=figures)

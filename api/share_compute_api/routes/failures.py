@@ -1,4 +1,4 @@
-"""Failures on purpose: for tests and demonstrations, on servers that allow it."""
+"""Fault injection, for tests and demonstrations, on servers that allow it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     responses=documented(400, 404, 409),
 )
 async def make_failure(job_id: str, request: FailureRequest, context: InContext) -> FailureMade:
-    """Let something go wrong with a member of a running job; only where the server runs with `allow_failures`."""
+    """Inject a fault into a member of a running job; the server must run with `allow_failures`."""
     if not context.settings.allow_failures:
         raise UserError(
             "this server does not let jobs fail on purpose",

@@ -33,7 +33,7 @@ def _views(context: Context, records: Sequence[InviteRecord]) -> list[InviteView
 
 @router.post("", status_code=201, operation_id="createInvite", dependencies=ADMIN)
 def create_invite(wanted: InviteRequest, context: InContext, request: Request) -> InviteCreated:
-    """Make an invite. Only this answer shows its code."""
+    """Make an invite. Only this answer contains its code."""
     record, code = context.store.invites.create(
         wanted.label, wanted.expires_in_s, uses=wanted.uses, memory_bytes=wanted.memory_bytes
     )
@@ -57,5 +57,5 @@ def list_invites(context: InContext) -> InviteList:
     "/{invite_id}", operation_id="revokeInvite", dependencies=ADMIN, responses=documented(404, 409)
 )
 def revoke_invite(invite_id: str, context: InContext) -> InviteView:
-    """Take an invite back, unless it has no use left. Machines that joined with it stay."""
+    """Revoke an invite, unless it has no use left. Machines that joined with it stay."""
     return _views(context, [context.store.invites.revoke(invite_id)])[0]

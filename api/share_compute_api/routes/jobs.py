@@ -82,7 +82,7 @@ def _submit(
     responses=documented(413, 415, 429),
 )
 async def check_spec(request: Request, context: InContext, caller: Submitter) -> SpecCheck:
-    """Say what submitting a job, or making a deployment, would find wrong; nothing is queued."""
+    """Return the errors that submitting a job, or making a deployment, would give; nothing is queued."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     return await context.checks.run(caller.id, partial(checked, context, caller, content_type, body))
 
@@ -97,7 +97,7 @@ def list_jobs(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> JobPage:
-    """List jobs, newest first, in pages. Of other keys' jobs, the paths in ``spec`` read ``hidden``."""
+    """List jobs, newest first, in pages. In jobs of other keys, the paths in ``spec`` are ``hidden``."""
     jobs, next_cursor = context.store.jobs.page(
         states=state, kind=kind, name=name, limit=limit, cursor=cursor
     )
@@ -117,7 +117,7 @@ def get_job(job_id: str, context: InContext, caller: Reader) -> JobRecord:
     responses=documented(404, 409, 500, 503),
 )
 async def get_timeline(job_id: str, request: Request, context: InContext) -> PlanTimeline:
-    """Lay out one step of the job's plan, cell by cell: predicted, with the layer times that were measured so far."""
+    """Return the predicted timeline of one step of the job's plan, using the layer times measured so far."""
     wanted = await run_in_threadpool(_timeline_request, job_id, context)
     problem = unpredictable(wanted.plan, wanted.topology)
     if problem is not None:
@@ -133,7 +133,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     spec = job.training
     if job.plan is None:
         raise Conflict(f"job {job_id} has no plan", mend="wait until it runs", job=job_id)
-    # Machines that are gone had their speed, too.
+    # Machines that have left are included, since the plan contains them.
     machines = context.store.contributors.list(ids=job.plan.machines)
     return TimelineRequest(
         job=spec,
@@ -183,7 +183,7 @@ def get_metrics(
         ),
     ] = None,
 ) -> Metrics | Response:
-    """Return what each step measured, as JSON or as CSV with a column for each figure."""
+    """Return the metrics of each step, as JSON or as CSV with a column for each figure."""
     metrics = context.store.progress.metrics(job_id, after_step=after_step, until_step=until_step, most=most)
     if format == "json":
         return Metrics(metrics=metrics)

@@ -1,4 +1,4 @@
-"""API keys: one for each person or program, so that each can be ended alone."""
+"""API keys: one for each person or program, so that each can be revoked separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 @router.post("", status_code=201, operation_id="createKey")
 def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCreated:
-    """Make an API key. Only this answer shows it. A key gives no scope that it lacks itself."""
+    """Make an API key. Only this answer contains it. The caller's key must have all scopes of the new one."""
     lacking = held(wanted.scopes) - held(caller.scopes)
     if lacking:
         raise MissingScope(
@@ -36,5 +36,8 @@ def list_keys(context: InContext, caller: Admin) -> KeyList:
 
 @router.delete("/{key_id}", operation_id="revokeKey", dependencies=ADMIN, responses=documented(404, 409))
 def revoke_key(key_id: str, context: InContext) -> ApiKeyRecord:
-    """End a key, from the next request on; twice changes nothing. The last one with the scope ``admin`` stays."""
+    """Revoke a key, from the next request on. The last key with the scope ``admin`` cannot be revoked.
+
+    A repeated request changes nothing.
+    """
     return context.store.keys.revoke(key_id)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, at the path where it looks for them."""
+"""Metrics for Prometheus, at its default path."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sche
     responses={**_TEXT},
 )
 async def get_prometheus_metrics(context: InContext) -> Response:
-    """Tell Prometheus how served models do. It sends an API key as its bearer token (``authorization``)."""
+    """Return metrics of served models for Prometheus, which sends an API key as bearer token (``authorization``)."""
     deployments = [] if context.deployments is None else context.deployments.snapshots()
     return Response(context.metrics.exposition(deployments), media_type=MEDIA_TYPE)

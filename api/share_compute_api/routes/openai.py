@@ -1,4 +1,4 @@
-"""The OpenAI API: models, chats, completions and embeddings, for any client of it that is pointed at ``/v1``."""
+"""The OpenAI API under ``/v1``: models, chat completions, completions and embeddings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def get_model(model: str, context: InContext) -> Model:
 async def create_chat_completion(
     wanted: ChatRequest, request: Request, context: InContext, caller: Chatter
 ) -> Response:
-    """Go on with a conversation. What would change answers and is not done here is refused, never ignored."""
+    """Continue a conversation. Unsupported parameters that would change the answer are refused, never ignored."""
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
@@ -90,7 +90,7 @@ async def create_chat_completion(
 async def create_completion(
     wanted: CompletionRequest, request: Request, context: InContext, caller: Chatter
 ) -> Response:
-    """Go on with one text or several."""
+    """Continue one text or several."""
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
@@ -193,7 +193,7 @@ async def _answer(
     shape: Shape,
     preparing: Coroutine[Any, Any, Sequences],
 ) -> Response:
-    """Have the sequences generated, and answer with a stream or, when all have ended, at once."""
+    """Generate the sequences, and answer with a stream, or with one body when all have ended."""
 
     async def begin() -> tuple[Sequences, Completing]:
         asked = await preparing

@@ -1,4 +1,4 @@
-"""Dry runs: which plan a job would get, and why."""
+"""Dry runs: the plan that a job would get, and why."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _BODY = {
     responses=documented(400, 413, 415, 429, 500, 503),
 )
 async def plan(request: Request, context: InContext, caller: Submitter) -> PlanReport:
-    """Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued."""
+    """Return the plan that a job would get on the ready machines or on a given topology; nothing is queued."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
     wanted, left_out = await context.checks.run(
         caller.id, partial(_complete, context, caller, content_type, body)
@@ -66,7 +66,7 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
 
 
 def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanReport:
-    """Return the report with these machines named in all of its plans, as a job's own plan names them."""
+    """Return the report with these idle machines added to its plans, as in the plan of a job."""
 
     def named(plan: Plan) -> Plan:
         return plan.model_copy(update={"idle": (*plan.idle, *left_out)})
@@ -83,9 +83,9 @@ def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanRep
 def _complete(
     context: Context, caller: ApiKeyRecord, content_type: str, body: bytes
 ) -> tuple[PlanRequest, tuple[IdleMachine, ...]]:
-    """Return the request with its topology, once all is checked that can be checked without torch.
+    """Check the request as far as possible without torch, and return it with its topology.
 
-    Machines that are ready but were not measured come with it: a topology's document has no place for them.
+    Ready machines that were not measured are returned separately, since a topology document cannot contain them.
     """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send the request as application/json")

@@ -1,4 +1,4 @@
-"""The pool at a glance, for pictures of it."""
+"""Overview of all machines, for maps of the cluster."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def get_pool(
     ] = None,
     accept_encoding: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """Return all machines with what a map shows of them, and the islands that they form."""
+    """Return a summary of all machines, and their islands, for a map."""
     islands = await context.islands.get()
     text = await run_in_threadpool(_text, context, machine, islands)
     headers = {"Vary": "Accept-Encoding"}
-    # A thousand machines are half a megabyte, of which an eighth is news.
+    # A thousand machines are half a megabyte, which gzip shrinks to about an eighth.
     if "gzip" in accept_encoding and len(text) > _LEAST_BYTES:
         text = await run_in_threadpool(gzip.compress, text, 6)
         headers["Content-Encoding"] = "gzip"

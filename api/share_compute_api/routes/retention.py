@@ -1,4 +1,4 @@
-"""Deletion of what is over, and pruning of what is old."""
+"""Deletion of finished jobs, artifacts and deployments, and pruning of old data."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def delete_job(
         bool, Query(description="Ask a job that is not over to stop, and delete it when it did.")
     ] = False,
 ) -> Deleted:
-    """Delete a job that is over with its events, metrics, checkpoints and artifacts; uploads stay.
+    """Delete a finished job with its events, metrics, checkpoints and artifacts; uploads stay.
 
-    Its files go within seconds. With ``cancel``, a job that still runs answers 202 and is deleted when it ended.
+    Its files are removed within seconds. With ``cancel``, an unfinished job is cancelled; if it does not end at once,
+    the answer is 202 and the job is deleted when it has ended.
     """
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     is_gone = context.store.deletions.job(job_id, context.settings.data_folder.resolve(), cancel=cancel)
@@ -42,7 +43,7 @@ def delete_job(
     "/jobs/{job_id}/artifacts/{name}", operation_id="deleteArtifact", responses=documented(404, 409)
 )
 def delete_artifact(job_id: str, name: str, context: InContext, caller: Submitter) -> Deleted:
-    """Delete one artifact of a job; its files go within seconds."""
+    """Delete one artifact of a job; its files are removed within seconds."""
     require_results(context.store, job_id, caller)
     context.store.deletions.artifact(job_id, name)
     return Deleted(id=f"{job_id}/{name}", is_deleted=True)
@@ -52,7 +53,7 @@ def delete_artifact(job_id: str, name: str, context: InContext, caller: Submitte
     "/deployments/{deployment}/history", operation_id="deleteDeployment", responses=documented(404, 409)
 )
 def delete_deployment(deployment: str, context: InContext, caller: Submitter) -> Deleted:
-    """Delete what is remembered of a deployment that is over: its row and its events."""
+    """Delete the record of a deployment that is over, and its events."""
     record = context.store.deployments.get(deployment)
     require_owner(caller, record.owner, f"deployment {record.name}")
     context.store.deletions.deployment(record.id)
@@ -64,5 +65,5 @@ def prune(
     context: InContext,
     dry_run: Annotated[bool, Query(description="Say what would be deleted, and delete nothing.")] = False,
 ) -> PruneReport:
-    """Delete what is older than the server's settings keep it. The server does that by itself every hour."""
+    """Delete data past its retention time in the server's settings. The server does so itself every hour."""
     return cleaner(context.settings, context.store).prune(dry_run=dry_run)

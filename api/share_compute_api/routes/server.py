@@ -22,19 +22,19 @@ router = APIRouter(tags=["server"])
 
 @open_router.get("/health", operation_id="getHealth")
 async def get_health(context: InContext) -> Health:
-    """Tell that the server answers, and what its clock says."""
+    """Return the health and the clock of the server."""
     return Health(time=context.store.clock())
 
 
 @open_router.get("/schemas/job", operation_id="getJobSchema")
 def get_job_schema(kind: Kind = "train") -> dict[str, Any]:
-    """Return the JSON schema of what has this kind, a job or a deployment, for editors and forms."""
+    """Return the JSON schema of a job or a deployment of this kind, for editors and forms."""
     return job_schema(kind)
 
 
 @router.get("/status", operation_id="getStatus")
 def get_status(context: InContext, request: Request, caller: Reader) -> Status:
-    """Return the pool at a glance; where the server keeps its data is for admins."""
+    """Return an overview of the server, its machines and its jobs; the data folder is shown to admins only."""
     is_admin = caller.may(Scope.admin)
     return Status(
         url=context.url(request),
@@ -52,18 +52,18 @@ def get_status(context: InContext, request: Request, caller: Reader) -> Status:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the room on the disk that a folder is on, or will be."""
+    """Return the free bytes on the disk that a folder is on, or will be on."""
     place = next(place for place in (folder, *folder.resolve().parents) if place.exists())
     return shutil.disk_usage(place).free
 
 
 @router.get("/alerts", operation_id="listAlerts", dependencies=READ)
 def list_alerts(context: InContext) -> AlertList:
-    """Say what is the matter now. An event of kind ``alerts`` tells each change."""
+    """List the present alerts. An event of kind ``alerts`` reports each change."""
     return AlertList(alerts=find_alerts(context))
 
 
 @router.get("/queue", operation_id="getQueue", dependencies=READ)
 def get_queue(context: InContext) -> QueueView:
-    """List the jobs that wait, in the order they came, each with why and since when."""
+    """List the queued jobs in the order of submission, each with the reason and the start of its wait."""
     return QueueView(jobs=context.store.jobs.queue())

@@ -1,4 +1,4 @@
-"""The session of a browser: sign in with an API key, see who is signed in, sign out."""
+"""The session of a browser: sign in with an API key, show the session, sign out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/session", tags=["session"])
 
 @router.post("", status_code=201, operation_id="signIn", responses=documented(401, 403, 429))
 def sign_in(wanted: SignInRequest, request: Request, response: Response, context: InContext) -> SessionView:
-    """Exchange an API key or a one-time code for a cookie that scripts cannot read; only a page of this server may."""
+    """Exchange an API key or a one-time code for a cookie that scripts cannot read; only pages of this server may."""
     refuse_other_sites(request)
     secret = wanted.key or wanted.code or ""
     record = context.guesses.check(request, secret, lambda: _signed_in_by(wanted, context))
@@ -32,14 +32,14 @@ def sign_in(wanted: SignInRequest, request: Request, response: Response, context
 
 @router.post("/codes", status_code=201, operation_id="createSignInCode", responses=documented(401))
 def create_code(caller: Reader, request: Request, context: InContext) -> SignInCode:
-    """Make a code that signs one browser in, once and within minutes, by the key that asks for it."""
+    """Make a one-time code that signs a browser in with the caller's key; it expires within minutes."""
     code, expires_at = context.codes.make(caller.id, context.store.clock())
     return SignInCode(code=code, url=f"{context.url(request)}/#code={code}", expires_at=expires_at)
 
 
 @router.get("", operation_id="getSession")
 def get_session(request: Request, response: Response, context: InContext) -> SessionView:
-    """Say by which key this browser is signed in, if it is, and renew a session that is used."""
+    """Return the key of this browser's session, if it is signed in, and renew the session if it is due."""
     response.headers["Cache-Control"] = "no-store"
     found = session_of(request, context)
     if found is None:
@@ -52,7 +52,7 @@ def get_session(request: Request, response: Response, context: InContext) -> Ses
 
 @router.delete("", status_code=204, operation_id="signOut", responses=documented(403))
 def sign_out(request: Request, response: Response, context: InContext) -> None:
-    """Take the cookie back; the key stays as it is."""
+    """Delete the session's cookie; the API key stays valid."""
     refuse_other_sites(request)
     response.delete_cookie(
         context.sessions.cookie, path="/", secure=_is_secure(request), httponly=True, samesite="strict"
@@ -68,7 +68,7 @@ def _signed_in_by(wanted: SignInRequest, context: Context) -> ApiKeyRecord | Non
 
 def _begin(record: ApiKeyRecord, request: Request, response: Response, context: Context) -> SessionView:
     token, expires_at = context.sessions.issue(record.id, context.store.clock())
-    # Without an age, so that it goes when the browser is closed.
+    # Without a maximum age, so that the browser deletes the cookie when it is closed.
     response.set_cookie(
         context.sessions.cookie,
         token,
@@ -85,5 +85,5 @@ def _view(record: ApiKeyRecord, expires_at: datetime, context: Context) -> Sessi
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether the browser speaks https to us, or to the proxy before us that uvicorn trusts."""
+    """Return whether the browser uses HTTPS to this server, or to a reverse proxy that uvicorn trusts."""
     return request.url.scheme == "https"

@@ -1,4 +1,4 @@
-"""The topology of the machines that are ready, to keep, to share and to plan on."""
+"""The topology of the ready machines, as a document to plan on."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ router = APIRouter(prefix="/topology", tags=["plans"])
 
 @router.get("", operation_id="getTopology", dependencies=READ, response_model_exclude_none=True)
 def get_topology(context: InContext) -> TopologyDocument:
-    """Return the machines that are ready, with what was measured on and between them."""
+    """Return the ready machines with their measured speeds and links."""
     return describe_topology(live_topology(context.store.contributors.list([ContributorState.ready])))

@@ -34,13 +34,13 @@ ContentDigest = Annotated[
 
 @router.post("", status_code=201, operation_id="createUpload")
 def create_upload(request: UploadRequest, context: InContext, caller: Submitter) -> UploadView:
-    """Begin an upload. Send its files, then complete it; one that is left for a day before that goes."""
+    """Begin an upload. Send its files, then complete it. An upload that stays incomplete for a day is removed."""
     return context.uploads.create(request.name, request.kind, caller)
 
 
 @router.get("", operation_id="listUploads")
 def list_uploads(context: InContext, caller: Reader) -> UploadList:
-    """List the key's own uploads, or all for admins, newest first, and how much room there is."""
+    """List the caller's own uploads (for admins: all), newest first, with the used and the allowed space."""
     uploads = context.uploads
     return UploadList(
         uploads=uploads.list(caller),
@@ -52,7 +52,7 @@ def list_uploads(context: InContext, caller: Reader) -> UploadList:
 
 @router.get("/{upload_id}", operation_id="getUpload", responses=documented(404))
 def get_upload(upload_id: str, context: InContext, caller: Reader) -> UploadView:
-    """Return one upload and the files that have arrived whole."""
+    """Return one upload and its complete files."""
     return context.uploads.get(upload_id, caller)
 
 
@@ -70,7 +70,7 @@ async def put_upload_file(
     caller: Submitter,
     content_digest: ContentDigest = None,
 ) -> UploadFile:
-    """Send one file; it takes the place of one of the same name, and counts once all of it has arrived."""
+    """Send one file; it replaces a file of the same name, and counts only when it has arrived completely."""
     sha256 = _sha256(content_digest)
     announced = request.headers.get("content-length", "0")
     announced_bytes = int(announced) if announced.isdecimal() else 0
@@ -94,13 +94,13 @@ async def put_upload_file(
 
 @router.post("/{upload_id}/complete", operation_id="completeUpload", responses=documented(404, 409))
 def complete_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
-    """Make an upload one that jobs can name, from this moment on and with these files; twice changes nothing."""
+    """Complete an upload: jobs can name it, and its files no longer change; a repeated request changes nothing."""
     return context.uploads.complete(upload_id, caller)
 
 
 @router.delete("/{upload_id}", operation_id="removeUpload", responses=documented(404, 409))
 def remove_upload(upload_id: str, context: InContext, caller: Submitter) -> UploadView:
-    """Remove an upload that no unfinished job and no deployment uses; returns what it was."""
+    """Remove an upload that no unfinished job and no deployment uses; return the removed upload."""
     return context.uploads.remove(upload_id, users(context.store), caller)
 
 

@@ -1,1 +1,1 @@
-"""Requests to served models: prompts in, text out, in the shapes of the OpenAI API; engines do the rest."""
+"""Requests to served models in the shapes of the OpenAI API: prompts in, text out. Engines compute the answers."""

@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API: whole ones as models, which the API's document describes, and the chunks of streams."""
+"""Answers of the OpenAI API: whole answers as models, which the API's document describes, and chunks of streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT = f"share-compute-{__version__}"
 _LEAST_LOGPROB = -9999.0
-"""JSON has no infinity; so low is as good as never."""
+"""Least log-probability that is reported, because JSON has no infinity."""
 
 
 class _Answer(BaseModel):
@@ -31,11 +31,11 @@ class CachedTokens(_Answer):
     """Part of a prompt that was not computed."""
 
     cached_tokens: int = 0
-    """Copied from another request that begins alike."""
+    """Tokens copied from another request with the same beginning."""
 
 
 class Usage(_Answer):
-    """What a request took."""
+    """Number of tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -44,7 +44,7 @@ class Usage(_Answer):
 
     @classmethod
     def of(cls, prompt_tokens: int, completion_tokens: int = 0, cached_tokens: int = 0) -> Usage:
-        """Return the sum, too."""
+        """Return the usage, including the total."""
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -54,7 +54,7 @@ class Usage(_Answer):
 
 
 class TopLogprob(_Answer):
-    """A token that might have been drawn."""
+    """A token that could have been sampled."""
 
     token: str
     logprob: float
@@ -84,7 +84,7 @@ class TextLogprobs(_Answer):
 
 
 class ChatMessage(_Answer):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -162,11 +162,11 @@ class Model(_Answer):
     """Most tokens of a prompt and its answer together."""
     kind: Literal["generate", "embed"]
     has_chat_template: bool
-    """Whether it answers `/v1/chat/completions`; without a template it only goes on with texts."""
+    """Whether `/v1/chat/completions` works; without a template the model only continues texts."""
 
     @classmethod
     def of(cls, facts: ModelFacts) -> Model:
-        """Return what clients see of a model."""
+        """Return the description of a model for clients."""
         return cls(
             id=facts.name,
             created=facts.created,
@@ -177,14 +177,14 @@ class Model(_Answer):
 
 
 class ModelList(_Answer):
-    """What is served."""
+    """The models that are served."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class Shape(Protocol):
-    """How answers of one route look."""
+    """Builds the answers of one route."""
 
     def whole(self, answers: Sequence[Told], usage: Usage) -> BaseModel:
         """Return the answer that is not streamed."""
@@ -196,19 +196,19 @@ class Shape(Protocol):
         """Return a chunk of a stream."""
 
     def last(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk that tells the usage."""
+        """Return the chunk with the usage."""
 
 
 class _Shape:
-    """What all shapes have in common.
+    """Common parts of all shapes.
 
     Args:
-        prefix: of the answer's id.
-        kind: of a chunk: its ``object``.
+        prefix: beginning of the answer's id.
+        kind: value of a chunk's ``object``.
         model: name of the model.
-        vocabulary: of the model.
+        vocabulary: the model's vocabulary.
         tells_tokens: whether log-probabilities were asked for.
-        tells_usage: whether a stream tells its usage.
+        tells_usage: whether a stream reports its usage.
     """
 
     def __init__(
@@ -225,14 +225,14 @@ class _Shape:
         self._tells_tokens = tells_tokens
         self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
-        # The API promises that all chunks have the field once usage is told.
+        # The API promises that all chunks have the field if usage is reported.
         self._usage: dict[str, Any] = {"usage": None} if tells_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._chunk, "choices": [choice], **self._usage}
 
     def last(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk that tells the usage."""
+        """Return the chunk with the usage."""
         return {**self._chunk, "choices": [], "usage": usage.model_dump()}
 
     def _text(self, id_: int) -> str:
@@ -266,7 +266,7 @@ class ChatShape(_Shape):
         return ChatCompletion(**self._facts, choices=choices, usage=usage)
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Return the chunk that says who speaks."""
+        """Return the chunk with the role of the speaker."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._framed({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})]
 
@@ -365,7 +365,7 @@ def _finite(logprob: float | None) -> float:
 
 
 def vector(index: int, numbers: Sequence[float], *, as_base64: bool) -> Embedding:
-    """Return one vector as the client wants it."""
+    """Return one vector in the encoding that the client wants."""
     if not as_base64:
         return Embedding(index=index, embedding=list(numbers))
     packed = struct.pack(f"<{len(numbers)}f", *numbers)

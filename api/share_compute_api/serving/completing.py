@@ -1,4 +1,4 @@
-"""The sequences of one request: begun together, read together, and gone together."""
+"""The sequences of one request, which begin, are read and are given up together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class Completing:
-    """Sequences that are being generated; `close` it, whatever happened.
+    """Sequences that are being generated; call `close` in any case.
 
     Args:
-        streams: one for each sequence.
-        writers: theirs.
+        streams: the stream of each sequence.
+        writers: the writer of each sequence.
     """
 
     def __init__(self, streams: Sequence[Stream], writers: Sequence[Writer]) -> None:
@@ -39,21 +39,21 @@ class Completing:
     async def begin(
         cls, engine: TextEngine, generations: Sequence[Generation], writers: Sequence[Writer]
     ) -> Self:
-        """Hand all sequences to the engine, which takes all of them or none.
+        """Hand all sequences to the engine, which accepts all of them or none.
 
         Raises:
-            ShareComputeError: what the engine raised.
+            ShareComputeError: any error of the engine.
         """
         return cls(await engine.generate(generations), writers)
 
     async def pieces(self, quiet_s: float | None = None) -> AsyncGenerator[list[tuple[int, Piece]], None]:
-        """Give what is new as soon as it is there, as (sequence, piece); ends with the last sequence.
+        """Yield new pieces as soon as they are there, as (sequence, piece); end with the last sequence.
 
         Args:
-            quiet_s: nothing is given, too, when there was nothing for so long.
+            quiet_s: seconds without a piece after which an empty list is yielded; None yields none.
 
         Raises:
-            ShareComputeError: a sequence cannot go on. What the others wrote before was given.
+            ShareComputeError: a sequence cannot continue; earlier pieces of all sequences were yielded before.
         """
         while self._open:
             try:
@@ -72,10 +72,10 @@ class Completing:
                 raise failure
 
     async def collected(self) -> list[Told]:
-        """Return what all sequences wrote, once they have ended.
+        """Return the whole answer of each sequence, once all have ended.
 
         Raises:
-            ShareComputeError: a sequence cannot go on; ``details`` has what was written before (``partial``).
+            ShareComputeError: a sequence cannot continue; ``details`` has the text written before (``partial``).
         """
         answers = [Told() for _ in self._writers]
         try:
@@ -89,7 +89,7 @@ class Completing:
         return answers
 
     def _take(self, heard: _Heard, batch: list[tuple[int, Piece]]) -> ShareComputeError | None:
-        """Put what was heard into the batch, if there is anything to read in it; or return the failure."""
+        """Append a piece to the batch unless it is empty; return the failure if one was heard."""
         if isinstance(heard, ShareComputeError):
             return heard
         _, piece = heard
@@ -104,17 +104,17 @@ class Completing:
         try:
             async for event in stream:
                 if isinstance(event, Finished) and event.reason == "cancelled":
-                    # Whoever reads it did not ask for that.
+                    # The client did not cancel the sequence, so it gets an error.
                     raise Unavailable("the request was given up", mend="ask again")  # noqa: TRY301
                 piece = writer.read(event)
                 self._heard.put_nowait((index, piece))
                 if piece.finish is not None:
                     is_complete = True
                     return
-            raise RuntimeError("the engine ended a sequence without a word")  # noqa: TRY301 - told like all others
+            raise RuntimeError("the engine ended a sequence without a word")  # noqa: TRY301 - reported like all others
         except ShareComputeError as failure:
             self._heard.put_nowait(failure)
-        except Exception:  # noqa: BLE001 - it is logged, and whoever reads is told
+        except Exception:  # noqa: BLE001 - it is logged, and the reader gets an error
             _log.exception("an engine failed")
             mistake = "the server made a mistake"
             self._heard.put_nowait(ShareComputeError(mistake, mend="look into its log, and report it"))
@@ -122,7 +122,7 @@ class Completing:
             await stream.aclose(is_complete=is_complete)
 
     async def close(self) -> None:
-        """Cancel what is still being generated."""
+        """Cancel the sequences that are still being generated."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Token by token into text: characters that take several tokens are held back until they are whole."""
+"""Decodes tokens to text one by one; a character that takes several tokens is held back until it is complete."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Protocol
 
 _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
-"""Of the prompt: some tokenizers write a token otherwise where a text begins."""
+"""Tokens of the prompt that are kept as context: some tokenizers decode a token differently where a text begins."""
 _MOST_BYTES = 3
-"""Of a character that is not whole; it has at most so many tokens, and shows as at most so many U+FFFD."""
+"""Most bytes of an incomplete character. It has at most as many tokens, and decodes to at most as many U+FFFD."""
 _WINDOW_TOKENS = 16
 
 
@@ -17,30 +17,31 @@ class Decodes(Protocol):
     """Turns token ids into text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text, without special tokens; what is no valid UTF-8 becomes U+FFFD."""
+        """Return the text, without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
 
     def is_special(self, id_: int) -> bool:
-        """Return whether a token is no text."""
+        """Return whether a token is special, so that it has no text."""
 
 
 class Detokenizer:
-    """Gives the text that each token adds. A token costs the decoding of a handful, however long the text is.
+    """Returns the text that each token adds. A token costs the decoding of a few tokens, however long the text is.
 
     Args:
-        tokenizer: of the model.
-        prompt: what stands before the first token.
+        tokenizer: the model's tokenizer.
+        prompt: the tokens before the first one.
     """
 
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        """Tokens whose text was told, as the context of the next ones, then those whose text was not, or not all."""
+        """Tokens whose text was returned, as the context of the next ones; then tokens whose text was not, or not all
+        of it."""
         self._context = len(self._window)
         self._told = len(tokenizer.decode(self._window))
-        """Characters of the window's text that were told."""
+        """Characters of the window's text that were returned."""
 
     def push(self, id_: int) -> str:
-        """Return the text that is certain now; empty while a character is not whole."""
+        """Return the text that is certain now; empty while a character is incomplete."""
         if self._tokenizer.is_special(id_):
             return ""
         self._window.append(id_)
@@ -52,7 +53,8 @@ class Detokenizer:
                 self._context = len(self._window)
                 self._told = len(self._tokenizer.decode(self._window))
         elif len(self._window) - self._context > _MOST_BYTES:
-            # More than one character can have: all but what the last tokens may have begun is certain.
+            # One character has no more tokens than this: all text is certain except a character that the last tokens
+            # began.
             broken = len(text) - len(text.rstrip(_BROKEN))
             new = self._tell(text, len(text) - min(broken, _MOST_BYTES))
         else:
@@ -60,7 +62,7 @@ class Detokenizer:
         return new + self._shrink(text)
 
     def flush(self) -> str:
-        """Return the rest: nothing more comes."""
+        """Return the remaining text, after the last token."""
         text = self._tokenizer.decode(self._window)
         return self._tell(text, len(text))
 
@@ -70,11 +72,11 @@ class Detokenizer:
         return new
 
     def _shrink(self, text: str) -> str:
-        """Forget the older half of a window that got long, which only tokens do that are no text together."""
+        """Drop the older half of a window that got long, which only happens with tokens that together are no text."""
         if len(self._window) <= _WINDOW_TOKENS:
             return ""
         decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2
-        # Best where no character is cut.
+        # Cuts between characters are preferred.
         cuts = range(half, 0, -1)
         cut = next((at for at in cuts if decode(window[:at]) + decode(window[at:]) == text), half)
         gone = len(decode(window[:cut]))

@@ -1,4 +1,4 @@
-"""Texts become vectors: each is a sequence with a prompt and no answer."""
+"""Turns texts into vectors: each text is a sequence with a prompt and no answer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from share_compute.serving.options import Generation, SamplingOptions
 from share_compute_api.serving.mailboxes import Mailbox
 
 Begin: TypeAlias = Callable[[Sequence[Generation]], Awaitable[Sequence[Mailbox]]]
-"""Takes sequences in, all or none."""
+"""Function that accepts sequences, all or none."""
 _NO_ANSWER = SamplingOptions(seed=0, max_tokens=0)
 
 
 async def embedded(begin: Begin, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-    """Return one vector for each prompt; cancelled while it is awaited, it leaves no sequence behind.
+    """Return one vector for each prompt; if cancelled, leave no sequence behind.
 
     Args:
-        begin: of an engine.
-        owner: whose they are: id of the API key.
+        begin: the engine's function that accepts sequences.
+        owner: id of the API key that the prompts belong to.
         prompts: token ids, at least one each.
 
     Raises:
-        ShareComputeError: a prompt cannot become a vector.
+        ShareComputeError: a prompt cannot be turned into a vector.
     """
     boxes = await begin(
         [

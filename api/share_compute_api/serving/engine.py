@@ -1,4 +1,4 @@
-"""What answers requests: an engine for each model that is served, and where to find it."""
+"""The interface of engines, which answer requests to one served model each, and the registry of all engines."""
 
 from __future__ import annotations
 
@@ -16,78 +16,78 @@ if TYPE_CHECKING:
     from share_compute_api.serving.tokenizer_client import TokenizerClient
 
 RETRY_AFTER_S = 10
-"""When clients are told to ask again for what is not to be had now."""
+"""Seconds after which clients are asked to try again when a model is not available."""
 
 
 class Stream(AsyncIterable[Emitted | Finished], Protocol):
-    """Tokens of one sequence in order, then how it ended, which is the last thing it gives."""
+    """Tokens of one sequence in order, then its end as the last event."""
 
     async def aclose(self, *, is_complete: bool = False) -> None:
-        """Cancel the sequence, if it has not ended; may be called twice, and without having read anything.
+        """Cancel the sequence if it has not ended; may be called twice, and without having read anything.
 
         Args:
-            is_complete: whether its reader has all that it wants, as at a stop string.
+            is_complete: whether the reader has all that it wants, as at a stop string.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a served model without asking its machines."""
+    """Facts about a served model that are known without asking its machines."""
 
     name: str
-    """What clients send as ``model``."""
+    """Name that clients send as ``model``."""
     kind: Literal["generate", "embed"]
     """Whether it writes text, or turns text into vectors."""
     created: int
-    """When it was deployed, in seconds since 1970."""
+    """Time of its deployment, in seconds since 1970."""
     window_tokens: int
     """Most tokens of a prompt and its answer together."""
     folder: Path
-    """Holds the tokenizer, and what the model's configuration says of its ends of text."""
+    """Folder with the tokenizer and the model's configuration, which names the end-of-text tokens."""
     has_chat_template: bool = True
-    """Whether its tokenizer can write conversations."""
+    """Whether its tokenizer has a chat template."""
 
 
 class Engine(Protocol):
-    """Answers for one model."""
+    """Answers requests to one model."""
 
     @property
     def facts(self) -> ModelFacts:
-        """What model it is."""
+        """Facts about the model."""
 
 
 class TextEngine(Engine, Protocol):
-    """Answers for a model that writes text."""
+    """Answers requests to a model that writes text."""
 
     async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
-        """Take the sequences of one request in, all or none; they may wait for their turn.
+        """Accept the sequences of one request, all or none; they may wait for their turn.
 
-        Cancelled while it is awaited, it leaves none of them behind.
+        If the call is cancelled, none of them is left behind.
 
         Returns:
-            What comes of each. A stream raises `ShareComputeError` when nobody can go on with its sequence.
+            A stream for each sequence. It raises `ShareComputeError` when no replica can continue the sequence.
 
         Raises:
-            TooLong: a prompt leaves no room in the model's window.
-            Busy: too many wait already.
-            UserError: what was asked for cannot be done.
-            Unavailable: nobody answers.
+            TooLong: a prompt leaves no space in the model's window.
+            Busy: too many sequences wait already.
+            UserError: the request cannot be fulfilled.
+            Unavailable: no replica answers.
         """
 
 
 class VectorEngine(Engine, Protocol):
-    """Answers for a model that turns text into vectors."""
+    """Answers requests to a model that turns text into vectors."""
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return one vector for each prompt.
 
         Args:
-            owner: whose they are: id of the API key.
+            owner: id of the API key that the prompts belong to.
             prompts: token ids, at least one each.
 
         Raises:
-            Busy: too many wait already.
-            Unavailable: nobody answers.
+            Busy: too many prompts wait already.
+            Unavailable: no replica answers.
         """
 
 
@@ -95,7 +95,7 @@ class Engines:
     """The engines of all models that are served, by name.
 
     Args:
-        processes: work on tokenizers.
+        processes: isolated processes that run tokenizers.
     """
 
     def __init__(self, processes: IsolatedProcesses) -> None:
@@ -104,28 +104,28 @@ class Engines:
         self._tokenizers: dict[str, asyncio.Future[TokenizerClient]] = {}
 
     def add(self, engine: Engine) -> None:
-        """Serve a model; in place of another one of its name, if there is one."""
+        """Serve a model; replace the engine of that name, if there is one."""
         self.remove(engine.facts.name)
         self._engines[engine.facts.name] = engine
 
     def remove(self, name: str) -> None:
-        """Serve a model no more; what is under way goes on."""
+        """Stop serving a model to new requests; running requests continue."""
         self._engines.pop(name, None)
         self._tokenizers.pop(name, None)
 
     def models(self) -> list[ModelFacts]:
-        """Return what is served, in the order it came."""
+        """Return the served models, in the order they were added."""
         return [engine.facts for engine in self._engines.values()]
 
     def find(self, name: str) -> Engine | None:
-        """Return the engine of a model, if it is served."""
+        """Return the engine of a model; None if the model is not served."""
         return self._engines.get(name)
 
     async def tokenizer(self, engine: Engine) -> TokenizerClient:
-        """Return the tokenizer of a model; it is described once, by the process that loads it.
+        """Return the tokenizer of a model; the process that loads it describes it once.
 
         Raises:
-            UserError: it cannot be loaded.
+            UserError: the tokenizer cannot be loaded.
             Unavailable: no process can load it now.
         """
         from share_compute_api.serving.tokenizer_client import TokenizerClient

@@ -1,4 +1,4 @@
-"""Parts of OpenAI requests that come in several shapes, each read into one, with errors that name what is wrong."""
+"""Parts of OpenAI requests that have several forms; each is read into one form, and errors name the wrong part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 
 def _unicode(text: str) -> str:
-    """Return text that has UTF-8; JSON can say half a surrogate pair, which has none."""
+    """Return text that can be encoded as UTF-8; JSON allows lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as failure:
@@ -82,7 +82,7 @@ Stops = Annotated[tuple[str, ...], BeforeValidator(_stops, json_schema_input_typ
 
 
 class TextPart(StrictModel):
-    """A piece of a message."""
+    """A part of a message's content."""
 
     type: Literal["text"]
     text: str
@@ -92,16 +92,16 @@ Content = Annotated[str, BeforeValidator(_text_of_parts, json_schema_input_type=
 
 
 class StreamOptions(StrictModel):
-    """What a stream tells beside text."""
+    """Additional content of a stream beside text."""
 
     include_usage: bool | None = None
-    """End with a chunk that says how many tokens the request took."""
+    """End with a chunk that has the number of tokens of the request."""
     include_obfuscation: bool | None = None
-    """Means nothing here."""
+    """Accepted, but has no effect."""
 
 
 def _depth(value: Any) -> int:
-    """Return how deep lists and objects are nested; one more than the limit stands for all that is deeper."""
+    """Return the depth of nested lists and objects; one more than the limit means any greater depth."""
     level, depth = [value], 0
     while level and depth <= MOST_SCHEMA_DEPTH:
         level = [
@@ -132,11 +132,11 @@ class JsonSchema(StrictModel):
     description: str | None = None
     schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(alias="schema")
     strict: bool | None = None
-    """The answer follows the schema in any case."""
+    """Has no effect: the answer always follows the schema."""
 
 
 class ResponseFormat(StrictModel):
-    """What sort of text the answer is."""
+    """Format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -149,7 +149,7 @@ class ResponseFormat(StrictModel):
 
     @property
     def grammar(self) -> str | None:
-        """The schema as engines read it: "" stands for any JSON object."""
+        """The schema as engines read it: None is plain text, "" is any JSON object."""
         if self.type == "text":
             return None
         return json.dumps(self.json_schema.schema_) if self.json_schema is not None else ""

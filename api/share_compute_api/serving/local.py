@@ -1,4 +1,4 @@
-"""An engine in this process: the scheduler and a whole model in one thread. For small models, and to try things out."""
+"""An engine in this process, for small models and trials: the scheduler and a whole model run in one thread."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """Serves a model from this process; `close` it in the end.
+    """Serves a model from this process; call `close` in the end.
 
     Args:
-        name: of the model.
-        folder: its weights, configuration and tokenizer.
-        window_tokens: most tokens of a prompt and its answer together; default: what the model was made for.
+        name: name of the model.
+        folder: folder with its weights, configuration and tokenizer.
+        window_tokens: most tokens of a prompt and its answer together; default: the model's own window.
         max_sequences: most sequences at one time.
         max_queued: most sequences that wait.
 
@@ -86,13 +86,13 @@ class LocalEngine:
         self._mail = Mailboxes(self._cancel)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = threading.Condition()
-        """Guards the scheduler; told of sequences that come and go, and of the end."""
+        """Guards the scheduler; notified when a sequence comes or is cancelled, and at the end."""
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=f"serves-{name}", daemon=True)
         self._thread.start()
 
     async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
-        """Take sequences in; see `TextEngine.generate`."""
+        """Accept sequences; see `TextEngine.generate`."""
         return await self._begin(generations)
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -118,19 +118,19 @@ class LocalEngine:
         return streams
 
     def stats(self) -> Stats:
-        """Return what it is doing."""
+        """Return the scheduler's statistics."""
         with self._news:
             return self._scheduler.stats()
 
     def close(self) -> None:
-        """Take no more sequences in, and give up those that are there."""
+        """Accept no more sequences, and give up the present ones."""
         with self._news:
             self._has_ended = True
             self._news.notify()
         self._thread.join()
         if self._loop is not None:
             over = Unavailable(f"model {self.facts.name} was taken down", mend="name another one")
-            with suppress(RuntimeError):  # a loop that closed meanwhile has nobody to tell
+            with suppress(RuntimeError):  # a loop that closed meanwhile has no reader to notify
                 self._loop.call_soon_threadsafe(self._mail.fail, over)
 
     def _cancel(self, sequence: int, _is_complete: bool) -> None:
@@ -143,13 +143,13 @@ class LocalEngine:
             for turn in turns:
                 try:
                     self._tell(self._complete(turn))
-                except Exception as failure:  # noqa: BLE001 - told to whoever waits for its sequences
+                except Exception as failure:  # noqa: BLE001 - reported to the readers of its sequences
                     _log.exception("a turn failed")
                     self._tell(self._begin_anew(turn, as_ours(failure)))
                     break
 
     def _next_turns(self) -> list[Turn] | None:
-        """Wait for something to do; None when it is over."""
+        """Wait for engine steps to compute, and return them; None after `close`."""
         with self._news:
             while not self._has_ended:
                 turns = self._scheduler.next_turns()
@@ -170,7 +170,7 @@ class LocalEngine:
             return self._scheduler.completed(result)
 
     def _begin_anew(self, turn: Turn, failure: ShareComputeError) -> list[SequenceEvent]:
-        """Give up the sequence that a failure names, or all of the turn, and compute those of all others again."""
+        """Give up the sequence that a failure names, or all of the engine step, and compute all others again."""
         inside = {chunk.sequence for chunk in turn.chunks} | {opening.sequence for opening in turn.opens}
         given_up = inside & {failure.details.get("sequence")} or inside
         self._stage.clear()

@@ -1,4 +1,4 @@
-"""What an engine tells of its sequences, sorted into streams: one for each."""
+"""Sorts an engine's events into streams, one for each sequence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Mailboxes:
     """The streams of one engine; all calls come from the event loop's thread.
 
     Args:
-        cancel: is called with a sequence whose stream was closed before it ended, and whether its reader has all that
-            it wants.
+        cancel: called with a sequence whose stream was closed before its end, and whether its reader has all that it
+            wants.
     """
 
     def __init__(self, cancel: Callable[[int, bool], None]) -> None:
@@ -23,7 +23,7 @@ class Mailboxes:
         self._boxes: dict[int, asyncio.Queue[SequenceEvent]] = {}
 
     def open(self, sequences: Iterable[int]) -> list[Mailbox]:
-        """Return a stream for each sequence; do so before the engine can tell anything of it."""
+        """Return a stream for each sequence; call this before the engine can report events of them."""
         return [self._open(sequence) for sequence in sequences]
 
     def _open(self, sequence: int) -> Mailbox:
@@ -32,7 +32,7 @@ class Mailboxes:
         return Mailbox(box, partial(self._close, sequence))
 
     def deliver(self, events: Iterable[SequenceEvent]) -> None:
-        """Put events into their streams; those that nobody reads any more are dropped."""
+        """Put events into their streams; drop events of streams that were closed."""
         for event in events:
             over = not isinstance(event, Emitted)
             box = self._boxes.pop(event.sequence, None) if over else self._boxes.get(event.sequence)
@@ -40,11 +40,11 @@ class Mailboxes:
                 box.put_nowait(event)
 
     def fail(self, error: ShareComputeError, sequences: Sequence[int] | None = None) -> None:
-        """End streams by an error: those of some sequences, or all."""
+        """End streams with an error: those of the given sequences, or all."""
         self.deliver([Failed(sequence, error) for sequence in sequences or tuple(self._boxes)])
 
     def discard(self, sequences: Iterable[int]) -> None:
-        """Forget sequences that the engine did not take in."""
+        """Forget sequences that the engine did not accept."""
         for sequence in sequences:
             self._boxes.pop(sequence, None)
 
@@ -54,11 +54,11 @@ class Mailboxes:
 
 
 class Mailbox:
-    """What is told of one sequence: a stream, or a vector.
+    """The events of one sequence: a stream of tokens, or a vector.
 
     Args:
-        box: gets it.
-        close: is called when nobody wants more of it, with whether all that was wanted was told.
+        box: queue that gets the events.
+        close: called when the reader wants no more, with whether the reader got all that it wanted.
     """
 
     def __init__(self, box: asyncio.Queue[SequenceEvent], close: Callable[[bool], None]) -> None:
@@ -67,11 +67,11 @@ class Mailbox:
         self._is_over = False
 
     def __aiter__(self) -> Mailbox:
-        """Return itself."""
+        """Return the mailbox itself."""
         return self
 
     async def __anext__(self) -> Emitted | Finished:
-        """Return the next token, or how the sequence ended."""
+        """Return the next token, or the end of the sequence."""
         if self._is_over:
             raise StopAsyncIteration
         event = await self._next()
@@ -79,10 +79,10 @@ class Mailbox:
         return event
 
     async def vector(self) -> bytes:
-        """Return what a text became: 32-bit floats, little-endian.
+        """Return the vector of a text: 32-bit floats, little-endian.
 
         Raises:
-            ShareComputeError: it cannot become any.
+            ShareComputeError: the text cannot be turned into a vector.
         """
         event = await self._next()
         if not isinstance(event, Embedded):
@@ -97,6 +97,6 @@ class Mailbox:
         return event
 
     async def aclose(self, *, is_complete: bool = False) -> None:
-        """Cancel the sequence, if it has not ended; see `Stream.aclose`."""
+        """Cancel the sequence if it has not ended; see `Stream.aclose`."""
         self._is_over = True
         self._close(is_complete)

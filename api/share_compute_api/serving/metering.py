@@ -1,6 +1,6 @@
-"""What clients of served models see, counted for Prometheus: how soon tokens come, how many, and how requests end.
+"""Prometheus metrics of requests as clients see them: token latencies, token counts, and the reasons why requests end.
 
-Names are those of vLLM, with our prefix, where they mean the same; a request is a sequence in them.
+Names are those of vLLM, with our prefix, where they mean the same. A request is a sequence in them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ServingMetrics:
     """The counters and histograms of all models that are served by one control plane.
 
     Args:
-        registry: what they are exposed by.
+        registry: registry that exposes them.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -87,16 +87,16 @@ class ServingMetrics:
         self.ended = counter("request_success", "Requests that ended, by the reason.", "finished_reason")
 
     def of(self, model: str) -> Meter:
-        """Return what counts for one model."""
+        """Return the meter of one model."""
         return Meter(self, model)
 
 
 class Meter:
-    """Counts for one model.
+    """Updates the metrics of one model.
 
     Args:
-        metrics: what it counts in.
-        model: what clients send as ``model``.
+        metrics: the metrics of all models.
+        model: name that clients send as ``model``.
     """
 
     def __init__(self, metrics: ServingMetrics, model: str) -> None:
@@ -110,22 +110,22 @@ class Meter:
         self._model = model
 
     def came(self, prompt_tokens: int) -> None:
-        """A request came; its prompts have so many tokens together."""
+        """Count a request whose prompts have ``prompt_tokens`` tokens together."""
         self._prompt_tokens.inc(prompt_tokens)
 
     def first_token(self, after_s: float, cached_tokens: int) -> None:
-        """A sequence has its first token, so long after it came; so many of its prompt's were copied."""
+        """Count a sequence's first token, ``after_s`` seconds after the request; some prompt tokens were copied."""
         self._generated_tokens.inc()
         self._cached_tokens.inc(cached_tokens)
         self._first_token.observe(after_s)
 
     def next_token(self, after_s: float) -> None:
-        """A sequence has another token, so long after the one before."""
+        """Count another token of a sequence, ``after_s`` seconds after the one before."""
         self._generated_tokens.inc()
         self._next_token.observe(after_s)
 
     def finished(self, event: Finished | Embedded | Failed, after_s: float) -> None:
-        """A sequence has ended, so long after it came; a text that became a vector by itself: stop."""
+        """Count a sequence that ended ``after_s`` seconds after it came; a text that became a vector counts as stop."""
         match event:
             case Finished():
                 self.ended("abort" if event.reason == "cancelled" else event.reason, after_s)
@@ -135,6 +135,6 @@ class Meter:
                 self.ended("error", after_s)
 
     def ended(self, reason: str, after_s: float) -> None:
-        """A sequence ended for a reason as vLLM has them: stop, length, abort, error."""
+        """Count a sequence that ended, by a reason of vLLM's: stop, length, abort, error."""
         self._ended.labels(self._model, reason).inc()
         self._whole.observe(after_s)

@@ -1,4 +1,4 @@
-"""Errors of the OpenAI API: the same as everywhere, in the shape that its clients read."""
+"""Errors of the OpenAI API: the same errors as in all other routes, in the shape that its clients read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from share_compute_api.serving.requests import UNSUPPORTED
 
 PREFIX = "/v1"
 _CLIENT_GONE = 499
-"""As nginx logs it; nobody reads it."""
+"""Status that nginx logs for a closed connection; no client reads it."""
 _log = logging.getLogger(__name__)
 _CODES: dict[type[ShareComputeError], str] = {
     Busy: "rate_limit_exceeded",
@@ -39,7 +39,7 @@ _VALIDATION = {
 
 
 class ErrorFacts(BaseModel):
-    """What went wrong, and what to do about it."""
+    """Description of an error, with a hint."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -47,10 +47,10 @@ class ErrorFacts(BaseModel):
     type: str
     """invalid_request_error, rate_limit_error or server_error."""
     param: str | None
-    """The field of the request that is meant, if one is."""
+    """The field of the request that is wrong; null if the error concerns no single field."""
     code: str | None
     partial: list[str] | None = None
-    """What was written before it went wrong, if anything was."""
+    """Text written before the error, one item for each answer; null if there is none."""
 
 
 class ErrorAnswer(BaseModel):
@@ -80,12 +80,12 @@ class OpenAiProblem:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI responses for these statuses."""
+    """Return the OpenAPI descriptions of error responses with these statuses."""
     return {status: {"description": HTTPStatus(status).phrase, "model": ErrorAnswer} for status in statuses}
 
 
 def problem_of(failure: Exception) -> OpenAiProblem:
-    """Return what a client is told of a failure; of one that nobody raised on purpose, no details."""
+    """Return the description of a failure for a client; unexpected failures are described without details."""
     match failure:
         case ShareComputeError():
             return _ours(failure)
@@ -110,7 +110,7 @@ def _ours(failure: ShareComputeError) -> OpenAiProblem:
         headers["Retry-After"] = str(failure.retry_after_s)
     elif "retry_after_s" in failure.details:
         headers["Retry-After"] = str(failure.details["retry_after_s"])
-    # 422 is no status of this API.
+    # The OpenAI API does not use status 422.
     status = HTTPStatus.BAD_REQUEST if failure.status == UserError.status else failure.status
     code = failure.details.get("code") or _CODES.get(type(failure)) or failure.code.replace("-", "_")
     return OpenAiProblem(
@@ -140,7 +140,7 @@ def _name(error: dict[str, Any]) -> str | None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer errors below `PREFIX` in this shape; call it when the handlers of all others are there."""
+    """Answer errors below `PREFIX` in this shape; call it after the handlers of all other routes are installed."""
     for kind in (ShareComputeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _unless_ours(app.exception_handlers[kind]))
     app.add_exception_handler(ClientGone, lambda *_: Response(status_code=_CLIENT_GONE))

@@ -1,9 +1,11 @@
-"""The engine of a deployment: its requests go to the replica with the least to do, and survive the loss of any.
+"""The engine of a deployment: sends requests to the replica with the least to do, and survives the loss of any replica.
 
-What a sequence was asked for, and what was emitted of it, is kept here until it ends. When the process that serves a
-replica dies, its sequences are given to another one, or to the next that is started: they go on after what was emitted.
-Likewise when a replica cannot go on, or does not for a while, and another one answers.
-While no replica answers, since none was wanted or none is ready yet, sequences wait here, so many and so long.
+The request of each sequence and its emitted tokens are kept here until the sequence ends. When the process that serves
+a replica dies, its sequences go to another replica, or to the next one that is started, and continue after the emitted
+tokens. The same happens when a replica gives a sequence up or is not ready for a while, and another replica answers.
+
+While no replica answers, because none was wanted or none is ready yet, sequences wait here. Their number and their
+waiting time are limited.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from share_compute_api.serving.metering import Meter
 from share_compute_api.serving.replica import Replica
 
 _PULL_S = 10.0
-"""Longest wait for the next events."""
+"""Longest wait for the next events, in seconds."""
 _RETRY_S = 0.5
-"""Pause before something is tried again that did not work."""
+"""Pause before a failed action is tried again, in seconds."""
 _PATIENCE_S = 120.0
-"""So long sequences wait for a replica, unless it is said otherwise."""
+"""Default of the time that sequences wait for a replica, in seconds."""
 _MOST_WAITING = 512
-"""Sequences that may wait for a replica."""
+"""Most sequences that may wait for a replica."""
 _MOVES_AFTER_S = 10.0
-"""Others go on with the sequences of a replica that has not answered for so long: most are back sooner."""
+"""Seconds that a replica is not ready before others continue its sequences; most are ready again sooner."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,38 +48,39 @@ class _Live:
     came_s: float
     emitted: list[int] = field(default_factory=list)
     told_s: float = 0.0
-    """When its last token was told."""
+    """Time at which its last token was reported."""
     replica: Replica | None = None
-    """Who computes it, or is asked to; None while it waits for one."""
+    """Replica that computes it or is asked to take it; None while it waits for one."""
     is_placing: bool = False
-    """Whether a replica is being asked to take it: until that has answered nobody else is, and it is not cancelled."""
+    """Whether a replica is being asked to take it. Until that replica answers, no other is asked, and it is not
+    cancelled."""
     waits_s: float = 0.0
-    """Since when it waits for one."""
+    """Time since when it waits for a replica."""
 
     @property
     def waits(self) -> bool:
-        """Whether it is to be given to a replica."""
+        """Whether it is waiting to be given to a replica."""
         return self.replica is None and not self.is_placing
 
     def rest(self) -> Generation:
-        """Return what is still to be generated."""
+        """Return the generation that remains, after the emitted tokens."""
         return self.generation.model_copy(update={"emitted": tuple(self.emitted)})
 
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of a replica."""
+    """The engine's state of one replica."""
 
     listening: asyncio.Task[None]
     is_ready: bool = False
     unready_since_s: float | None = None
     is_leaving: bool = False
-    """It is to end what it has, and gets nothing new."""
+    """Whether it only finishes its sequences, and gets no new ones."""
     tokens_per_s: float | None = None
 
     @property
     def takes(self) -> bool:
-        """Whether it gets requests."""
+        """Whether it gets new requests."""
         return self.is_ready and not self.is_leaving
 
 
@@ -85,16 +88,16 @@ class RayEngine:
     """Answers for one deployment; all calls come from the event loop's thread.
 
     Args:
-        facts: what model it is.
-        meter: told how soon tokens come.
+        facts: facts about the model.
+        meter: records token latencies and ends of requests.
     """
 
     def __init__(self, facts: ModelFacts, meter: Meter) -> None:
         self.facts = facts
         self.patience_s = _PATIENCE_S
-        """So long sequences wait for a replica."""
+        """Seconds that sequences wait for a replica."""
         self.reason = "its server starts"
-        """Why none answers, while none does."""
+        """Reason why no replica answers, while none does."""
         self._meter = meter
         self._live: dict[int, _Live] = {}
         self._mail = Mailboxes(self._cancel)
@@ -104,14 +107,14 @@ class RayEngine:
         self._closed: ShareComputeError | None = None
         self._idle_since_s = self._now_s()
         self._placing: asyncio.Task[None] | None = None
-        """Gives away what waits."""
+        """Task that gives waiting sequences to replicas."""
         self._alarm: asyncio.TimerHandle | None = None
-        """Gives up those that wait for too long."""
+        """Timer that gives up sequences that wait for too long."""
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
-        """Take the sequences of one request in; see `TextEngine.generate`."""
+        """Accept the sequences of one request; see `TextEngine.generate`."""
         return await self._begin(generations)
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -132,7 +135,7 @@ class RayEngine:
         placing.add_done_callback(self._placings.discard)
         try:
             await asyncio.shield(placing)
-        except BaseException:  # also when the client went away meanwhile
+        except BaseException:  # also when the client disconnects meanwhile
             self._mail.discard(numbers)
             for number in numbers:
                 self._end(number)
@@ -144,7 +147,7 @@ class RayEngine:
         if self._takers:
             return
         waiting = self.demand.waiting
-        # Whoever is the first is let in, however much it is: else nothing would be started for it.
+        # The first request is accepted however large it is: else no replica would be started for it.
         if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
@@ -159,7 +162,7 @@ class RayEngine:
 
     def _end(self, sequence: int) -> _Live | None:
         live = self._forget(sequence)
-        # A replica must not hear of an end before it has heard of the sequence: `_place` tells it.
+        # A replica must not hear of an end before it has heard of the sequence: `_place` reports the end later.
         if live is not None and live.replica is not None and not live.is_placing:
             self._spawn(self._tell_cancelled(live.replica, [sequence]))
         return live
@@ -173,22 +176,22 @@ class RayEngine:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     def add(self, replica: Replica) -> None:
-        """Listen to a replica from now on; it gets requests when it is seen to be ready."""
+        """Listen to a replica from now on; it gets requests once `see` reports it ready."""
         self._servers[replica] = _Server(asyncio.create_task(self._listen(replica)))
 
     def see(self, replica: Replica, tokens_per_s: float | None, *, is_ready: bool) -> None:
-        """Take note of how a replica is.
+        """Record the status of a replica.
 
         Args:
-            replica: it.
-            tokens_per_s: what was predicted of it with all sequences in flight.
+            replica: the replica.
+            tokens_per_s: its predicted throughput with all sequences in flight.
             is_ready: whether it answers.
         """
         server, now_s = self._servers.get(replica), self._now_s()
         if server is None:
             return
         if is_ready and not server.is_ready:
-            self._idle_since_s = now_s  # it was started for somebody: it waits for them
+            self._idle_since_s = now_s  # it was started for requests, so its idle time starts now
         server.is_ready, server.tokens_per_s = is_ready, tokens_per_s
         if is_ready:
             server.unready_since_s = None
@@ -202,14 +205,14 @@ class RayEngine:
         self._spawn_placing()
 
     def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
-        """Give a replica nothing new, while it ends what it has; or let it take requests again."""
+        """Give a replica no new sequences while it ends the present ones; or let it take requests again."""
         server = self._servers.get(replica)
         if server is not None:
             server.is_leaving = is_leaving
             self._spawn_placing()
 
     def remove(self, replica: Replica) -> None:
-        """Use a replica no more; its sequences go on elsewhere."""
+        """Use a replica no more; its sequences continue elsewhere."""
         server = self._servers.pop(replica, None)
         if server is None:
             return
@@ -229,16 +232,16 @@ class RayEngine:
         self._watch_waiting()
 
     def ongoing(self, replica: Replica) -> int:
-        """Return the sequences that a replica has, running and queued."""
+        """Return the number of sequences that a replica has, running and queued."""
         return len(self._sequences_of(replica))
 
     @property
     def demand(self) -> Demand:
-        """What is asked."""
+        """Sequences of each replica, waiting sequences, and the idle time."""
         counts = dict.fromkeys(self._servers, 0)
         waiting = 0
         for live in self._live.values():
-            if live.replica is None:  # also while one is being asked
+            if live.replica is None:  # also while a new one is asked about
                 waiting += 1
             else:
                 counts[live.replica] = counts.get(live.replica, 0) + 1
@@ -247,7 +250,7 @@ class RayEngine:
         return Demand(tuple(counts.values()), waiting, idle_s)
 
     async def close(self, error: ShareComputeError) -> None:
-        """Answer no more; who waits gets this error."""
+        """Stop answering; waiting clients get this error."""
         self._closed = error
         if self._alarm is not None:
             self._alarm.cancel()
@@ -259,10 +262,10 @@ class RayEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- who waits ---------------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _watch_waiting(self) -> None:
-        """Let those that wait be given up in time."""
+        """Set the timer that gives up sequences which wait too long."""
         waits_s = [live.waits_s for live in self._live.values() if live.waits]
         if waits_s and self._alarm is None and self._closed is None:
             self._alarm = asyncio.get_running_loop().call_at(min(waits_s) + self.patience_s, self._give_up)
@@ -273,7 +276,7 @@ class RayEngine:
         for number, live in list(self._live.items()):
             if not live.waits or now_s - live.waits_s < self.patience_s:
                 continue
-            if self._takers:  # they are full, and it is the next one's turn
+            if self._takers:  # replicas answer but are full: it waits on for its turn
                 live.waits_s = now_s
                 continue
             self._fail(number, self._not_ready(live))
@@ -313,7 +316,7 @@ class RayEngine:
         return [takers[index] for index in in_turn(backlogs, new)]
 
     async def _place_new(self, lives: Sequence[_Live]) -> None:
-        """Do what `_place` does; what is refused was never here."""
+        """Place new sequences as `_place` does; forget them if that fails."""
         try:
             await self._place(lives)
         except BaseException:
@@ -322,7 +325,7 @@ class RayEngine:
             raise
 
     async def _place(self, lives: Sequence[_Live]) -> None:
-        """Give sequences that are marked for it to a replica, all to one; where there is none, they wait.
+        """Give sequences with ``is_placing`` set to one replica, all together; if there is none, they wait.
 
         Raises:
             ShareComputeError: the replicas refused them.
@@ -345,7 +348,7 @@ class RayEngine:
             self._spawn_placing()
 
     async def _offer(self, lives: Sequence[_Live]) -> ShareComputeError | None:
-        """Ask one replica after the other to take sequences; return why none did, where one said so."""
+        """Ask one replica after the other to take sequences; return the refusal if none did and one gave a reason."""
         refusal: ShareComputeError | None = None
         for replica in self._in_turn(len(lives)):
             lives = [live for live in lives if self._is_wanted(live)]
@@ -356,10 +359,10 @@ class RayEngine:
             try:
                 await replica.submit([live.rest() for live in lives])
             except Conflict:
-                return None  # they came through when it was tried before
+                return None  # an earlier try delivered them
             except ContributorLost:
                 self.remove(replica)
-            except (Busy, TooLong, Unavailable) as failure:  # another one may have more room
+            except (Busy, TooLong, Unavailable) as failure:  # another replica may have more space
                 refusal = failure if not isinstance(refusal, Busy) else refusal
             except BaseException:
                 for live in lives:
@@ -380,7 +383,7 @@ class RayEngine:
             self._placing = self._spawn(self._place_waiting())
 
     async def _place_waiting(self) -> None:
-        """Give away what waits, in the order it came; again and again where there is no room yet."""
+        """Give waiting sequences to replicas in the order they came; try again while the replicas are full."""
         while self._takers:
             waiting = [(number, live) for number, live in self._live.items() if live.waits]
             if not waiting:
@@ -397,10 +400,10 @@ class RayEngine:
                 except ShareComputeError as failure:
                     self._fail(number, failure)
 
-    # -- what replicas tell ------------------------------------------------------------------------------------------
+    # -- events of replicas ------------------------------------------------------------------------------------------
 
     async def _listen(self, replica: Replica) -> None:
-        """Take in what a replica tells, until it is lost."""
+        """Process a replica's events until the replica is lost."""
         received = 0
         while True:
             try:
@@ -442,7 +445,7 @@ class RayEngine:
             self._spawn_placing()
 
     def _may_go_on(self, replica: Replica, event: SequenceEvent) -> bool:
-        """Return whether another replica may go on with what this one cannot."""
+        """Return whether another replica may continue a sequence that this one gave up."""
         is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
         return is_given_up and any(taker is not replica for taker in self._takers)
 

@@ -21,47 +21,47 @@ if TYPE_CHECKING:
     from share_compute_actors.serving.assignment import ServingAssignment
 
 _STOP_S = 10.0
-"""Time in which a server ends its members, before it is ended with them."""
+"""Seconds in which a server ends its members; after them it is killed together with them."""
 _generations: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
 _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 
 
 class Replica(Protocol):
-    """What serves one replica of a deployment, somewhere.
+    """One replica of a deployment.
 
-    Every method but `close` raises ContributorLost when its process died, and Unavailable when it made a mistake.
+    Every method but `close` raises ContributorLost when the replica's process died, and Unavailable when it failed.
     """
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Take sequences in, all or none.
+        """Accept sequences, all or none.
 
         Raises:
-            TooLong: a prompt leaves no room for a token.
-            Busy: too many wait already.
-            UserError: they cannot be served as they are.
+            TooLong: a prompt leaves no space for a token.
+            Busy: too many sequences wait already.
+            UserError: the sequences cannot be served as they are.
         """
 
     async def cancel(self, sequences: Sequence[int]) -> None:
-        """End sequences that nobody wants any more."""
+        """End sequences that no client wants any longer."""
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return what was told of all sequences after the first ``after`` events; waits if there is nothing more."""
+        """Return the events of all sequences after the first ``after``; wait up to ``timeout_s`` seconds for one."""
 
     async def status(self) -> ServingStatus:
-        """Return how it is."""
+        """Return the status of the replica."""
 
     async def offer(self, topology: Topology) -> None:
-        """Say which machines it may use from now on, in place of those that it was told before."""
+        """Report the machines that the replica may use from now on; replaces earlier reports."""
 
     async def close(self) -> None:
-        """End it and all that it started."""
+        """End the replica and all processes that it started."""
 
 
 LaunchReplica: TypeAlias = Callable[["ServingAssignment"], Awaitable[Replica]]
 
 
 def replica_launcher(cluster: Cluster) -> LaunchReplica:
-    """Return what starts replicas on the head of this cluster."""
+    """Return a function that starts replicas on the head of this cluster."""
 
     async def launch(assignment: ServingAssignment) -> Replica:
         with _translated(assignment.spec.name):
@@ -75,8 +75,8 @@ class RayReplica:
     """A `DeploymentServer` actor.
 
     Args:
-        name: of the deployment.
-        actor: reached through the gateway.
+        name: name of the deployment.
+        actor: the server, reached through the gateway.
     """
 
     def __init__(self, name: str, actor: RemoteActor) -> None:
@@ -84,32 +84,32 @@ class RayReplica:
         self._actor = actor
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Take sequences in, all or none."""
+        """Accept sequences, all or none."""
         await self._ask("submit", _generations.dump_json(list(generations)).decode())
 
     async def cancel(self, sequences: Sequence[int]) -> None:
-        """End sequences that nobody wants any more."""
+        """End sequences that no client wants any longer."""
         await self._ask("cancel", list(sequences))
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return what was told of all sequences after the first ``after`` events."""
+        """Return the events of all sequences after the first ``after``."""
         return read_events(await self._ask("pull", after, timeout_s, more_s=timeout_s))
 
     async def status(self) -> ServingStatus:
-        """Return how it is."""
+        """Return the status of the replica."""
         return ServingStatus.model_validate_json(await self._ask("status"))
 
     async def offer(self, topology: Topology) -> None:
-        """Say which machines it may use from now on."""
+        """Report the machines that the replica may use from now on."""
         await self._ask("offer", _topology.dump_json(topology).decode())
 
     async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
-        """Call a method that waits for ``more_s`` before it answers."""
+        """Call a method that waits for up to ``more_s`` seconds before it answers."""
         with _translated(self._name):
             return await self._actor.call(method, *arguments, timeout_s=ANSWER_S + more_s)
 
     async def close(self) -> None:
-        """End it and all that it started."""
+        """End the replica and all processes that it started."""
         with suppress(ShareComputeError, TimeoutError), _translated(self._name):
             async with asyncio.timeout(_STOP_S):
                 await self._actor.call("stop")

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API: what is understood, what is harmless to leave out, and what is refused."""
+"""Requests of the OpenAI API: parameters that are understood, ignored or refused."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from share_compute_api.serving.inputs import Content, Prompts, ResponseFormat, S
 MOST_CHOICES = 128
 MOST_INPUTS = 2048
 UNSUPPORTED = "unsupported"
-"""Type of the validation error of a parameter that is refused."""
+"""Type of the validation error for a parameter that is not supported."""
 _DEFAULT_COMPLETION_TOKENS = 16
-"""As the OpenAI API has it for completions."""
+"""Default of the OpenAI API for completions."""
 _HARMLESS = frozenset(
     {
         "metadata",
@@ -37,7 +37,7 @@ _HARMLESS = frozenset(
         "user",
     }
 )
-"""Changes no answer."""
+"""Parameters that are ignored because they change no answer."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "echo": (None, False),
@@ -53,7 +53,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
-"""What is not done here, with the values that ask for nothing."""
+"""Parameters that are not supported, with the values that ask for nothing and are accepted."""
 
 
 class ApiRequest(StrictModel):
@@ -91,29 +91,29 @@ class ApiRequest(StrictModel):
 
 
 class TextRequest(ApiRequest):
-    """What requests for text have in common."""
+    """Parameters that all requests for text have."""
 
     stream: bool | None = None
-    """Send the text as it comes, as server-sent events."""
+    """Send the text as it is generated, as server-sent events."""
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """Default 1; 0 takes the most probable token."""
+    """Default 1; 0 always takes the most probable token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    """Only so many of the most probable tokens; 0 and -1 leave all."""
+    """Sample only from this number of most probable tokens; 0 and -1 mean no limit."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Only tokens at least so probable, in parts of the most probable one."""
+    """Sample only from tokens whose probability is at least this share of the most probable token's."""
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """The same seed and request give the same text."""
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    """Answers to give."""
+    """Number of answers to each prompt."""
     stop: Stops = ()
-    """Text before which an answer ends."""
+    """Strings before which an answer ends."""
     ignore_eos: bool | None = None
-    """Go on past the model's ends of text."""
+    """Continue past the model's end-of-text tokens."""
     response_format: ResponseFormat | None = None
     max_tokens: int | None = Field(default=None, ge=0, le=2**31)
 
@@ -125,37 +125,37 @@ class TextRequest(ApiRequest):
 
     @property
     def choices(self) -> int:
-        """Answers to one prompt."""
+        """Number of answers to each prompt."""
         return self.n or 1
 
     @property
     def most_tokens(self) -> int | None:
-        """Most tokens of an answer that were asked for; None: all that the window holds."""
+        """Most tokens of an answer that the client asks for; None: all that fit into the window."""
         return self.max_tokens
 
     @property
     def default_tokens(self) -> int | None:
-        """Most tokens of an answer when none were asked for; None: all that the window holds."""
+        """Most tokens of an answer if the client names no limit; None: all that fit into the window."""
         return None
 
     @property
     def top_tokens(self) -> int | None:
-        """Tokens to tell log-probabilities of; 0: of the drawn one alone; None: of none."""
+        """Number of tokens to report log-probabilities of; 0: of the sampled one alone; None: of none."""
         return None
 
 
 class Message(StrictModel):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content = ""
     name: str | None = Field(default=None, max_length=200)
-    """Who says it, for chat templates that write that down."""
+    """Name of the speaker, for chat templates that use it."""
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, data: Any) -> Any:
-        """Take answers as they came: clients send them back with all their fields."""
+        """Accept messages of earlier answers: clients send them back with all their fields."""
         if not isinstance(data, dict):
             return data
         empty = {name for name in _ANSWERED if not data.get(name)}
@@ -168,18 +168,18 @@ class Message(StrictModel):
         return self
 
     def for_template(self) -> dict[str, str]:
-        """Return it as chat templates know it, which is older than the role developer."""
+        """Return the message as chat templates know it; they are older than the role developer."""
         role = "system" if self.role == "developer" else self.role
         named = {} if self.name is None else {"name": self.name}
         return {"role": role, "content": self.content, **named}
 
 
 _ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})
-"""Fields of an answer that this server leaves empty."""
+"""Fields of an answer's message that this server leaves empty."""
 
 
 class ChatRequest(TextRequest):
-    """Go on with a conversation."""
+    """Request to continue a conversation."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -191,7 +191,7 @@ class ChatRequest(TextRequest):
 
     messages: Annotated[tuple[Message, ...], Field(min_length=1)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
-    """Newer name of max_tokens, and stronger."""
+    """Newer name of max_tokens; takes precedence over it."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
@@ -208,12 +208,12 @@ class ChatRequest(TextRequest):
 
     @property
     def top_tokens(self) -> int | None:
-        """Tokens to tell log-probabilities of."""
+        """Number of tokens to report log-probabilities of."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(TextRequest):
-    """Go on with a text."""
+    """Request to continue a text."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -225,7 +225,7 @@ class CompletionRequest(TextRequest):
     """One prompt or several: text or token ids."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = None
-    """Not done: as large as n, if it is given."""
+    """Not supported; must be equal to n if given."""
 
     @field_validator("prompt")
     @classmethod
@@ -246,17 +246,17 @@ class CompletionRequest(TextRequest):
 
     @property
     def default_tokens(self) -> int | None:
-        """Most tokens of an answer when none were asked for."""
+        """Most tokens of an answer if the client names no limit."""
         return _DEFAULT_COMPLETION_TOKENS
 
     @property
     def top_tokens(self) -> int | None:
-        """Tokens to tell log-probabilities of."""
+        """Number of tokens to report log-probabilities of."""
         return self.logprobs
 
 
 class EmbeddingRequest(ApiRequest):
-    """Turn text into vectors."""
+    """Request to turn text into vectors."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "tiny-encoder", "input": ["a text", "another one"]}]}
@@ -265,9 +265,9 @@ class EmbeddingRequest(ApiRequest):
     input: Prompts
     """One text or several: text or token ids."""
     encoding_format: Literal["float", "base64"] | None = None
-    """base64: of 32-bit floats, little-endian."""
+    """base64 encodes 32-bit floats, little-endian."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Only what the model gives anyway."""
+    """Must be the number of dimensions that the model has anyway."""
 
     @field_validator("input")
     @classmethod

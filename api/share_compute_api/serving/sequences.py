@@ -1,4 +1,4 @@
-"""A request for text becomes the sequences that an engine generates, and a writer for each."""
+"""Turns a request for text into sequences for an engine, and a writer for each."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """What one request asks for: all answers to its first prompt, then to its second, ..."""
+    """The sequences of one request: all answers to its first prompt, then to its second, ..."""
 
     generations: tuple[Generation, ...]
     writers: tuple[Writer, ...]
     prompt_tokens: int
-    """Of all prompts, each counted once."""
+    """Number of tokens in all prompts, each prompt counted once."""
     choices: int
-    """Answers to one prompt."""
+    """Number of answers to each prompt."""
 
     @property
     def completion_tokens(self) -> int:
@@ -36,7 +36,7 @@ class Sequences:
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompts, the tokens that were copied from other sequences when the first answer began."""
+        """Prompt tokens that were copied from other sequences when each prompt's first answer began."""
         return sum(writer.cached_tokens for writer in self.writers[:: self.choices])
 
 
@@ -50,10 +50,10 @@ def sequences(
     """Return the sequences of a request.
 
     Args:
-        request: what a client asked for; its JSON schema was checked.
+        request: the client's request; its JSON schema was checked.
         prompts: its prompts as token ids.
-        facts: of the model.
-        vocabulary: of the model.
+        facts: facts about the model.
+        vocabulary: the model's vocabulary.
         owner: id of the client's API key.
 
     Raises:
@@ -127,7 +127,7 @@ _SAME_NAME = (
 
 
 def _seed(seed: int, index: int) -> int:
-    """Return the seed of one of a request's sequences; the first has the request's own."""
+    """Return the seed of one of a request's sequences; the first sequence has the request's own."""
     if index == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Answers that come piece by piece, as server-sent events, until they end or nobody wants them any more."""
+"""Answers that are sent piece by piece as server-sent events, until they end or the client disconnects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MEDIA_TYPE = "text/event-stream"
 _DONE = b"data: [DONE]\n\n"
 _SIGN_OF_LIFE = b": still here\n\n"
 _QUIET_S = 10.0
-"""Proxies take a connection for dead that is silent for long."""
+"""Seconds without an event after which a comment is sent: proxies close connections that are idle for long."""
 _UNREAD_S = 60.0
-"""A client that reads nothing for so long is taken for gone."""
+"""Seconds after which a client that reads nothing is treated as gone."""
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
-"""What is no end of a line in an event, but is for clients that cut text into lines as their language does."""
+"""Characters that end no line in an event, but do for clients that split lines as their language does."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,20 +40,20 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 def failed(failure: Exception) -> bytes:
-    """Return the events that a stream ends with when it cannot go on."""
+    """Return the last events of a stream that cannot continue."""
     return event(problem_of(failure).body()) + _DONE
 
 
 async def told(
     completing: Completing, shape: Shape, choices: int, usage: Callable[[], Usage] | None
 ) -> AsyncGenerator[bytes, None]:
-    """Give the events of a stream.
+    """Yield the events of a stream.
 
     Args:
         completing: its sequences.
-        shape: how their pieces look.
-        choices: how many sequences there are.
-        usage: what to tell at its end, if the client wants it.
+        shape: builds the chunks.
+        choices: number of sequences.
+        usage: returns the usage to report at the end; None if the client does not want it.
     """
     yield b"".join(event(chunk) for index in range(choices) for chunk in shape.first(index))
     try:
@@ -66,12 +66,12 @@ async def told(
 
 
 class EventStream(Response):
-    """Sends events as they come. Whatever happens, ``close`` is called in the end.
+    """Sends events as they come. ``close`` is called in the end in any case.
 
     Args:
         events: one or several events at a time.
-        bell: tells that the server ends.
-        close: gives up what makes the events.
+        bell: notifies of the server's end.
+        close: gives up the source of the events.
     """
 
     media_type = MEDIA_TYPE
@@ -86,7 +86,7 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events, or as many as somebody wants."""
+        """Send all events, or stop when the client disconnects or the server ends."""
         del scope
         work = asyncio.ensure_future(self._send_all(send))
         watch = asyncio.ensure_future(departure(receive, self._bell))

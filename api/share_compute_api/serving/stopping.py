@@ -1,4 +1,4 @@
-"""Stop strings: a text ends before the first of them, and what may be the beginning of one is held back."""
+"""Stop strings: a text ends before the first stop string, and a possible beginning of one is held back."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Looks for strings in a text that comes in pieces.
+    """Finds stop strings in a text that comes in pieces.
 
     Args:
-        strings: none of them empty.
+        strings: the stop strings, none of them empty.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
         self._held = ""
         self.found = False
-        """Whether the text is over."""
+        """Whether a stop string was found, so that the text is over."""
 
     def push(self, text: str) -> str:
-        """Return what can be shown now."""
+        """Return the text that can be shown now."""
         if not self._strings:
             return text
         text = self._held + text
@@ -32,7 +32,7 @@ class StopStrings:
         return text[: len(text) - kept]
 
     def flush(self) -> str:
-        """Return what was held back: nothing more comes."""
+        """Return the text that was held back, after the last piece."""
         text, self._held = self._held, ""
         return text
 

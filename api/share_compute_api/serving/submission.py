@@ -1,4 +1,4 @@
-"""Cheap checks of a deployment before it is written down: what can be seen on disk without loading a model."""
+"""Cheap checks of a deployment before it is written down, from files on disk and without loading a model."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, when the model cannot be served whatever machines there are.
+    """Raise UserError, naming the field, when the model cannot be served on any machines.
 
     Args:
         spec: the deployment.
-        store: where jobs are.
-        processes: read its tokenizer.
+        store: the store of jobs.
+        processes: isolated processes that read its tokenizer.
     """
     field = "model.path" if spec.model.path is not None else "model.job"
     folder = model_folder(spec.model, store)

@@ -1,7 +1,8 @@
-"""A served model's tokenizer: text and chats into token ids. It runs in isolated processes, never in the control plane.
+"""A served model's tokenizer: turns texts and chats into token ids.
 
-Tokenizer files and chat templates are programs of whoever made the model: a normalizer may make text a million times as
-long, a template may never end. It is read without torch where the folder has a ``tokenizer.json``, as nearly all have.
+It runs in isolated processes, never in the control plane. Tokenizer files and chat templates are programs of the
+model's author: a normalizer may make text a million times as long, and a template may never end. The tokenizer is read
+without torch if the folder has a ``tokenizer.json``, as nearly all have.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from share_compute.errors import UserError
 from share_compute_api.serving.vocabulary import MOST_TOKEN_CHARACTERS, MOST_TOKENS, Vocabulary, too_long
 
 NO_CHAT_TEMPLATE = "no_chat_template"
-"""Code of the error that a client may ask `/v1/completions` after."""
+"""Error code after which a client may try `/v1/completions`."""
 _SHOWN_CHARACTERS = 300
-"""Of what a template or a library says; they may say anything."""
+"""Most characters shown of a message of a template or a library, which may say anything."""
 
 
 class ServedTokenizer:
-    """Reads prompts.
+    """Turns prompts into token ids.
 
     Args:
         folder: a Hugging Face folder.
 
     Raises:
-        UserError: it holds no tokenizer that can be loaded.
+        UserError: the folder holds no tokenizer that can be loaded.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tokenizer = _load(folder)
         self._fast = self._tokenizer.backend_tokenizer
-        # Clients are told that a prompt is too long; nothing is cut off or filled up in secret.
+        # A prompt that is too long is an error; nothing is truncated or padded silently.
         self._fast.no_truncation()
         self._fast.no_padding()
         self._ids = self._fast.get_vocab(with_added_tokens=True)
@@ -50,13 +51,13 @@ class ServedTokenizer:
         """Return the token ids of a text.
 
         Args:
-            text: what a client sent.
+            text: a client's text.
             most_tokens: the model's window.
-            is_chat: whether it was written by `chat`, which adds all special tokens itself.
+            is_chat: whether the text was written by `chat`, which adds all special tokens itself.
 
         Raises:
-            TooLong: it is more than ``most_tokens``; for very long texts that is told without a count.
-            UserError: it has no tokens at all.
+            TooLong: the text has more than ``most_tokens`` tokens; for very long texts the error has no exact count.
+            UserError: the text has no tokens at all.
         """
         most = self._most_characters_per_token
         if most is not None and len(text) > most_tokens * most:
@@ -70,7 +71,7 @@ class ServedTokenizer:
         return tuple(ids)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return a conversation as the model wants it written, up to where its answer begins.
+        """Return a conversation in the form that the model expects, up to where its answer begins.
 
         Raises:
             UserError: the tokenizer has no chat template, or its template refuses these messages.
@@ -87,7 +88,7 @@ class ServedTokenizer:
             )
         except MemoryError:
             raise
-        except Exception as failure:  # the template is a program of whoever made the model
+        except Exception as failure:  # the template is a program of the model's author
             raise UserError(
                 f"the model's chat template refuses these messages: {shortened(failure)}",
                 mend="most templates want user and assistant in turn, with system at most once, first",
@@ -96,10 +97,10 @@ class ServedTokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What writes tokens as text.
+        """The vocabulary, which decodes tokens to text.
 
         Raises:
-            UserError: it is too large, or its decoder is not one that the control plane runs.
+            UserError: it is too large, or the control plane does not run its decoder.
         """
         size = max(self._ids.values(), default=-1) + 1
         added = self._fast.get_added_tokens_decoder()
@@ -141,10 +142,10 @@ class ServedTokenizer:
 
 
 def largest_id(file: Path) -> int | None:
-    """Return the largest id of a ``tokenizer.json``; None when it has no tokens.
+    """Return the largest id of a ``tokenizer.json``; None if it has no tokens.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     from tokenizers import Tokenizer
 
@@ -160,7 +161,7 @@ def largest_id(file: Path) -> int | None:
 
 
 def shortened(said: object) -> str:
-    """Return the beginning of what a library or a template said, on one line."""
+    """Return the beginning of a message of a library or a template, on one line."""
     text = " ".join(str(said)[: 4 * _SHOWN_CHARACTERS].split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
@@ -171,7 +172,7 @@ def _load(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging as transformers_logging
 
-    # It warns that the folder names another class; all of them read the same file.
+    # The library warns that the folder names another class; all classes read the same file.
     noisy = transformers_logging.get_logger("transformers.tokenization_utils_base")
     noisy.setLevel(logging.ERROR)
     try:
@@ -190,13 +191,13 @@ def _longest(vocabulary: Iterable[str]) -> int:
 
 
 def _keeps_all(tokenizer: Any) -> bool:
-    """Whether no text is lost on the way into tokens: a word that is unknown would be one token, however long."""
+    """Return whether tokens keep all text: else an unknown word could be one token, however long it is."""
     model = tokenizer.model
     return type(model).__name__ == "BPE" and (model.unk_token is None or model.byte_fallback)
 
 
 def _end_ids(folder: Path, own: int | None) -> tuple[int, ...]:
-    """Return the tokens that end a text, by the tokenizer and the model's configuration."""
+    """Return the tokens that end a text, from the tokenizer and the model's configuration."""
     found = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         try:

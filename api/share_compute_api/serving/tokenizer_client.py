@@ -1,4 +1,4 @@
-"""A served model's tokenizer as the control plane uses it: asked of isolated processes, its vocabulary at hand."""
+"""A served model's tokenizer in the control plane: isolated processes do the work, the vocabulary is kept here."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TokenizerClient:
 
     Args:
         folder: a Hugging Face folder.
-        version: tells this use of the folder from earlier ones, when it may have held something else.
-        processes: work on its files.
-        vocabulary: its own.
+        version: number that differs from earlier uses of the folder, when its content may have been another.
+        processes: isolated processes that work on its files.
+        vocabulary: the tokenizer's vocabulary.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class TokenizerClient:
         self._version = version
         self._processes = processes
         self.vocabulary = vocabulary
-        """Writes tokens as text."""
+        """Decodes tokens to text."""
 
     @classmethod
     async def load(cls, folder: Path, processes: IsolatedProcesses) -> Self:
         """Load the tokenizer of a folder.
 
         Raises:
-            UserError: it cannot be loaded, or takes too much time or memory.
+            UserError: the tokenizer cannot be loaded, or takes too much time or memory.
             Unavailable: no process can be started.
         """
         version = next(_versions)
@@ -50,9 +50,9 @@ class TokenizerClient:
         """Return the token ids of each prompt.
 
         Raises:
-            TooLong: one has more tokens than the window.
-            UserError: one has no tokens, or ids that the vocabulary does not have, or the work reached a limit.
-            Busy: too many wait.
+            TooLong: a prompt has more tokens than the window.
+            UserError: a prompt has no tokens or ids outside the vocabulary, or the work reached a limit.
+            Busy: too many requests wait.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         found: list[tuple[int, ...]] = []
@@ -71,9 +71,9 @@ class TokenizerClient:
         """Return the token ids of a conversation, up to where its answer begins.
 
         Raises:
-            TooLong: it has more tokens than the window.
+            TooLong: the conversation has more tokens than the window.
             UserError: the tokenizer has no chat template, it refuses these messages, or the work reached a limit.
-            Busy: too many wait.
+            Busy: too many requests wait.
         """
         question = Chat(
             folder=self._folder,
@@ -85,13 +85,13 @@ class TokenizerClient:
         return self.vocabulary.check(ids, window_tokens)
 
     async def check_schema(self, schema: str) -> None:
-        """Make sure that text can be made to follow a JSON schema.
+        """Check that generated text can follow a JSON schema.
 
         Args:
-            schema: as JSON; "" is any object.
+            schema: the schema as JSON; "" is any object.
 
         Raises:
-            UserError: it cannot, or the work reached a limit.
-            Busy: too many wait.
+            UserError: text cannot follow it, or the work reached a limit.
+            Busy: too many requests wait.
         """
         await self._processes.answer(CheckSchema(text=schema, owner=str(self._folder)))

@@ -1,9 +1,9 @@
-"""A served model's vocabulary as the control plane holds it: data and a few known decoders, no program of a submitter.
+"""A served model's vocabulary in the control plane: data and a few known decoders, but no code of a submitter.
 
-The process that loads a tokenizer describes it by a `Vocabulary`. Text is written from it in the control plane, token
-by token, since a call to another process for each token would cost more than the token. That is safe because a token's
-text is bounded, and because only decoders whose work and output grow linearly are accepted: no regular expressions,
-and no replacement that makes text much longer.
+The process that loads a tokenizer describes it by a `Vocabulary`. The control plane decodes with it token by token,
+because a call to another process for each token would cost more than the token. That is safe for two reasons: a token's
+text is bounded, and only decoders whose work and output grow linearly are accepted. Regular expressions are refused,
+and so are replacements that make text much longer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from share_compute.errors import TooLong, UserError
 
 MOST_TOKENS = 1 << 20
-"""Ids of a vocabulary; the largest published ones have about a quarter of it."""
+"""Most ids of a vocabulary; the largest published ones have about a quarter of it."""
 MOST_TOKEN_CHARACTERS = 1024
 _MOST_GROWTH = 16
-"""Characters that all replacements of a decoder together may make of one."""
+"""Most characters that all replacements of a decoder together may make of one."""
 _ONE_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
-"""How tokenizers made from SentencePiece write a byte that has no token of its own."""
+"""Form in which tokenizers made from SentencePiece write a byte that has no token of its own."""
 _SPACE = "\u2581"
-"""How they write a space."""
+"""Character by which tokenizers made from SentencePiece write a space."""
 
 
 class _Declared(BaseModel):
@@ -141,7 +141,7 @@ class Replace(_Declared):
 
     @property
     def growth(self) -> float:
-        """Characters that one becomes at most."""
+        """Most characters that one character becomes."""
         return max(1.0, len(self.content) / len(self.pattern.String))
 
     def build(self) -> Any:
@@ -184,20 +184,20 @@ Token: TypeAlias = Annotated[str, Field(max_length=MOST_TOKEN_CHARACTERS)]
 
 
 class Vocabulary(BaseModel):
-    """Writes tokens as text; may be used by several threads."""
+    """Decodes tokens to text; may be used by several threads."""
 
     model_config = ConfigDict(frozen=True)
 
     tokens: tuple[Token | None, ...] = Field(max_length=MOST_TOKENS)
-    """By id; None where an id is not used."""
+    """Tokens by id; None for an unused id."""
     added: frozenset[int]
-    """Ids whose text is written as it is."""
+    """Ids of added tokens, whose text is written as it is."""
     special: frozenset[int]
-    """Of them, those that are no text."""
+    """Ids of special tokens, which have no text."""
     end_ids: tuple[int, ...] = Field(max_length=64)
     """Tokens that end a text."""
     decoder: Decoder | None
-    """Joins tokens; without one there are spaces between them."""
+    """Joins tokens; without a decoder they are joined by spaces."""
 
     @property
     def vocab_size(self) -> int:
@@ -208,8 +208,8 @@ class Vocabulary(BaseModel):
         """Return token ids that a client may use as a prompt.
 
         Raises:
-            TooLong: there are more than ``most_tokens``.
-            UserError: there are none, or the vocabulary does not have one of them.
+            TooLong: there are more than ``most_tokens`` ids.
+            UserError: there are no ids, or one is not in the vocabulary.
         """
         if len(ids) > most_tokens:
             raise too_long(str(len(ids)), most_tokens)
@@ -224,7 +224,7 @@ class Vocabulary(BaseModel):
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens; what is no valid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids, without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
         tokens = [token for id_ in ids if id_ not in self.special and (token := self._token(id_)) is not None]
         if self._decodes is None:
             return " ".join(tokens)
@@ -232,15 +232,15 @@ class Vocabulary(BaseModel):
         return text
 
     def is_special(self, id_: int) -> bool:
-        """Return whether a token is no text."""
+        """Return whether a token is special, so that it has no text."""
         return id_ in self.special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token that is written like this, if there is one: no text ever shows it."""
+        """Return the id of the special token written like this, which no text ever shows; None if there is none."""
         return self._special_ids.get(text)
 
     def token_bytes(self, id_: int) -> bytes:
-        """Return the bytes that a token stands for; of the tokens of a text they make up its UTF-8."""
+        """Return the bytes that a token stands for; the bytes of a text's tokens together are its UTF-8."""
         token = self._token(id_)
         if token is None:  # a model's vocabulary may be padded
             return b""
@@ -281,7 +281,7 @@ class Vocabulary(BaseModel):
 
 
 def too_long(found: str, most_tokens: int) -> TooLong:
-    """Return the error of a prompt of ``found`` tokens."""
+    """Return the error for a prompt of ``found`` tokens."""
     return TooLong(
         f"the prompt has {found} tokens, the model's window is {most_tokens}",
         mend="shorten it",
@@ -290,9 +290,9 @@ def too_long(found: str, most_tokens: int) -> TooLong:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary stands for.
+    """Return the byte that each character of a byte-level vocabulary stands for.
 
-    As GPT-2 has it: printable bytes stand for themselves, the others for letters from U+0100 on, in order.
+    The mapping is GPT-2's: printable bytes stand for themselves, the others for characters from U+0100 on, in order.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]

@@ -1,4 +1,4 @@
-"""One sequence's tokens become what its client reads: text up to a stop string, with the tokens that it is made of."""
+"""Turns one sequence's tokens into what its client reads: text up to a stop string, and the tokens of that text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a client gets to read next of one sequence."""
+    """The next part of a sequence's answer."""
 
     text: str = ""
     tokens: tuple[Written, ...] = ()
-    """Those of the text, with log-probabilities; empty when nobody asked for them."""
+    """Tokens of the text, with log-probabilities; empty if the client did not ask for them."""
     finish: Finish | None = None
-    """Why it ended here."""
+    """Reason why the sequence ended here; None if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,33 @@ class Written:
 
     emitted: Emitted
     offset: int
-    """Where its text begins, in characters from the beginning of the answer."""
+    """Beginning of its text, in characters from the beginning of the answer."""
 
 
 @dataclass(slots=True)
 class Told:
-    """All pieces of one sequence, put together."""
+    """All pieces of one sequence together."""
 
     text: str = ""
     tokens: list[Written] = field(default_factory=list)
     finish: Finish = "stop"
 
     def add(self, piece: Piece) -> None:
-        """Take one more piece."""
+        """Append a piece."""
         self.text += piece.text
         self.tokens += piece.tokens
         self.finish = piece.finish or self.finish
 
 
 class Writer:
-    """Writes down one sequence.
+    """Turns the events of one sequence into pieces.
 
     Args:
-        tokenizer: of the model.
-        prompt: what stands before the first token.
-        end_ids: tokens that end the sequence and are no text.
+        tokenizer: the model's tokenizer.
+        prompt: the tokens before the first one.
+        end_ids: tokens that end the sequence and have no text.
         stops: strings before which the text ends.
-        keeps_tokens: whether the client wants to see tokens, too.
+        keeps_tokens: whether the client wants the tokens too.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class Writer:
         self._keeps_tokens = keeps_tokens
         self._tokens: list[Written] = []
         self._read = 0
-        """Characters that came out of the tokens."""
+        """Characters decoded from the tokens."""
         self._told = 0
-        """Of them, those that the client has."""
+        """Characters that the client has received."""
         self.num_tokens = 0
-        """Tokens that were generated."""
+        """Number of generated tokens."""
         self.cached_tokens = 0
-        """Tokens of the prompt that were copied, not computed; known with the first token."""
+        """Number of prompt tokens that were copied, not computed; known with the first token."""
 
     def read(self, event: Emitted | Finished) -> Piece:
-        """Return what one more token, or the end, adds; with a finish when the text is over."""
+        """Return the text that a token, or the end, adds; the piece has a finish when the text is over."""
         if isinstance(event, Finished):
             return self._finish("length" if event.reason == "length" else "stop")
         self.num_tokens += 1

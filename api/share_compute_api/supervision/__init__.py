@@ -1,4 +1,4 @@
-"""What keeps the pool going: contributors are watched, queued jobs are run."""
+"""Supervision: watches contributors, runs queued jobs and batches, and serves deployments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 LABEL = "share-compute-contributor"
 """Ray label that names the contributor that a node belongs to."""
 AWAY = "the server was restarted; waiting for the machine to come back"
-"""Why a contributor is lost that an earlier server knew."""
+"""Reason of a contributor that is lost because the server restarted, until its agent comes back."""
 
 
 @dataclass(frozen=True, slots=True)

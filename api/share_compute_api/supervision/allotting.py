@@ -1,8 +1,9 @@
-"""Which machines each running job may use: those it holds, and free ones that are offered to it.
+"""Which machines each running job may use: the machines it holds, and free ones that are offered to it.
 
-Nothing is leased by an offer. The coordinator that wants a machine proposes a plan with it; writing that down leases
-the machine, and the next allotment answers. A machine that another job got in between is not in it any more, so the
-coordinator gives the plan up, which frees the others. When two want the same machine, whoever has it leased keeps it.
+An offer leases nothing. The coordinator that wants a machine proposes a plan with it. Writing the proposal down leases
+the machine, and the next allotment answers. If another job got a machine in between, the allotment lacks it: the
+coordinator then gives the plan up, which frees the other machines. When two jobs want the same machine, the one that
+leased it keeps it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from share_compute_api.supervision.patience import Patience
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """What one attempt may use at one moment."""
+    """Machines that one attempt may use at one moment."""
 
     machines: tuple[ContributorRecord, ...] = field(compare=False)
-    """Those that it holds, and those that it is offered."""
+    """The machines that it holds, and those that it is offered."""
     nodes: frozenset[tuple[str, str | None]]
-    """Id and Ray node of each of them: what tells two allotments apart, since signs of life change the records."""
+    """Id and Ray node of each machine. Allotments are compared by these, because heartbeats change the records."""
     leaving: frozenset[str] = frozenset()
-    """Contributors in its plan, or in one that it proposed, that it must do without."""
+    """Contributors in its plan or its proposal that it must do without."""
     answers: int | None = None
-    """Step of its proposal, whose machines are leased to it if they are among these."""
+    """Step of its proposal. The proposal's machines are leased to it if all are in this allotment."""
 
 
 def allotment(
@@ -44,7 +45,7 @@ class Allotted:
     """The newest allotment of one attempt.
 
     Args:
-        assigned: what the attempt knows from its assignment.
+        assigned: the allotment that the attempt knows from its assignment.
     """
 
     def __init__(self, assigned: Allotment) -> None:
@@ -53,12 +54,12 @@ class Allotted:
         self._changed = asyncio.Event()
 
     def put(self, newest: Allotment) -> None:
-        """Replace it."""
+        """Replace the allotment, and wake the waiters."""
         self._newest = newest
         self._changed.set()
 
     async def other_than(self, known: Allotment) -> Allotment:
-        """Return the newest one as soon as it differs from the one that is known."""
+        """Return the newest allotment as soon as it differs from ``known``."""
         while self._newest == known:
             self._changed.clear()
             await self._changed.wait()
@@ -69,15 +70,15 @@ class Allotting:
     """Offers each free machine to one running job at a time, to the oldest first.
 
     Args:
-        patience: how long a job may think before the next one is offered a machine.
-        clock: tells seconds.
+        patience: time that a job has to take an offer before the next job gets it.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience = patience
         self._clock = clock
         self._offers: dict[str, tuple[str, float]] = {}
-        """By contributor: the job that it is offered to, and since when."""
+        """By contributor: the job that it is offered to, and the time of the offer."""
 
     def look(
         self,
@@ -88,12 +89,13 @@ class Allotting:
         """Return the allotments of the running jobs, by id.
 
         Args:
-            running: jobs that attempts are made at, in the order they came.
-            present: contributors; those that are ready or drain count.
+            running: jobs with an attempt, in the order they came.
+            present: contributors; only ready and draining ones count.
             spare: free machines that no queued job could use.
         """
         members = {job.id: _members(job, present) for job in running}
-        # Also machines of a proposal that are not leased: they are not offered again before it is given up.
+        # Machines of a proposal count even if they are not leased, so that they are not offered again before it is
+        # given up.
         planned = frozenset().union(*members.values())
         takers = [job.id for job in running if _takes_more(job)]
         self._offer([machine.id for machine in spare if machine.id not in planned], takers)
@@ -126,14 +128,14 @@ class Allotting:
 
 
 def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[str]:
-    """Return the contributors in a job's plan and its proposal; while it has none, those that it is planned with."""
+    """Return the contributors in a job's plan and its proposal; without a plan, those that are leased to it."""
     if job.plan is None:
         return frozenset(machine.id for machine in present if machine.job_id == job.id)
     return job.plan.machines if job.proposal is None else job.plan.machines | job.proposal.plan.machines
 
 
 def _takes_more(job: JobRecord) -> bool:
-    """Whether a job can use more machines: it leaves their number open, or was left on fewer than it asks for."""
+    """Return whether a job can use more machines: it leaves their number open, or has fewer than it asks for."""
     if job.plan is None or job.cancel_requested_at is not None:
         return False
     asked = job.training.parallelism
@@ -141,6 +143,6 @@ def _takes_more(job: JobRecord) -> bool:
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Whether a machine in a job's plans is taken back by its owner, or leased to another job meanwhile."""
+    """Return whether a machine in a job's plans is taken back by its owner, or was leased to another job meanwhile."""
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
     return machine.state is ContributorState.draining or is_others

@@ -1,4 +1,4 @@
-"""Runs queued batches: each as soon as what is to answer its rows does, again and again until it is over."""
+"""Runs queued batches: each starts as soon as its deployment answers, and is tried again until it is over."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 class BatchSupervisor:
-    """Takes queued batches and makes attempts at them. Rows first, effects after.
+    """Takes queued batches and makes attempts at them. Writes each change to the store before it acts.
 
-    A batch whose deployment is taken down waits until one of its name is up; one that has a deployment of its own makes
-    it when it begins to wait, and takes it down when it is over.
+    A batch whose deployment is taken down waits until a deployment of that name is up. A batch with a deployment of its
+    own makes it when the batch begins to wait, and takes it down when the batch is over.
 
     Args:
-        store: where jobs are.
-        engines: where models are found.
-        folder: holds one folder for each job.
-        bell: rings when the store changed.
+        store: the store of jobs and deployments.
+        engines: the engines of the served models.
+        folder: parent folder; each job has one folder in it.
+        bell: notifies of changes in the store.
     """
 
     def __init__(self, store: Store, engines: Engines, folder: Path, bell: Bell) -> None:
@@ -47,12 +47,12 @@ class BatchSupervisor:
         self._patience = Patience()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._deployed: dict[str, tuple[int, str]] = {}
-        """By batch: the attempt that a deployment of its own was made for, and its id."""
+        """By batch with a deployment of its own: the attempt that it was made for, and the deployment's id."""
         self._interruption = _RESTARTED
-        """What happened to attempts that the store knows and this supervisor does not."""
+        """Reason given for attempts that are active in the store but unknown to this supervisor."""
 
     async def run(self) -> None:
-        """Run batches until cancelled; begins by queueing again what an earlier server left unfinished."""
+        """Run batches until cancelled; begin by requeueing the attempts that an earlier server left unfinished."""
         try:
             await keep_looking(self._look, "batches", self._bell, _LOOK_S)
         finally:
@@ -85,11 +85,11 @@ class BatchSupervisor:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     async def _consider(self, job: JobRecord) -> None:
-        """Begin a batch if it can be answered now; else say what it waits for.
+        """Begin a batch if it can be answered now; else write down what it waits for.
 
         Raises:
-            Conflict: it changed meanwhile.
-            UserError: it can never be answered.
+            Conflict: the batch changed meanwhile.
+            UserError: the batch can never be answered.
         """
         spec = _batch(job)
         name = spec.deployment or job.id
@@ -109,10 +109,10 @@ class BatchSupervisor:
             await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
 
     def _deploy(self, job: JobRecord, spec: BatchJob) -> DeploymentRecord:
-        """Make the deployment that a batch has for itself, once for each attempt.
+        """Make a batch's own deployment, once for each attempt.
 
         Raises:
-            UserError: the one that was made is over.
+            UserError: the deployment made for this attempt is over.
         """
         attempt, made = self._deployed.get(job.id, (0, ""))
         if attempt == job.attempt:
@@ -155,7 +155,7 @@ class BatchSupervisor:
             await self._fail(job, as_ours(mistake))
 
     async def _go_on(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
-        """Queue a batch again whose deployment is gone; one that had it for itself fails with it."""
+        """Queue a batch again whose deployment is gone; a batch with a deployment of its own fails instead."""
         if spec.model is None:
             why = f"deployment {deployment.name} was taken down"
             requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
@@ -181,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down the deployments of batches that are over, however they came to be over."""
+        """Take down the own deployments of batches that are over, for whatever reason they are over."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")
@@ -197,7 +197,7 @@ class BatchSupervisor:
 
 
 def _answers(record: DeploymentRecord) -> bool:
-    """Whether rows may be asked for now; what has let its machines go comes back when it is asked."""
+    """Return whether rows can be sent now. A deployment that was scaled to zero starts again at the first request."""
     return record.state in _ANSWERING or record.spec.replicas.min == 0
 
 

@@ -1,4 +1,4 @@
-"""Watches contributors: notices those that are gone, and has those that are idle measured again."""
+"""Watches contributors: notices lost ones, and has idle ones measured again."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from share_compute_api.supervision.measuring import Measurements
 _LOOK_S = 1.0
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
-"""For a contributor that waits to be measured though nothing measures it."""
+"""Time limit for a contributor in state probing that no task measures."""
 SILENCE = timedelta(seconds=8)
-"""A contributor whose agent was not heard for so long is lost, if its node does not answer either; agents call every
-two seconds."""
+"""Time without a heartbeat after which a contributor is lost if its node does not answer either. Agents send a
+heartbeat every two seconds."""
 _CALLS_APART = timedelta(seconds=4)
-"""A server that heard the agent of another host within this time is not cut off."""
+"""A server that heard the agent of another host within this time is not cut off from the network."""
 _LONGEST_SILENCE = timedelta(seconds=30)
-"""The same if its node answers: the agent may be busy, or wait before it tries again."""
+"""The same limit if the node answers: the agent may be busy, or may pause before it tries again."""
 DISAGREEMENT = 2.0
-"""A machine that computed so many times as long as predicted, or so many times as short, is measured again after the
-job: the last steps of which its median is."""
+"""Factor between measured and predicted time, in either direction, from which a machine is measured again after a job.
+The measured time is the median of the job's last steps."""
 _log = logging.getLogger(__name__)
 
 
 def disagrees(job: JobRecord, contributor_id: str) -> bool:
-    """Return whether a machine computed much longer or shorter in a job's last steps than its plan said."""
+    """Return whether a machine computed much longer or shorter in a job's last steps than the plan predicted."""
     if job.measured is None or job.plan is None or job.plan.prediction is None:
         return False
     measured_s = job.measured.machines.get(contributor_id, 0.0)
@@ -49,12 +49,12 @@ def disagrees(job: JobRecord, contributor_id: str) -> bool:
 
 
 class ContributorSupervisor:
-    """Marks contributors left or lost when they are.
+    """Marks contributors as left or lost.
 
     Args:
-        store: where contributors are.
-        measurements: what measures them.
-        nodes: tells what Ray knows of nodes.
+        store: the store of contributors.
+        measurements: measures contributors.
+        nodes: returns the facts that Ray has about its nodes.
     """
 
     def __init__(
@@ -67,14 +67,15 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._hears_since = store.clock()
-        """Before this, nobody was heard: the server's own network was cut, or the server stood still."""
+        """Start of the time in which missing heartbeats count. Before it, the server's own network was cut or the
+        server stood still."""
         self._jobs: dict[str, str] = {}
-        """By contributor: the job that it was leased to when it was looked at last."""
+        """By contributor: the job that held its lease at the last look."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
-        """By contributor and node: since when it waits to be measured though nothing measures it."""
+        """By contributor and node: the time since which it is in state probing while no task measures it."""
 
     async def run(self) -> None:
-        """Watch until cancelled; while the store does not answer, nobody is given up."""
+        """Watch until cancelled; while the store does not answer, no contributor is given up."""
         await self._mark_ghosts()
         while True:
             try:
@@ -84,7 +85,7 @@ class ContributorSupervisor:
             await asyncio.sleep(_LOOK_S)
 
     async def _mark_ghosts(self) -> None:
-        """What an earlier server knew is lost until its agent comes back, which it does by itself."""
+        """Mark contributors of an earlier server as lost, or left if they drained; their agents bring them back."""
         for record in await asyncio.to_thread(self._store.contributors.list, HERE):
             if record.state is ContributorState.joining or self._measurements.is_known(record.id):
                 continue
@@ -95,7 +96,7 @@ class ContributorSupervisor:
 
     async def look(self) -> None:
         """Look once at all contributors."""
-        # Rows first: a node that comes up between the two questions is then seen as alive.
+        # Rows before nodes: a node that comes up between the two reads is then seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         now = self._store.clock()
@@ -118,7 +119,7 @@ class ContributorSupervisor:
         self._measurements.measure_idle(records)
 
     async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
-        """Have machines measured again that finished a job and took another time for it than they should have."""
+        """Have machines measured again whose time in a finished job differs much from the predicted one."""
         for record in records:
             job_id = self._jobs.get(record.id)
             if job_id is None or record.job_id == job_id:
@@ -135,7 +136,7 @@ class ContributorSupervisor:
     async def _silent(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
     ) -> frozenset[str]:
-        """Return the contributors that were silent for too long; nobody, if it is this server that is cut off."""
+        """Return the contributors without a heartbeat for too long; none if this server itself is cut off."""
         places = {
             record.id: (node.address, node.port)
             for record in records
@@ -188,20 +189,20 @@ class ContributorSupervisor:
             return
         if changed is not None:
             forget()
-            # After a restart of the server every machine is away for a moment.
+            # After a restart of the server every machine is lost for a moment, which is no news.
             is_news = state is ContributorState.lost and reason != AWAY
             level = logging.WARNING if is_news else logging.INFO
             _log.log(level, "contributor %s is %s: %s", seen.name, state.value, reason)
 
 
 def _is_cut_off(places: Collection[Place], found: Collection[Place], here: Collection[str]) -> bool:
-    """Return whether it is probably this server that is cut off, because no node of another host answers.
+    """Return whether this server itself is probably cut off, because no node of another host answers.
 
-    Where this server's own host lends itself and there is one other host, that host counts as the one that failed.
+    If this server's own host is lent too and there is only one other host, that host counts as the one that failed.
 
     Args:
-        places: of all nodes.
-        found: those that answered.
+        places: address and port of every node.
+        found: the places that answered.
         here: addresses of this server's own host.
     """
     hosts = {address for address, _ in places} - set(here)

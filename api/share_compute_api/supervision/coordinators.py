@@ -23,36 +23,36 @@ from share_compute_api.cluster.gateway import ANSWER_S, RemoteActor, translated
 
 
 class Attempt(Protocol):
-    """One try at a job, somewhere."""
+    """One attempt at a job."""
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Return events from the ``after``-th on; waits up to ``timeout_s`` for the first."""
+        """Return events from the ``after``-th on; wait up to ``timeout_s`` seconds for the first."""
 
     async def cancel(self) -> None:
-        """Ask it to stop after the step it is in."""
+        """Ask the attempt to stop after its current step."""
 
     async def suspend(self) -> None:
-        """Ask it to write a checkpoint after the step it is in, and to end; the job is queued again by that."""
+        """Ask the attempt to write a checkpoint after its current step and to end, which queues the job again."""
 
     async def offer(self, offer: Offer) -> None:
-        """Say which machines it may use from now on, in place of those it was told before.
+        """Report the machines that the attempt may use from now on; replaces earlier reports.
 
-        It keeps what it holds, and asks for others by proposing a plan that makes use of them. Who is named may be used
-        again, also after a drain.
+        The attempt keeps the machines that it holds, and asks for others by proposing a plan that uses them. A named
+        machine may be used again, also after a drain.
         """
 
     async def drain(self, contributor_id: str) -> None:
-        """Ask it to do without a machine: to hand over what that one holds, and use it no more."""
+        """Ask the attempt to release a machine: to hand over the state there, and to use the machine no more."""
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """End the attempt and all processes that it started."""
 
 
 Launch: TypeAlias = Callable[[Assignment], Awaitable[Attempt]]
 
 
 def launcher(cluster: Cluster) -> Launch:
-    """Return what starts attempts on the head of this cluster."""
+    """Return a function that starts attempts on the head of this cluster."""
 
     async def launch(assignment: Assignment) -> Attempt:
         with _translated(assignment.job_id):
@@ -65,12 +65,12 @@ def launcher(cluster: Cluster) -> Launch:
 
 
 class RayAttempt:
-    """An attempt that a `Coordinator` actor makes.
+    """An attempt made by a `Coordinator` actor.
 
     Args:
-        job_id: the job.
-        folder: the job's own; the coordinator may save files nowhere else.
-        actor: reached through the gateway.
+        job_id: id of the job.
+        folder: the job's own folder; the coordinator may save files nowhere else.
+        actor: the coordinator, reached through the gateway.
     """
 
     def __init__(self, job_id: str, folder: Path, actor: RemoteActor) -> None:
@@ -80,11 +80,13 @@ class RayAttempt:
         self._end: asyncio.Future[None] | None = None
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Return events from the ``after``-th on; waits up to ``timeout_s`` for the first, longer while Ray is cut off.
+        """Return events from the ``after``-th on; wait up to ``timeout_s`` seconds for the first.
+
+        The wait may be longer while Ray is cut off.
 
         Raises:
             ContributorLost: the coordinator died.
-            Unavailable: it failed, or ended without saying how.
+            Unavailable: the coordinator failed, or ended without a last event.
         """
         if self._end is None:
             self._end = asyncio.ensure_future(self._actor.ended())
@@ -93,7 +95,7 @@ class RayAttempt:
             events = await self._ask(after, timeout_s)
             if events or not self._end.done():
                 return events
-            # It may have told its last events between the question and its end.
+            # The coordinator may have reported its last events between the first question and its end.
             events = await self._ask(after, 0.0)
             if not events:
                 self._end.result()
@@ -122,32 +124,32 @@ class RayAttempt:
             )
 
     async def cancel(self) -> None:
-        """Ask it to stop after the step it is in."""
+        """Ask the attempt to stop after its current step."""
         with _translated(self._job_id):
             await self._actor.call("cancel")
 
     async def suspend(self) -> None:
-        """Ask it to write a checkpoint after the step it is in, and to end."""
+        """Ask the attempt to write a checkpoint after its current step, and to end."""
         with _translated(self._job_id):
             await self._actor.call("suspend")
 
     async def offer(self, offer: Offer) -> None:
-        """Say which machines it may use from now on, in place of those it was told before."""
+        """Report the machines that the attempt may use from now on; replaces earlier reports."""
         with _translated(self._job_id):
             await self._actor.call("offer", offer.model_dump_json())
 
     async def drain(self, contributor_id: str) -> None:
-        """Ask it to do without a machine."""
+        """Ask the attempt to release a machine."""
         with _translated(self._job_id):
             await self._actor.call("drain", contributor_id)
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """End the attempt and all processes that it started."""
         self._actor.kill()
 
 
 def _retrieve(end: asyncio.Future[None]) -> None:
-    """Take notice of how it ended: events tell that too, and asyncio complains of what nobody looked at."""
+    """Retrieve the actor's error: events report it too, and asyncio warns about errors that nobody retrieved."""
     if not end.cancelled():
         end.exception()
 

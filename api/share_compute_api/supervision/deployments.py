@@ -1,4 +1,4 @@
-"""Serves what is to be served: for each deployment in the store replicas in the cluster, and an engine for requests."""
+"""Supervises deployments: for each one in the store, runs replicas in the cluster and an engine for requests."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 
 
 class DeploymentSupervisor:
-    """Keeps what is served in step with the store. Rows first, effects after.
+    """Runs the deployments that the store lists. Writes each change to the store before it acts.
 
     Args:
-        store: where deployments are.
-        engines: where requests find them.
+        store: the store of deployments.
+        engines: the registry in which requests find engines.
         launch: starts a replica.
-        bell: rings when the store changed.
-        metrics: told what clients see.
-        members: tells, by contributor, the jobs whose members keep memory there.
+        bell: notifies of changes in the store.
+        metrics: records the figures that clients see.
+        members: returns, by contributor, the jobs whose members keep memory there.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class DeploymentSupervisor:
         self._bell = bell
         self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
         self._failed: set[str] = set()
-        """Those of which the store may have been asked before it was written down."""
+        """Ids of deployments that failed; a list read from the store before that was written may still contain them."""
         self._has_looked = False
 
     async def run(self) -> None:
-        """Serve until cancelled; what is served then goes on with the next server."""
+        """Serve until cancelled; the next server continues the deployments."""
         try:
             await keep_looking(self._look, "deployments", self._bell, _LOOK_S)
         finally:
@@ -65,7 +65,7 @@ class DeploymentSupervisor:
         if not self._has_looked:
             await asyncio.to_thread(
                 self._store.leases.release_all
-            )  # an earlier server's: nothing runs on them
+            )  # leases of an earlier server; nothing runs on them
             self._has_looked = True
         for deployment_id, each in self._serving.items():
             if deployment_id not in living:
@@ -78,17 +78,17 @@ class DeploymentSupervisor:
         self._failed &= living.keys()
 
     def statuses(self, deployment_id: str) -> list[ServingStatus]:
-        """Return how each replica of a deployment is, as far as that is known."""
+        """Return the status of each replica of a deployment, as far as it is known."""
         serving = self._serving.get(deployment_id)
         return [] if serving is None else serving[0].statuses
 
     def replicas(self, deployment_id: str) -> ReplicaCounts | None:
-        """Return how many replicas a deployment has; None where it is not served here."""
+        """Return the replica counts of a deployment; None if it is not served here."""
         serving = self._serving.get(deployment_id)
         return None if serving is None else serving[0].replicas
 
     def snapshots(self) -> list[Snapshot]:
-        """Return how all deployments do that are served here."""
+        """Return a snapshot of each deployment that is served here."""
         return [
             Snapshot(serving.name, serving.replicas, serving.numbered)
             for serving, _ in self._serving.values()
@@ -111,7 +111,7 @@ class DeploymentSupervisor:
 
 
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
-    """Let one end, unless it does so already: what it started must be ended before."""
+    """Cancel a deployment's task, unless it is ending already: its clean-up must not be disturbed."""
     if not serving.is_ending:
         serving.is_ending = True
         task.cancel()

@@ -1,4 +1,4 @@
-"""Follows one attempt at a job: writes what it tells, tells it what it must know, and sees to it that it ends."""
+"""Follows one attempt at a job: writes its events, reports its machines to it, and makes sure that it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from share_compute_api.supervision.patience import Patience, patiently
 from share_compute_api.supervision.sequel import Failure
 
 _POLL_S = 1.0
-"""Longest wait for an attempt's next event; also how soon a wish to cancel is noticed."""
+"""Longest wait for an attempt's next event, in seconds; also the delay until a cancellation request is noticed."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,8 +26,8 @@ class Following:
     """Follows one attempt.
 
     Args:
-        store: where jobs are.
-        patience: how long to wait for the attempt.
+        store: the store of jobs.
+        patience: time limits for the attempt and the store.
         job: the job, as it was when the attempt began.
         allotted: machines that the attempt may use.
     """
@@ -41,12 +41,12 @@ class Following:
         """Whether the attempt has committed a step."""
 
     async def follow(self, attempt: Attempt) -> Failure | None:
-        """Return how the attempt failed, which is not written down yet; None when the job is over.
+        """Return the failure of the attempt, which is not written down yet; None when the job is over.
 
         Raises:
             ShareComputeError: the attempt is lost, or the store does not answer.
         """
-        # Beside each other, because an attempt that does not answer must still be ended when that is wished.
+        # Three tasks, because an attempt that does not answer must still be ended when its job is cancelled.
         tasks = [
             asyncio.create_task(self._write_events(attempt)),
             asyncio.create_task(self._heed_wish(attempt)),
@@ -85,7 +85,7 @@ class Following:
                 return failure
 
     async def _heed_wish(self, attempt: Attempt) -> None:
-        """Wait for a wish to cancel, pass it on, and end the attempt when it does not stop by itself."""
+        """Wait for a cancellation request, pass it on, and end the attempt if it does not stop in time."""
         job_id, number = self._job.id, self._job.attempt
         look = partial(self._store.jobs.get, job_id)
         while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
@@ -100,7 +100,7 @@ class Following:
         await patiently(self._patience, move)
 
     async def _pass_on(self, attempt: Attempt) -> None:
-        """Tell the attempt which machines it may use and which it must do without, as that changes."""
+        """Report changes of the machines that the attempt may use, and of those that it must release."""
         told = self._allotted.assigned
         while True:
             wanted = await self._allotted.other_than(told)
@@ -111,7 +111,7 @@ class Following:
                     offer = Offer(topology=live_topology(wanted.machines), answers=wanted.answers)
                     await attempt.offer(offer)
             except ShareComputeError as failure:
-                # Whether the attempt is lost shows in its events; else it is told once more.
+                # A lost attempt shows in its events; in any other case the report is repeated.
                 _log.warning("job %s was not told of its machines: %s", self._job.id, failure.message)
                 await asyncio.sleep(_POLL_S)
             else:

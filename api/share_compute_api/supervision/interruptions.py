@@ -1,4 +1,4 @@
-"""What is new of the times in which a replica computed nothing: a state machine without a clock."""
+"""Finds new interruptions of a replica, times in which it computed nothing: a state machine without a clock."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _DIED = "its server died; another one is started"
 
 
 class Interruptions:
-    """Of one replica, whatever server it has: servers count their own, this counts those of all."""
+    """Numbers the interruptions of one replica across its servers; each server numbers only its own."""
 
     def __init__(self) -> None:
         self._number = 0
         self._seen = 0
-        """Number of the last one that the present server told."""
+        """Number of the last interruption that the present server reported."""
         self._open: dict[int, tuple[int, float]] = {}
-        """Those of the present server that last: our numbers, and when they began."""
+        """Ongoing interruptions of the present server, by its numbers: our numbers, and their beginnings."""
         self._orphans: dict[int, float] = {}
-        """When those began whose server died, by our numbers; they last until the next one is ready."""
+        """Beginnings of interruptions whose server died, by our numbers; they last until the next server is ready."""
         self._was_ready = False
 
     def news(self, status: ServingStatus, now_s: float) -> list[Interruption]:
-        """Return what a status tells that was not told before: beginnings, which have no ``seconds``, and ends."""
+        """Return news in a status: interruptions that began, without ``seconds``, and interruptions that ended."""
         found = []
         if status.state is DeploymentState.ready:
             self._was_ready = True
@@ -43,7 +43,7 @@ class Interruptions:
         return found
 
     def died(self, now_s: float) -> list[Interruption]:
-        """Its server died; the next one counts anew. Return what is to be told of it."""
+        """Note that the server died, and return the interruption to report. The next server numbers from the start."""
         self._orphans |= self._open.values()
         self._seen = 0
         self._open.clear()

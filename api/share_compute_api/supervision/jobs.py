@@ -1,4 +1,4 @@
-"""Runs queued training jobs: each on ready contributors that no other job holds, again and again until it is over."""
+"""Runs queued training jobs on ready contributors that no other job holds, and retries each until it is over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from share_compute_api.supervision.waiting import Waiting
 
 _LOOK_S = 1.0
 _KINDS = ("train",)
-"""Batches are supervised by themselves: they need a deployment, not machines."""
+"""Kinds of jobs run here. Batches have their own supervisor: they need a deployment, not machines."""
 _RESTARTED = "the server was restarted"
 _LOST = "its attempt was lost"
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class _Running:
 
 
 async def _suspend(running: _Running) -> None:
-    """Have an attempt save where it stands, and wait until it has ended."""
+    """Have an attempt write a checkpoint, and wait until it has ended."""
     if running.attempt is not None:
         with suppress(ShareComputeError):
             await running.attempt.suspend()
@@ -51,20 +51,20 @@ async def _suspend(running: _Running) -> None:
 
 
 class JobSupervisor:
-    """Takes queued jobs and follows each attempt to its end. Rows first, effects after.
+    """Takes queued jobs and follows each attempt to its end. Writes each change to the store before it acts.
 
-    Jobs begin in the order they came, except that one which needs fewer machines may pass one that waits for more.
-    What no queued job could use is offered to those that run.
+    Jobs begin in the order they came, except that a job that needs fewer machines may pass one that waits for more.
+    Machines that no queued job could use are offered to running jobs.
 
     Args:
-        store: where jobs are.
+        store: the store of jobs and contributors.
         launch: starts an attempt.
-        folder: holds one folder for each job.
-        bell: rings when the store changed.
-        patience: how long to wait for what.
+        folder: parent folder; each job has one folder in it.
+        bell: notifies of changes in the store.
+        patience: time limits.
         drift: share by which measured step times may differ from predicted ones before a job is planned again.
-        checkpoint_every_s: time between checkpoints of jobs that name no interval; None writes none by time.
-        members: tells, by contributor, which jobs have members there.
+        checkpoint_every_s: seconds between checkpoints of jobs that name no interval; None writes none by time.
+        members: returns, by contributor, the jobs that have members there.
     """
 
     def __init__(
@@ -90,18 +90,18 @@ class JobSupervisor:
         self._waiting = Waiting(self._patience)
         self._allotting = Allotting(self._patience)
         self._next_allotting_s = 0.0
-        """By the loop's clock."""
+        """Earliest time of the next allotting, by the loop's clock."""
         self._attempts: dict[str, _Running] = {}
         self._interruption = _RESTARTED
-        """What happened to attempts that the store knows and this supervisor does not."""
+        """Reason given for attempts that are active in the store but unknown to this supervisor."""
         self._is_suspended = False
 
     @asynccontextmanager
     async def suspended(self, within_s: float) -> AsyncIterator[int]:
-        """Have all running attempts save where they stand and end, and start none inside the block.
+        """Have all running attempts write a checkpoint and end, and start none inside the block.
 
         Args:
-            within_s: time for all of them together; a job that needs longer continues from its last checkpoint.
+            within_s: seconds for all of them together; a job that needs longer continues from its last checkpoint.
 
         Yields:
             The number of jobs that ran.
@@ -118,9 +118,9 @@ class JobSupervisor:
             self._bell.ring()
 
     async def run(self) -> None:
-        """Run jobs until cancelled; begins by queueing again what an earlier server left unfinished.
+        """Run jobs until cancelled; begin by requeueing the attempts that an earlier server left unfinished.
 
-        While the store does not answer, what runs goes on.
+        Running attempts continue while the store does not answer.
         """
         try:
             await keep_looking(self._look, "jobs", self._bell, _LOOK_S)
@@ -139,7 +139,7 @@ class JobSupervisor:
         if not queued and not (running and self._is_time_to_allot()):
             return
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
-        # Rows first: then all members are seen that are on machines which the rows say are free.
+        # Rows before members: then no member is missed on a machine that its row says is free.
         members = await self._members()
         pool = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
         for job in queued:
@@ -147,17 +147,17 @@ class JobSupervisor:
             if reason is None:
                 machines = pool.take(job)
                 if not await self._start(job, machines):
-                    return  # something changed, so the bell rang: look again
+                    return  # the store changed, so the bell rang: look again
             elif self._waiting.rests(job):
-                pool.take(job)  # or a job behind it would have them before it is awake
+                pool.take(job)  # reserved: else a later job would get them during the pause
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
         self._allot(running, present, pool.spare(queued))
 
     async def _requeue_lost(self) -> list[JobRecord]:
-        """Queue again what is active without an attempt of ours; returns the jobs of our attempts.
+        """Queue active jobs again that have no attempt here; return the jobs that have one.
 
-        Its server stopped, or its end could not be written.
+        Such a job's server stopped, or the end of its attempt could not be written.
         """
         active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
         if any(job.id not in self._attempts for job in active):
@@ -168,7 +168,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Whether machines were not looked at for a while; the bell rings at each step that a job commits."""
+        """Return whether ``_LOOK_S`` has passed since the last allotting; the bell rings at every committed step."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(
@@ -177,7 +177,7 @@ class JobSupervisor:
         present: Sequence[ContributorRecord],
         spare: Sequence[ContributorRecord],
     ) -> None:
-        """Let running attempts be told which machines they may use, and which they must do without."""
+        """Update the machines that each running attempt may use, and those that it must release."""
         self._next_allotting_s = asyncio.get_running_loop().time() + _LOOK_S
         for job_id, newest in self._allotting.look(running, present, spare).items():
             if job_id in self._attempts:
@@ -238,7 +238,7 @@ class JobSupervisor:
         *,
         has_committed: bool,
     ) -> None:
-        """Queue a job again whose attempt failed, or write down that it failed."""
+        """Queue a job again whose attempt failed, or write down that the job failed."""
         _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.reason)
         again = sequel(job, failure, has_committed=has_committed, others_run=self._others_run(job))
         if again is None:

@@ -11,13 +11,13 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until it is cancelled; when it fails, log that in full and start it again.
+    """Run ``work`` until cancelled; when it fails, log the error in full and start it again.
 
-    A database that is away for a moment must not leave a server that answers but never runs a job again.
+    Without this, a database that is away for a moment would leave a server that answers but never runs a job again.
     """
     while True:
         try:
             await work()
-        except Exception:  # noqa: BLE001 - whatever it is, the log has it and the pool goes on
+        except Exception:  # noqa: BLE001 - whatever it is, the log has it and the loop continues
             _log.exception("supervision of %s failed; it starts again in %.0f s", name, _PAUSE_S)
         await asyncio.sleep(_PAUSE_S)

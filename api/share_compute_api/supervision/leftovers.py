@@ -1,4 +1,4 @@
-"""Ends the members of jobs that are over: they outlive their coordinators, so somebody must see to it."""
+"""Ends the members of finished jobs, because members outlive their coordinators."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Ends what is left of jobs that neither run nor wait, however they came to be over.
+    """Ends the members of jobs that neither run nor wait, for whatever reason the jobs are over.
 
     Args:
-        store: where jobs are.
-        members: tells, by contributor, which jobs have members there.
-        end: ends those of one.
+        store: the store of jobs.
+        members: returns, by contributor, the jobs that have members there.
+        end: ends the members of one job, and returns their number.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Leftovers:
         self._end = end
 
     async def run(self) -> None:
-        """Look until cancelled; while the store or Ray does not answer, nobody is ended."""
+        """Look until cancelled; while the store or Ray does not answer, no member is ended."""
         while True:
             try:
                 await self.look()
@@ -42,8 +42,8 @@ class Leftovers:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Look once."""
-        # In this order: who has members and is not among the living jobs then has been over all the time.
+        """Look once, and end the members of finished jobs."""
+        # Members before jobs: a job that had members then and is not active now was over all the time.
         present = {job for jobs in (await self._members()).values() for job in jobs}
         if not present:
             return

@@ -1,4 +1,4 @@
-"""The topology of the machines that are here. A probe that lies must not break planning for the others."""
+"""Builds the topology of the present machines, without impossible figures, which would break planning for others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | None = None) -> None:
-    """Raise VerificationFailed when a device was measured to be what no device, or none of this machine, can be.
+    """Raise VerificationFailed when the figures of a device are impossible in general or for this machine.
 
     Args:
-        devices: what the probe said.
+        devices: the devices that the probe reported.
         machine: name of the contributor.
-        lent_bytes: the main memory that it lends, if that is known.
+        lent_bytes: main memory that the contributor lends; None if unknown.
     """
     for device in devices:
         if device.kind == "cpu" and lent_bytes is not None and device.memory_bytes > lent_bytes:
@@ -37,10 +37,10 @@ def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | Non
 
 
 def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
-    """Return the links that can be true; the log tells of others.
+    """Return the links with plausible figures, and log the others.
 
     Args:
-        links: what was measured.
+        links: the measured links.
         machine: name of the contributor that measured.
     """
     kept = []
@@ -56,7 +56,7 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
 
 
 def live_topology(records: Iterable[ContributorRecord]) -> Topology:
-    """Return these contributors and the links among them and to the head, without what cannot be true."""
+    """Return these contributors and the links among them and to the head, without impossible figures."""
     machines = []
     for record in records:
         try:

@@ -1,4 +1,4 @@
-"""The loop of all supervisors: look at the store, and again when it changed."""
+"""The loop of all supervisors: look at the store, and again when it changes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 async def keep_looking(
     look: Callable[[], Awaitable[None]], at: str, bell: Bell, longest_pause_s: float
 ) -> NoReturn:
-    """Look until cancelled; what could not be looked at is looked at again.
+    """Call ``look`` until cancelled; after a failure, log it and look again.
 
     Args:
-        look: does what there is to do.
-        at: what it looks at, in the plural.
-        bell: rings when the store changed.
-        longest_pause_s: between two looks, if it does not ring.
+        look: looks once, and acts.
+        at: the things that it looks at, in the plural, for the log.
+        bell: notifies of changes in the store.
+        longest_pause_s: longest pause between two looks without a notification, in seconds.
     """
     while True:
         ticket = bell.ticket

@@ -1,4 +1,4 @@
-"""Contributors as Ray actors that measure themselves, and the one boundary where Ray's errors become ours."""
+"""Contributors as Ray actors that measure themselves; Ray's errors are translated to the project's own here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
 
 MEASURE_S = 150.0
-"""How long one measurement may take."""
+"""Time limit for one measurement, in seconds."""
 DIAL_S = 8.0
-"""Longest wait for a machine that connects to the ports of another one."""
+"""Longest wait for a machine that connects to the ports of another one, in seconds."""
 _MOST_CHARACTERS = 1 << 20
-"""Longest answer to a measurement."""
+"""Longest accepted answer to a measurement, in characters."""
 _devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
 _links: TypeAdapter[tuple[Link, ...]] = TypeAdapter(tuple[Link, ...])
 _ports: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
@@ -29,27 +29,27 @@ class Machine(Protocol):
     """A contributor, or the head, that can be asked to measure."""
 
     async def is_alive(self) -> bool:
-        """Return whether it answers."""
+        """Return whether the machine answers."""
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the devices that are lent, while ``beside`` threads of others use the same processors."""
+        """Measure the devices that are lent, while ``beside`` threads of other machines use the same processors."""
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
-        """Measure the links to these; leaves out those that are gone."""
+        """Measure the links to these peers; leave out peers that are gone."""
 
     async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
-        """Return the ports of another machine, which listens and greets there, that this one does not reach."""
+        """Return the ports at ``address`` that this machine does not reach; the machine there sends ``greeting``."""
 
     def kill(self) -> None:
-        """End it; what is lent stays."""
+        """End the measuring process; the machine stays in the cluster."""
 
 
 Start: TypeAlias = Callable[[str, str | None], Awaitable[Machine]]
-"""Starts a machine from a contributor's id and its Ray node; None is the head's."""
+"""Function that starts a machine from a contributor's id and its Ray node; None is the head's node."""
 
 
 def starter(cluster: Cluster) -> Start:
-    """Return what starts an actor on exactly one node of this cluster."""
+    """Return a function that starts an actor on exactly one node of this cluster."""
 
     async def start(contributor_id: str, node_id: str | None) -> Machine:
         with _translated(contributor_id):
@@ -59,10 +59,10 @@ def starter(cluster: Cluster) -> Start:
 
 
 class RayMachine:
-    """A `Contributor` actor. What it answers is checked, because a contributor's owner may have changed it.
+    """A `Contributor` actor. Its answers are checked, because a contributor's owner may have changed its code.
 
-    Every method raises ContributorLost when its node is gone, what the actor raised of ours, and Unavailable
-    when anything else went wrong there.
+    Every method raises ContributorLost when the node is gone, errors of our own types as the actor raised them, and
+    Unavailable for any other failure there.
     """
 
     def __init__(self, contributor_id: str, actor: RemoteActor) -> None:
@@ -74,13 +74,13 @@ class RayMachine:
         return await self._actor.is_alive()
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the devices that are lent, while ``beside`` threads of others use the same processors."""
+        """Measure the devices that are lent, while ``beside`` threads of other machines use the same processors."""
         wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside]
         with _translated(self._id):
             return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
-        """Measure the links to these; leaves out those that are gone."""
+        """Measure the links to these peers; leave out peers that are gone."""
         actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - its own kind
         with _translated(self._id):
             links = self._read(_links, await self._actor.measure_links(actors, timeout_s=MEASURE_S))
@@ -88,7 +88,7 @@ class RayMachine:
         return tuple(link for link in links if link.source == self._id and link.target in asked)
 
     async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
-        """Return the ports of another machine, which listens and greets there, that this one does not reach."""
+        """Return the ports at ``address`` that this machine does not reach; the machine there sends ``greeting``."""
         with _translated(self._id):
             answer = await self._actor.call("dial", address, list(ports), greeting, timeout_s=DIAL_S)
         found: tuple[int, ...] = self._read(_ports, answer)
@@ -99,7 +99,11 @@ class RayMachine:
         self._actor.kill()
 
     def _read(self, adapter: TypeAdapter[_Read], answer: object) -> _Read:
-        """Return what the contributor answered, if it is what it must be."""
+        """Return the contributor's answer if it follows the schema.
+
+        Raises:
+            Unavailable: it does not.
+        """
         text = answer if isinstance(answer, str) and len(answer) <= _MOST_CHARACTERS else ""
         try:
             return adapter.validate_json(text)

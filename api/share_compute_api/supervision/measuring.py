@@ -1,4 +1,4 @@
-"""Measures contributors: when their node came up, and again while they are idle. Those of one host take turns."""
+"""Measures contributors when their node came up, and again while they are idle; on one host, one after the other."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
 _DIALLERS = 3
-"""Machines that connect to one that is about to join."""
+"""Number of machines that connect to one that is about to join."""
 AGAIN = timedelta(minutes=30)
-"""An idle machine is measured again when its figures are so old."""
+"""Age of its figures from which an idle machine is measured again."""
 _RETRY = timedelta(seconds=30)
-"""Shortest time between two tries."""
+"""Shortest time between two tries for one machine."""
 _MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
 _log = logging.getLogger(__name__)
 
 
 class Share(NamedTuple):
-    """What a machine has of its host's processors."""
+    """A machine's share of its host's processors."""
 
     threads: int
-    """That it computes with."""
+    """Threads that the machine computes with."""
     beside: int
-    """That other machines use beside it, at most as many as are left."""
+    """Threads that other machines use beside it, at most as many as are left."""
 
 
 def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
-    """Return what a machine has of its host's processors: no more threads than an equal part, and at least one.
+    """Return a machine's share of its host's processors: no more threads than an equal part, and at least one.
 
     Args:
         record: the machine.
-        here: all machines that are here.
+        here: all machines that are present.
     """
     processors = int(record.limits.get("host_threads") or 0)
     others = [
@@ -66,13 +66,13 @@ def _uses_cpu(record: ContributorRecord) -> bool:
 
 
 class Measurements:
-    """Keeps the machines of the pool, and measures each once at a time.
+    """Keeps the machines' measuring actors, and runs at most one measurement of each at a time.
 
     Args:
-        store: where contributors are.
+        store: the store of contributors.
         start: starts a machine.
-        timeout_s: how long one measurement may take.
-        relink_s: time between two measurements of dead links.
+        timeout_s: time limit for one measurement, in seconds.
+        relink_s: seconds between two measurements of dead links.
     """
 
     def __init__(
@@ -91,27 +91,27 @@ class Measurements:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._relinking: asyncio.Task[None] | None = None
         self._relinked_s = -math.inf
-        """By the loop's clock."""
+        """Time of the last measurement of dead links, by the loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By host: its contributors are measured in turn, each beside a load that is known."""
+        """By host: its contributors are measured one after the other, each beside a known load."""
         self._wanted: set[str] = set()
         """Contributors to measure again as soon as they are idle."""
         self._tried_at: dict[str, datetime] = {}
 
     def want(self, contributor_id: str) -> None:
-        """Measure a contributor again as soon as it and all others of its host are idle; from any thread."""
+        """Measure a contributor again as soon as it and all others of its host are idle; callable from any thread."""
         self._wanted.add(contributor_id)
         self._tried_at.pop(contributor_id, None)
 
     def measure_idle(self, here: Sequence[ContributorRecord]) -> None:
-        """Begin to measure again those that are idle and due, one of a host at a time.
+        """Begin to measure idle machines again that are due, one of a host at a time.
 
-        A machine is due when that is wanted, when its figures are old, and when its share of its host's processors
-        is another than it was measured with.
+        A machine is due when `want` was called for it, when its figures are old, or when its share of its host's
+        processors differs from the share that it was measured with.
 
         Args:
-            here: all machines that are here.
+            here: all machines that are present.
         """
         hosts: dict[str, list[ContributorRecord]] = defaultdict(list)
         for record in here:
@@ -136,7 +136,7 @@ class Measurements:
         return (record.threads or record.lent_threads) != share_of(record, machines).threads
 
     def begin(self, contributor_id: str) -> None:
-        """Measure a contributor whose node just came up, or that is idle; ends an earlier try."""
+        """Measure a contributor whose node just came up, or that is idle; end an earlier try."""
         earlier = self._tasks.get(contributor_id)
         if earlier is not None:
             earlier.cancel()
@@ -145,15 +145,15 @@ class Measurements:
         task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
 
     def is_known(self, contributor_id: str) -> bool:
-        """Return whether this server measured it, or does so now."""
+        """Return whether this server has measured the contributor, or measures it now."""
         return contributor_id in self._machines or contributor_id in self._tasks
 
     def is_measuring(self, contributor_id: str) -> bool:
-        """Return whether it is measured now, or waits for its turn."""
+        """Return whether the contributor is measured now, or waits for its turn."""
         return contributor_id in self._tasks
 
     def forgetting(self, contributor_id: str) -> Callable[[], None]:
-        """Return what lets go of all that is held of a contributor now; what begins later stays."""
+        """Return a function that drops all that is held of a contributor now, but nothing that begins later."""
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:
@@ -165,7 +165,7 @@ class Measurements:
         return forget
 
     def look_at_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
-        """Measure dead links between these again, now and then: what cut them may be over.
+        """Measure dead links between ready contributors again from time to time: their cause may be over.
 
         Args:
             ready: all contributors that are ready.
@@ -208,8 +208,8 @@ class Measurements:
         Args:
             record: the machine.
             address: its IP address.
-            ports: on which it listens.
-            greeting: what it says there, in hexadecimal.
+            ports: the ports that it listens on.
+            greeting: the bytes that it sends to each connection, in hexadecimal.
 
         Returns:
             The ports that each of these machines does not reach, by contributor id.
@@ -224,13 +224,13 @@ class Measurements:
         answers = await asyncio.gather(
             *(self._machines[one].dial(address, ports, greeting) for one in sample), return_exceptions=True
         )
-        # A machine that fails while it tries says nothing about the other one.
+        # A machine that fails while it connects says nothing about the other one.
         return {
             one: found for one, found in zip(sample, answers, strict=True) if isinstance(found, frozenset)
         }
 
     async def close(self) -> None:
-        """End all that is measured."""
+        """End all measurements."""
         tasks = list(self._tasks.values())
         if self._relinking is not None:
             tasks.append(self._relinking)
@@ -278,7 +278,7 @@ class Measurements:
             require_sound(devices, record.name, record.limits.get("memory_bytes"))
             links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
         if not is_new and (await asyncio.to_thread(self._store.contributors.get, record.id)).is_leased:
-            return  # a job began meanwhile: both disturbed each other
+            return  # a job began meanwhile: each disturbed the other
         self._wanted.discard(record.id)
         await asyncio.to_thread(
             self._store.contributors.ready,
@@ -289,7 +289,7 @@ class Measurements:
         )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
-        """Wait, not for long, while other contributors of the same host start: they would spoil the figures."""
+        """Wait a limited time while other contributors of the host start, because they would distort the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
@@ -317,8 +317,8 @@ class Measurements:
         _log.warning("contributor %s: %s", record.name, reason)
         self._drop(record.id, self._machines.get(record.id))
         if record.state in _MEASURABLE:
-            return  # what was measured before stays
-        # It may have come back with a new node meanwhile, or left: then this changes nothing.
+            return  # the earlier figures stay
+        # The contributor may have come back with a new node meanwhile, or left: then this changes nothing.
         await asyncio.to_thread(self._store.contributors.set_state, record, ContributorState.lost, reason)
 
     def _drop(self, contributor_id: str, machine: Machine | None) -> None:
@@ -333,10 +333,10 @@ def _dead_links(record: ContributorRecord) -> list[str]:
 
 
 def _host(record: ContributorRecord) -> str:
-    """Return what contributors have in common that are measured in turn."""
+    """Return the key that contributors share which are measured one after the other."""
     return record.host_id or record.address or record.id
 
 
 def _computer(record: ContributorRecord) -> str:
-    """Return the same for one that has no address yet."""
+    """Return the host's key for a contributor that may have no address yet."""
     return record.host_id or record.host

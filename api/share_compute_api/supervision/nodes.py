@@ -1,4 +1,4 @@
-"""Whether the Ray node that a contributor claims is its own, and as large as what it lends."""
+"""Checks that the Ray node that a contributor claims is its own, and as large as what it lends."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def check_node(
     *,
     head_node_id: str,
 ) -> bool:
-    """Check that a node is the contributor's own and has what it lends.
+    """Check that a node is the contributor's own and has the resources that it lends.
 
     Args:
-        contributor: as it joined; its limits say what it lends.
-        node_id: the node that it says is its own, in hexadecimal.
-        address: the IP address that it says it has.
-        nodes: what the head says of all nodes.
+        contributor: the contributor as it joined; its limits are what it lends.
+        node_id: the node that it claims, in hexadecimal.
+        address: the IP address that it claims.
+        nodes: the head's facts about all nodes.
         head_node_id: the head's own node.
 
     Returns:
-        Whether the node is there; False while the head does not list it as alive, which may come.
+        Whether the node is there; False while the head does not list it as alive, which it may do later.
 
     Raises:
-        Conflict: the node is the head's or another contributor's, or its address or resources are others.
+        Conflict: the node is the head's or another contributor's, or its address or resources differ from the claim.
     """
     found = next((node for node in nodes if node.node_id == node_id), None)
     if node_id == head_node_id or (found is not None and found.labels.get(LABEL) != contributor.id):
@@ -56,7 +56,7 @@ def check_node(
 
 
 def unknown_node(contributor: ContributorRecord, node_id: str) -> ContributorLost:
-    """Return the error of a node that did not appear at the head: it may belong to the head before."""
+    """Return the error for a node that did not appear at the head: it may belong to an earlier head."""
     return ContributorLost(
         f"the head knows no live node {node_id[:12]} of contributor {contributor.name}",
         mend="its agent starts the node again",

@@ -1,4 +1,4 @@
-"""How long the supervision of jobs waits for what."""
+"""Time limits in the supervision of jobs."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the supervision of jobs waits for what, in seconds."""
+    """Time limits in the supervision of jobs, in seconds."""
 
     answer_s: float = 60.0
-    """For a coordinator to answer; it may just be starting on a busy machine."""
+    """Time for a coordinator to answer; it may just be starting on a busy machine."""
     store_s: float = 60.0
-    """For the store to answer, before an attempt is given up whose events cannot be written."""
+    """Time for the store to answer, before an attempt is given up whose events cannot be written."""
     cancel_s: float = 30.0
-    """For an attempt to stop after it was asked to."""
+    """Time for an attempt to stop after it was asked to."""
     return_s: float = 60.0
-    """For machines that an earlier server knew to come back, before a job begins without them."""
+    """Time for machines that an earlier server knew to come back, before a job begins without them."""
     arrival_s: float = 120.0
-    """For machines that are joining or being measured, before a job begins without them."""
+    """Time for machines that are joining or being measured, before a job begins without them."""
     retry_s: float = 4.0
-    """After an attempt was lost, before the next: until then Ray has noticed which machines are dead. Twice as long
-    after each further attempt that is lost before it committed a step."""
+    """Pause after an attempt was lost, in which Ray notices dead machines. It doubles with each further attempt that is
+    lost before it committed a step."""
     offer_s: float = 300.0
-    """For a running job to take a machine that it is offered, before another one is offered it."""
+    """Time for a running job to take a machine that it is offered, before another job is offered it."""
 
 
 async def patiently(patience: Patience, work: Callable[[], Result]) -> Result:
-    """Do something with the store, in a thread, again and again while it does not answer.
+    """Run ``work``, an operation on the store, in a thread; repeat it while the store does not answer.
 
     Raises:
-        Unavailable: it did not answer for too long.
+        Unavailable: the store did not answer within ``patience.store_s``.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience.store_s

@@ -1,7 +1,7 @@
-"""Which machines each replica of a deployment may use: those that it holds, and free ones until it has what it needs.
+"""Which machines each replica of a deployment may use: those that it holds, and free ones until it needs no more.
 
-Machines are leased before they are offered. What a replica does not use is taken back when it has settled; a machine is
-free for others when nothing of the replica is on it any more.
+Machines are leased before they are offered. Machines that a replica does not use are taken back once it has settled. A
+machine is free for others when nothing of the replica is left on it.
 """
 
 from __future__ import annotations
@@ -15,60 +15,60 @@ from share_compute.serving.status import ServingStatus
 from share_compute.store import ContributorRecord
 
 _CALM_S = 3.0
-"""A replica that has what it was asked for gives the rest back after so long."""
+"""Seconds without a change after which a replica with all it was asked for gives unused machines back."""
 _THINKING_S = 30.0
-"""One that has not, after so long without a change: nothing comes of these machines."""
+"""Seconds without a change after which any other replica gives unused machines back: they did not help it."""
 _LEAVING_S = 30.0
-"""A machine whose owner takes it back goes after so long, even if the replica cannot do without it."""
+"""Seconds after which a machine that is to be given back is released, even if the replica still uses it."""
 
 Nodes = frozenset[tuple[str, str | None]]
-"""Contributors with their Ray nodes: who comes back may be another machine than before."""
+"""Contributors with their Ray nodes: a contributor that comes back may be another machine than before."""
 
 
 def nodes(machines: Iterable[ContributorRecord]) -> Nodes:
-    """Return what tells sets of machines apart."""
+    """Return the ids and Ray nodes of machines, by which sets of machines are compared."""
     return frozenset((machine.id, machine.node_id) for machine in machines)
 
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one replica: what it may use, and how it is."""
+    """One replica's machines and its status."""
 
     pools: int | None
-    """As many as were asked for."""
+    """Number of stages that were asked for; None leaves it open."""
     machines: set[str] = field(default_factory=set)
     """Ids of the contributors that it may use."""
     parting: dict[str, float] = field(default_factory=dict)
-    """Those that it is to give back, and since when."""
+    """Machines that it is to give back, with the time since when."""
     status: ServingStatus | None = None
     tried: Nodes = frozenset()
-    """Machines of which nothing came."""
+    """Machines that it had, without getting all it was asked for."""
     _changed_s: float = 0.0
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers."""
+        """Whether the replica answers requests."""
         return self.status is not None and self.status.state is DeploymentState.ready
 
     @property
     def is_content(self) -> bool:
-        """Whether it has what it was asked for."""
+        """Whether the replica is ready, with as many stages as were asked for."""
         assert self.status is not None or not self.is_ready
         return self.is_ready and self.pools in (None, len(self.status.pools) if self.status else None)
 
     @property
     def holds(self) -> frozenset[str]:
-        """Contributors on which something of it is."""
+        """Contributors on which something of the replica is."""
         return frozenset(self.status.holds if self.status is not None else ())
 
     def see(self, status: ServingStatus | None, now_s: float) -> None:
-        """Take in how it is."""
+        """Replace the status; ``now_s`` becomes the time of the last change if it changed in essence."""
         before, self.status = self.status, status
         if before is None or status is None or _essence(before) != _essence(status):
             self._changed_s = now_s
 
     def give(self, machines: Iterable[str], now_s: float) -> None:
-        """Let it use more machines."""
+        """Let the replica use more machines."""
         new = set(machines) - self.machines
         if new:
             self.machines |= new
@@ -77,15 +77,15 @@ class Slot:
             self.parting.pop(machine, None)
 
     def wants(self, free: Iterable[ContributorRecord]) -> bool:
-        """Whether free machines may bring it what it lacks."""
+        """Return whether free machines may bring what the replica lacks."""
         return not self.is_content and not nodes(free) <= self.tried
 
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
-        """Take machines back that it does not need, or that are to go; return those that are given back now.
+        """Take back machines that it does not need or that are leaving; return those that are released now.
 
         Args:
             present: the contributors that are ready or drain, by id.
-            now_s: the time.
+            now_s: the time in seconds.
         """
         self.machines &= present.keys()  # the others are lost
         leaving = {one for one in self.machines if present[one].state is ContributorState.draining}

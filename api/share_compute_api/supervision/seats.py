@@ -1,4 +1,4 @@
-"""The replicas of a deployment: those that stay, those that leave once their sequences have ended, those that end."""
+"""The replicas of a deployment: staying ones, leaving ones that finish their sequences, and ending ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from share_compute_api.supervision.interruptions import Interruptions
 from share_compute_api.supervision.replicas import Slot
 
 _DRAIN_S = 120.0
-"""A replica that leaves may go on with its sequences for so long; then others go on with them."""
+"""Seconds that a leaving replica may continue its sequences; then other replicas continue them."""
 
 
 class Seat:
-    """One replica, and what it was told.
+    """One replica, and what was reported to it and about it.
 
     Args:
-        number: tells the replicas of a deployment apart.
-        pools: as many as were asked for.
+        number: number of the replica in its deployment.
+        pools: number of stages that were asked for; None leaves it open.
     """
 
     def __init__(self, number: int, pools: int | None) -> None:
@@ -28,23 +28,23 @@ class Seat:
         self.slot = Slot(pools)
         self.replica: Replica | None = None
         self.told = frozenset[tuple[str, str | None]]()
-        """Machines that it knows of."""
+        """Machines that the replica was last offered."""
         self.interruptions = Interruptions()
-        """What was told of the times in which it computed nothing."""
+        """Times in which the replica computed nothing."""
         self.failures = 0
-        """In a row."""
+        """Number of failures in a row."""
         self.leaves_since_s: float | None = None
-        """Since when it gets no new requests; None while it does."""
+        """Time since when it gets no new requests; None while it gets them."""
         self.ending: asyncio.Task[None] | None = None
-        """Ends its processes, when nothing is left of it."""
+        """Task that ends its processes; None before that."""
 
     @property
     def stays(self) -> bool:
-        """Whether it is one of those that are wanted."""
+        """Whether the replica is wanted."""
         return self.leaves_since_s is None
 
     def end(self) -> None:
-        """End its processes; its machines are free when that is done."""
+        """End the replica's processes; its machines are free when that is done."""
         replica, self.replica = self.replica, None
         self.ending = asyncio.create_task(replica.close() if replica is not None else asyncio.sleep(0))
 
@@ -53,7 +53,7 @@ class Seats:
     """All seats of one deployment.
 
     Args:
-        pools: of each replica, as many as were asked for.
+        pools: number of stages that were asked for, for each replica; None leaves it open.
     """
 
     def __init__(self, pools: int | None) -> None:
@@ -65,23 +65,24 @@ class Seats:
 
     @property
     def staying(self) -> list[Seat]:
-        """Those that are wanted."""
+        """Seats of replicas that are wanted."""
         return [seat for seat in self._seats if seat.stays]
 
     @property
     def statuses(self) -> list[ServingStatus]:
-        """How each is that is known, those that leave among them."""
+        """Known statuses of all replicas, leaving ones included."""
         return [seat.slot.status for seat in self._seats if seat.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[Seat]:
-        """Let so many stay; return those that leave now or stay again.
+        """Let ``wanted`` replicas stay; return the seats that leave now or stay again.
 
-        Who leaves may stay again, as long as it has not ended. Who has least to do leaves first.
+        A leaving replica may stay again as long as its processes are not being ended. Replicas that are not ready leave
+        first, then those with the fewest sequences.
 
         Args:
-            wanted: replicas that there are to be.
-            now_s: the time.
-            ongoing: tells how many sequences a replica has.
+            wanted: number of replicas that there are to be.
+            now_s: the time in seconds.
+            ongoing: returns the number of sequences of a replica.
         """
         changed: list[Seat] = []
         while len(self.staying) < wanted:
@@ -102,7 +103,7 @@ class Seats:
         return changed
 
     def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[Seat]:
-        """Return those that leave and are to end now, since their sequences have ended or it takes too long."""
+        """Return the leaving seats that are to end now: their sequences have ended, or they took too long."""
         return [
             seat
             for seat in self._seats
@@ -112,7 +113,7 @@ class Seats:
         ]
 
     def forget_ended(self) -> None:
-        """Forget those whose processes have ended."""
+        """Forget the seats whose processes have ended."""
         self._seats = [seat for seat in self._seats if seat.ending is None or not seat.ending.done()]
 
     def _free_number(self) -> int:

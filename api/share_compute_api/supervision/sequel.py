@@ -1,4 +1,4 @@
-"""What follows on an attempt that ended without a result: another one, or the end of the job."""
+"""Retry policy: another attempt, or the end of the job, after an attempt without a result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from share_compute.planning.words import bytes_text
 from share_compute.store import JobRecord
 
 _MOST_FRUITLESS = 5
-"""Attempts in a row that may be lost before they committed a step."""
+"""Most attempts in a row that may be lost before they committed a step."""
 _MISSING_MACHINES = "let another machine join"
 
 
@@ -27,15 +27,15 @@ class Failure:
 
     reason: str
     error: dict[str, Any]
-    """Code and facts."""
+    """Code and facts of the error."""
     is_lost: bool
-    """Whether what it ran on was lost: machines, its coordinator or its library."""
+    """Whether something it ran on was lost: machines, its coordinator or its shard store."""
     leaves_members: bool = False
-    """Whether its members may live on, so that another attempt goes on with them."""
+    """Whether its members may live on, so that another attempt continues with them."""
 
     @classmethod
     def told(cls, reason: str, error: dict[str, Any] | None) -> Failure:
-        """Return the failure that an attempt told of itself."""
+        """Return the failure that an attempt reported itself."""
         error = error or {}
         code = error.get("code")
         leaves_members = code in (LibraryLost.code, LinkLost.code)
@@ -43,7 +43,7 @@ class Failure:
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> Failure:
-        """Return the failure of an attempt that could not be followed any more."""
+        """Return the failure of an attempt that could not be followed any longer."""
         error = {"code": failure.code, **failure.facts()}
         is_lost = isinstance(failure, ContributorLost | Unavailable)
         return cls(failure.message, error, is_lost, leaves_members=is_lost)
@@ -56,27 +56,27 @@ class Again:
     why: str
     fruitless_attempts: int
     needs_others: bool
-    """Whether it is offered only machines that were not tried; else the same ones, after a rest."""
+    """Whether the job is offered only machines that were not tried; else the same ones, after a pause."""
     rests: bool = True
-    """Whether it rests first; members that wait for another coordinator should not wait for long."""
+    """Whether the job pauses first; members that wait for another coordinator should not wait long."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:
-    """Whether a job that does not fit may do so later.
+    """Return whether a job that does not fit now may fit later.
 
-    A job that was placed once fits when as many machines are there as then: nothing else has changed since. Any other
-    fits if at all when the jobs that run give their machines back.
+    A job that was placed once fits when as many machines are there as then, because nothing else has changed since. Any
+    other job can only fit after running jobs give their machines back.
     """
     return job.started_at is not None or others_run
 
 
 def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run: bool) -> Again | None:
-    """Return how a job goes on after an attempt that failed; None when it fails with it.
+    """Return how a job continues after an attempt that failed; None when the job fails with it.
 
     Args:
-        job: as it was when the attempt began.
+        job: the job as it was when the attempt began.
         failure: how the attempt ended.
-        has_committed: whether it had committed a step.
+        has_committed: whether the attempt had committed a step.
         others_run: whether other jobs hold machines right now.
     """
     fruitless = 0 if has_committed else job.fruitless_attempts
@@ -93,7 +93,7 @@ def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run:
 
 
 def _lacking(failure: Failure, *, others_run: bool) -> str:
-    """Say what a job waits for that does not fit."""
+    """Say what a job that does not fit waits for."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
     mend = failure.error.get("mend", _MISSING_MACHINES)

@@ -1,4 +1,4 @@
-"""Follows one deployment: starts its replicas, gives them machines, writes down how they are, and ends them."""
+"""Runs one deployment: starts its replicas, gives them machines, records their status, and ends them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from share_compute_api.supervision.seats import Seat, Seats
 
 _LOOK_S = 0.5
 _ANSWER_S = 20.0
-"""For a replica's server to say how it is; it may just be starting on a busy machine."""
+"""Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
 _MOST_FAILURES = 5
-"""So often in a row a replica may fail before it was ready."""
+"""Number of failures in a row before a replica was ready, after which the deployment fails."""
 _FOR_USERS = frozenset({UserError.code, NotFound.code, Conflict.code})
-"""Codes of errors that come again however often it is tried."""
+"""Codes of errors that recur however often the replica is started."""
 _RESTARTED = "the server was restarted"
 _STARTS = "its server starts"
 _FIRST = "it was deployed"
@@ -66,11 +66,11 @@ class Serving:
     """One deployment.
 
     Args:
-        store: where deployments and machines are.
-        engines: where requests find it.
+        store: the store of deployments and machines.
+        engines: the registry in which requests find the engine.
         launch: starts a replica.
-        members: tells, by contributor, the jobs whose members keep memory there.
-        metrics: told what its clients see.
+        members: returns, by contributor, the jobs whose members keep memory there.
+        metrics: records the figures that the deployment's clients see.
         record: the deployment, as it was when this was made.
     """
 
@@ -92,9 +92,9 @@ class Serving:
         self._spec = record.spec
         self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
         self._scaled = _FIRST
-        """Why there are to be so many replicas."""
+        """Reason for the present number of wanted replicas."""
         self._untold: tuple[int, Decision] | None = None
-        """A change of that number, and what it was before, until it is written down."""
+        """A change of the number of replicas that is not written down yet: the number before, and the decision."""
         self._seats = Seats(record.spec.parallelism.pools)
         self._folder = Path()
         self._window_tokens = 0
@@ -102,26 +102,26 @@ class Serving:
         self._engine: RayEngine | None = None
         self._told: tuple[DeploymentState, str, list[Plan]] | None = None
         self.is_ending = False
-        """Whether it ends what it started, in which nobody must disturb it."""
+        """Whether it is ending what it started, in which it must not be disturbed."""
 
     @property
     def statuses(self) -> list[ServingStatus]:
-        """How each replica is, of those that are known."""
+        """Known statuses of the replicas."""
         return self._seats.statuses
 
     @property
     def numbered(self) -> dict[int, ServingStatus]:
-        """The same, by the numbers of the replicas."""
+        """Known statuses, by the numbers of the replicas."""
         return {seat.number: seat.slot.status for seat in self._seats if seat.slot.status is not None}
 
     @property
     def name(self) -> str:
-        """What clients send as ``model``."""
+        """Name that clients send as ``model``."""
         return self._spec.name
 
     @property
     def replicas(self) -> ReplicaCounts:
-        """How many replicas there are, and are to be."""
+        """Counts of the replicas that are ready, wanted and leaving, and of the sequences that wait."""
         staying = self._seats.staying
         return ReplicaCounts(
             ready=sum(seat.slot.is_ready for seat in staying),
@@ -132,11 +132,11 @@ class Serving:
         )
 
     def revise(self, record: DeploymentRecord) -> None:
-        """Follow what is asked for now: another number or range of replicas."""
+        """Use the new specification of the deployment: another number or range of replicas."""
         self._spec = record.spec
 
     async def run(self) -> None:
-        """Serve until cancelled, or until it failed; whatever was started is ended then."""
+        """Serve until cancelled or failed; then end all that was started."""
         try:
             await self._begin()
             while True:
@@ -150,7 +150,7 @@ class Serving:
         finally:
             await self._end()
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- beginning and end -------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         self._folder = await asyncio.to_thread(model_folder, self._spec.model, self._store)
@@ -166,7 +166,7 @@ class Serving:
         kind: Literal["generate", "embed"] = "generate" if self._pooling is None else "embed"
         can_chat = await asyncio.to_thread(has_chat_template, self._folder)
         facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
-        if not self._autoscaler.wanted:  # there is nothing to begin anew
+        if not self._autoscaler.wanted:  # no replica runs that would have to be restarted
             self._told, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:
             await self._move(DeploymentState.pending, _RESTARTED, plans=[])
@@ -188,7 +188,7 @@ class Serving:
         await asyncio.to_thread(self._store.leases.release_all, self._record.id)
 
     async def _move(self, state: DeploymentState, reason: str, **facts: Any) -> None:
-        """Write down where it is; somebody may have taken it down meanwhile."""
+        """Write down the state; ignore a conflict, since the deployment may have been taken down meanwhile."""
         try:
             await asyncio.to_thread(
                 self._store.deployments.set_state, self._record.id, state, reason, **facts
@@ -209,7 +209,7 @@ class Serving:
         await self._tell()
 
     async def _see(self, seat: Seat) -> None:
-        """Ask a replica how it is; begin it anew when its process died."""
+        """Ask a replica for its status; restart it if its process died or does not answer."""
         now_s = asyncio.get_running_loop().time()
         if seat.replica is None:
             return
@@ -235,7 +235,7 @@ class Serving:
             await self._drop(seat)
 
     async def _tell_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
-        """Write down what is new: that it lost a part, or that it goes on."""
+        """Write down new interruptions: that the replica lost a part, or that it continues."""
         deployments = self._store.deployments
         for one in news:
             tell = deployments.interrupted if one.seconds is None else deployments.went_on
@@ -250,7 +250,7 @@ class Serving:
             await replica.close()
 
     async def _scale(self) -> None:
-        """Have as many replicas as are wanted now; who leaves ends its sequences first."""
+        """Have as many replicas as are wanted now; a leaving replica ends its sequences first."""
         assert self._engine is not None
         engine, now_s = self._engine, asyncio.get_running_loop().time()
         limits, before = self._spec.replicas, self._autoscaler.wanted
@@ -332,7 +332,7 @@ class Serving:
         return replica
 
     async def _tell(self) -> None:
-        """Write down how it is, all replicas together."""
+        """Write down the state of the deployment, all replicas together."""
         assert self._engine is not None
         statuses = [seat.slot.status for seat in self._seats.staying]
         state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)
@@ -343,7 +343,7 @@ class Serving:
             return
         is_new = self._told is None or self._told[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
-            await self._move(DeploymentState.loading, _STARTS)  # it was that between two looks
+            await self._move(DeploymentState.loading, _STARTS)  # it loaded between two looks
         await self._move(state, reason, plans=plans)
         self._told = state, reason, plans
 
@@ -351,12 +351,12 @@ class Serving:
 def standing_of(
     replicas: Sequence[ServingStatus | None], fewest: int, scaled: str
 ) -> tuple[DeploymentState, str]:
-    """Return where a deployment is in its life, and why.
+    """Return the state of a deployment, and the reason for it.
 
     Args:
-        replicas: how each is that is wanted; None where that is not known.
-        fewest: replicas that there must be. More may be wanted: while they start, all is well.
-        scaled: why so many are wanted.
+        replicas: status of each wanted replica; None if unknown.
+        fewest: least number of replicas. More may be wanted: while those start, the deployment is not degraded.
+        scaled: reason for the number of wanted replicas.
     """
     if not replicas:
         return DeploymentState.ready, f"no replica is up: {scaled}; the next request starts one"
@@ -375,7 +375,7 @@ def standing_of(
 
 
 def _wanted_first(record: DeploymentRecord) -> int:
-    """Return the replicas to begin with: one, which shows that it can be served, or as many as there were."""
+    """Return the first number of replicas: as many as there were, or one, which shows that the model can be served."""
     if record.state in (DeploymentState.ready, DeploymentState.degraded):
         return len(record.plans)
     return 1

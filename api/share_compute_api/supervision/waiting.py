@@ -1,4 +1,4 @@
-"""Which queued job may begin on which machines, and in words why another one waits."""
+"""Which queued job may begin on which machines, and the reason why another one waits."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from share_compute_api.supervision.sequel import may_wait
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
 _Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
-"""Contributors with their Ray nodes, and the peers that they do not reach: either may be otherwise the next time."""
+"""Contributors with their Ray nodes and the peers that they do not reach; both may differ at the next try."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PutOff:
-    """Why a queued job does not begin at once though machines are free."""
+    """Reason why a queued job does not begin at once though machines are free."""
 
     attempt: int
     until: float = -math.inf
     tried: _Nodes = frozenset()
-    """Machines that could not hold it."""
+    """Machines that could not hold the job."""
 
 
 class Waiting:
     """Remembers between two looks what jobs wait for.
 
     Args:
-        patience: how long a job waits for machines that it could use but does not need.
-        clock: tells seconds.
+        patience: time limits, among them for machines that a job could use but does not need.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,16 +43,16 @@ class Waiting:
         self._clock = clock
         self._start = clock()
         self._since: dict[str, float] = {}
-        """When a job was first seen that could begin, but not with all machines that are about to come."""
+        """By job: when it was first seen able to begin, but not with all machines that are about to come."""
         self._put_off: dict[str, _PutOff] = {}
-        """By job, until it begins again."""
+        """By job, until the job begins again."""
 
     def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
-        """Remember that these machines cannot hold the job, so that it is not given just them again."""
+        """Remember that these machines cannot hold the job, so that it does not get the same set again."""
         self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
 
     def rest(self, job: JobRecord) -> None:
-        """Let a job rest whose attempt was lost, longer each time if none commits a step."""
+        """Let a job pause after a lost attempt. The pause doubles with each attempt in a row that commits no step."""
         pause_s = self._patience.retry_s * 2.0 ** max(job.fruitless_attempts - 1, 0)
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
@@ -61,16 +61,16 @@ class Waiting:
         self._put_off.pop(job.id, None)
 
     def rests(self, job: JobRecord) -> bool:
-        """Whether a job rests now."""
+        """Return whether a job pauses now."""
         return self._clock() < self._of(job).until
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
-        """Whether these machines, alone or with others, were tried with this job, and others may come."""
+        """Return whether all these machines were tried with this job, maybe with others, and more may come."""
         return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:
         put_off = self._put_off.get(job.id)
-        # Somebody may have cancelled and resumed it, which is a wish to try.
+        # A different attempt means that the job may have been cancelled and resumed: it is to be tried at once.
         return put_off if put_off is not None and put_off.attempt == job.attempt else _PutOff(job.attempt)
 
     def states(self) -> list[ContributorState]:
@@ -89,13 +89,13 @@ class Waiting:
         *,
         anything_runs: bool,
     ) -> Supply:
-        """Return what can be given away now.
+        """Return the machines that can be given to jobs now.
 
         Args:
             present: the contributors in `states`.
             queued: the jobs that wait.
             members: by contributor, the jobs that have members there.
-            anything_runs: whether a job may still give machines back.
+            anything_runs: whether a job runs that may give machines back.
         """
         names = {job.id for job in queued}
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in names}
@@ -112,7 +112,7 @@ class Waiting:
         return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:
-        """Whether a job that could begin still waits for machines that are about to come."""
+        """Return whether a job that could begin still waits for machines that are about to come."""
         return self._clock() - self._since.setdefault(job.id, self._clock()) < self._patience.arrival_s
 
 
@@ -120,33 +120,33 @@ class Waiting:
 class Supply:
     """The machines that queued jobs can be given at one moment.
 
-    A machine that still holds members of a job is for nobody else until they are taken over or ended: they keep their
-    memory.
+    A machine that still holds members of a job is reserved for that job until the members are taken over or ended,
+    because they keep their memory.
     """
 
     waiting: Waiting
     free: list[ContributorRecord]
-    """Ready, and leased to nobody."""
+    """Machines that are ready and leased to no job."""
     busy: int
-    """Ready, but leased to a job."""
+    """Number of machines that are ready, but leased to a job."""
     coming: int
-    """Joining, being measured, or on the way back after a restart."""
+    """Number of machines that are joining, being measured, or on the way back after a restart."""
     anything_runs: bool
-    """Whether a job may still give machines back."""
+    """Whether a job runs that may give machines back."""
     held: Mapping[str, Collection[str]]
-    """By contributor, for those that are free: the jobs that have members there."""
+    """By free contributor: the jobs that have members there."""
     living: Mapping[str, int]
-    """By job: on how many machines it has members."""
+    """By job: the number of machines on which it has members."""
 
     def take(self, job: JobRecord) -> list[ContributorRecord]:
-        """Give all that is free to one job; its plan gives back what it does not use."""
+        """Give one job all machines that are free for it; its plan gives back what it does not use."""
         taken = self._free_for(job)
         self.free = [machine for machine in self.free if self._is_kept(machine, job)]
         self.busy += len(taken)
         return taken
 
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
-        """Return what is left when none of these jobs could begin with it, nor with what is about to come as well."""
+        """Return the machines left over if no queued job could begin, not even with the machines about to come."""
         if any(self._may_do_for(job) for job in queued):
             return []
         return [machine for machine in self.free if machine.id not in self.held]
@@ -155,7 +155,7 @@ class Supply:
         return [machine for machine in self.free if not self._is_kept(machine, job)]
 
     def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
-        """Whether a machine has members of other jobs."""
+        """Return whether a machine has members of other jobs."""
         return any(other != job.id for other in self.held.get(machine.id, ()))
 
     def _may_do_for(self, job: JobRecord) -> bool:
@@ -167,9 +167,9 @@ class Supply:
         return self.waiting.cannot_hold(job, self._free_for(job), others_run=self.anything_runs)
 
     def why_not(self, job: JobRecord) -> str | None:
-        """Say why a job cannot begin now; None when it can."""
+        """Return the reason why a job cannot begin now; None when it can."""
         if self.waiting.rests(job):
-            return job.reason  # it says what happened
+            return job.reason  # the reason already says what happened
         parallelism = job.training.parallelism
         needed, free = parallelism.machines_needed, len(self._free_for(job))
         if free < needed:
@@ -177,7 +177,7 @@ class Supply:
             others = self._others(len(self.free) - free)
             return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
         if self._cannot_hold(job):
-            return job.reason  # it says already what is missing
+            return job.reason  # the reason already says what is missing
         may_gain = parallelism.pools is None or self._lacks_members(job)
         if may_gain and self.coming and self.waiting.is_patient(job):
             return (
@@ -192,7 +192,7 @@ class Supply:
         return here < self.living.get(job.id, 0)
 
     def _others(self, kept: int) -> str:
-        """Say what other machines there are, of which some hold members of jobs that wait as well."""
+        """Describe the other machines: leased ones, and ones with members of other waiting jobs."""
         others = [f"{self.busy} more {_work(self.busy)} for other jobs"] if self.busy else []
         if kept:
             others.append(
@@ -203,7 +203,7 @@ class Supply:
         return f" ({', '.join(others)})" if others else ""
 
     def _continues(self, job: JobRecord) -> str:
-        """Say what a job goes on with."""
+        """Describe the state that a job will continue from."""
         living, step = self.living.get(job.id, 0), job.checkpoint_step
         if not living:
             return "" if step is None else f"; continues from step {step}"

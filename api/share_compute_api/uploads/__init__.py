@@ -1,4 +1,4 @@
-"""Data and models that people send to the server, for jobs to name as ``upload:ID``.
+"""Data and models that users send to the server, for jobs to name as ``upload:ID``.
 
-An upload is open while its files arrive, and complete from one moment to the next: nothing names an open one.
+An upload is open while its files arrive. It becomes complete at one moment, and jobs cannot name an open one.
 """

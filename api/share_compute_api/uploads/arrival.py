@@ -1,4 +1,4 @@
-"""One file on its way into an upload: written beside its place, and put there when all of it has come."""
+"""One file that is being received into an upload: written beside its place, and moved there when it is complete."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from share_compute_api.schemas import UploadFile
 
 
 class Arrival:
-    """A file that is being received. Call `close` in the end, whatever happened.
+    """A file that is being received. Call `close` in the end in any case.
 
     Args:
-        partial: where it is written until it is whole.
-        path: what it will be called in its upload.
-        reserve: takes so many more bytes of what uploads may have, or raises TooLarge.
-        settle: puts the whole file into its place, or raises.
-        release: gives the reserved bytes back where the file came to nothing.
+        partial: path of the file until it is complete.
+        path: path that it will have in its upload.
+        reserve: reserves more bytes of the space for uploads, or raises TooLarge.
+        settle: moves the complete file to its place, or raises.
+        release: gives the reserved bytes back if the file did not arrive.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Arrival:
             self._file = partial.open("xb", buffering=0)
 
     def write(self, piece: bytes) -> None:
-        """Keep the next bytes.
+        """Write the next bytes.
 
         Raises:
-            TooLarge: there is no room for them.
-            Unavailable: the disk does not take them.
+            TooLarge: there is no space for them.
+            Unavailable: the disk does not accept them.
         """
         self._reserve(len(piece))
         self._size_bytes += len(piece)
@@ -59,14 +59,14 @@ class Arrival:
                 left = left[self._file.write(left) :]
 
     def finish(self, sha256: str | None = None) -> UploadFile:
-        """Put the file into its place; returns its size and checksum.
+        """Move the file to its place; return its size and checksum.
 
         Args:
-            sha256: what the sender says that it is, in hexadecimal.
+            sha256: the sender's checksum of it, in hexadecimal.
 
         Raises:
-            UserError: something else arrived.
-            Conflict, NotFound: the upload takes no files any more.
+            UserError: the checksum differs.
+            Conflict, NotFound: the upload accepts no files any more.
         """
         found = self._hash.hexdigest()
         if sha256 is not None and sha256 != found:
@@ -82,7 +82,7 @@ class Arrival:
         return file
 
     def close(self) -> None:
-        """Leave nothing behind of a file that did not arrive whole."""
+        """Remove all traces of a file that did not arrive completely."""
         if self._is_settled:
             return
         self._file.close()

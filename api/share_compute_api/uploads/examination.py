@@ -1,4 +1,4 @@
-"""Whether an upload is what it says, before jobs can name it."""
+"""Checks that an upload is of its kind, before jobs can name it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from share_compute_api.schemas import UploadView
 
 
 def examine(upload: UploadView) -> None:
-    """Raise UserError when a job could not use it, whatever the job is."""
+    """Raise UserError when no job could use the upload."""
     folder = Path(upload.folder)
     with looking("files"):
         if upload.kind == "data":

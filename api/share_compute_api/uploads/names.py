@@ -1,4 +1,4 @@
-"""What a file of an upload may be called."""
+"""Checks the names of files in uploads."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from share_compute_api.model_folders import refused
 _MOST_BYTES = 1000
 _MOST_PART_BYTES = 240
 _CODE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
-"""Files that Python's pickle reads: they may run code of whoever made them."""
+"""Suffixes of files that Python's pickle reads: they may run code of their author."""
 _DATA_SUFFIXES = tuple(dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES)))
 
 
 def checked_path(path: str) -> str:
-    """Return the path of a file within its upload, as it was given, if it stays in there on every system.
+    """Return the path of a file within its upload unchanged, if it stays inside the upload on every system.
 
     Raises:
-        UserError: it does not.
+        UserError: the path is not allowed.
     """
     parts = path.split("/")
     problem = None
@@ -40,7 +40,7 @@ def checked_path(path: str) -> str:
 
 
 def check_suffix(path: str, kind: UploadKind) -> None:
-    """Raise UserError when such a file has no place in an upload of this kind."""
+    """Raise UserError when an upload of this kind may not have such a file."""
     suffix = PurePosixPath(path).suffix.lower()
     if kind == "data" and suffix not in _DATA_SUFFIXES:
         what = suffix or "without suffix"

@@ -1,4 +1,4 @@
-"""Jobs that name uploads: which files they mean, and which jobs they are."""
+"""Jobs that name uploads: resolves the files that a job means, and finds the jobs that use an upload."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from share_compute_api.uploads.names import checked_path
 def resolved(
     spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, reads_data: bool = True
 ) -> Iterator[AnyNamed]:
-    """Give the job with the paths that its files have on the server, without links.
+    """Yield the job with the real paths of its files on the server, without links.
 
-    What it names as ``upload:ID`` stays there inside the block.
+    Uploads that the job names as ``upload:ID`` are not removed inside the block.
 
     Args:
         spec: the job, or the deployment.
-        context: of the server.
-        caller: the key that submits it; uploads and results of other keys are as if they were not there.
+        context: the server's context.
+        caller: the key that submits it; uploads and results of other keys are treated as missing.
         reads_data: whether its data is read; a plan reads only the model, so its data may be anywhere.
 
     Raises:
-        UserError: it names an upload that is not there, or is not complete, a result that is not there, or a file that
-            jobs may not read; says in which field.
+        UserError: the job names a missing or incomplete upload, a missing result, or a file that jobs may not read. The
+            error names the field.
     """
     _check_result(spec, context.store, caller)
     fields = {named[0]: field for path, field in _paths(spec) if (named := upload_path(path)) is not None}
@@ -59,7 +59,7 @@ def resolved(
         return inside
 
     with ExitStack() as stack:
-        # One by one: an error must name its field.
+        # One by one, because an error must name its field.
         for upload_id, field in fields.items():
             try:
                 found[upload_id] = stack.enter_context(context.uploads.reading(upload_id, caller))
@@ -78,7 +78,7 @@ def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecor
 
 
 def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
-    """Return where a path leads, if that is in a result of one of the caller's own jobs."""
+    """Return the real path if it is in a result of one of the caller's own jobs; else None."""
     data_folder = context.settings.data_folder
     if ".." in path.parts or not path.is_relative_to(data_folder):
         return None
@@ -104,7 +104,7 @@ def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:
 
 
 def users(store: Store) -> Callable[[Path], Sequence[str]]:
-    """Return what names the unfinished jobs, and the deployments that are up, that use a folder."""
+    """Return a function that names the unfinished jobs and the running deployments that use a folder."""
 
     def named(folder: Path) -> list[str]:
         found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.unfinished()]

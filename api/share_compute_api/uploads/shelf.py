@@ -1,4 +1,4 @@
-"""All uploads of a server: folders under its data folder, and what is known of them."""
+"""All uploads of a server: folders under its data folder, and the facts about them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILES = "files"
 _PARTIAL = "partial"
 _GONE = ".gone-"
 _KEPT_FREE_BYTES = 256 << 20
-"""A full disk would keep the server from writing down what jobs do."""
+"""Free bytes that uploads may not use: a full disk would keep the server from recording what jobs do."""
 _ROOM = "remove uploads that nobody needs (share-compute uploads list)"
 _LEFT_AFTER = timedelta(days=1)
 _LIST = "share-compute uploads list shows what there is"
@@ -42,20 +42,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """An upload, and what happens to it now."""
+    """An upload, and its present use."""
 
     view: UploadView
     files: dict[str, UploadFile]
     touched_at: datetime
     files_bytes: int = field(init=False)
-    """Of all files that arrived."""
+    """Total size of the files that arrived."""
     arriving: int = 0
-    """Files on their way."""
+    """Number of files that are being received."""
     arriving_bytes: int = 0
     is_closing: bool = False
-    """Whether it is being made complete, or removed: it takes no file meanwhile."""
+    """Whether it is being completed or removed: it accepts no file meanwhile."""
     readers: int = 0
-    """Requests that look into it now."""
+    """Number of requests that read it now."""
 
     def __post_init__(self) -> None:
         self.files_bytes = sum(file.size_bytes for file in self.files.values())
@@ -65,7 +65,7 @@ class _Entry:
         return self.files_bytes + self.arriving_bytes
 
     def keep(self, file: UploadFile) -> None:
-        """Take in a file that arrived, in place of one of its name."""
+        """Add a file that arrived; replace one of the same path."""
         before = self.files.get(file.path)
         self.files_bytes += file.size_bytes - (0 if before is None else before.size_bytes)
         self.files[file.path] = file
@@ -80,10 +80,10 @@ class Uploads:
     """The uploads of one server, which alone uses the folder. Every method may be called from any thread.
 
     Args:
-        folder: where they lie; made when the first one comes.
-        most_bytes: of all together.
-        most_bytes_each: of one.
-        clock: tells the time, in UTC.
+        folder: parent folder of the uploads; made with the first one.
+        most_bytes: largest size of all uploads together.
+        most_bytes_each: largest size of one upload.
+        clock: returns the time, in UTC.
     """
 
     folder: Path
@@ -95,7 +95,7 @@ class Uploads:
     _partials: int = 0
 
     def __post_init__(self) -> None:
-        """Find what earlier runs of the server kept, without the pieces that they were killed over."""
+        """Find the uploads of earlier runs of the server, and remove incomplete files that those runs left."""
         self.folder = self.folder.resolve()
         for folder in sorted(self.folder.glob(f"{_GONE}*")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -109,7 +109,7 @@ class Uploads:
 
     @property
     def used_bytes(self) -> int:
-        """What all of them take, with what is on its way."""
+        """Size of all uploads, including the files that are being received."""
         with self._lock:
             return self._used_bytes()
 
@@ -123,13 +123,13 @@ class Uploads:
         """Return one upload.
 
         Raises:
-            NotFound: there is none, or it is another key's.
+            NotFound: there is no such upload, or it is another key's.
         """
         with self._lock:
             return self._entry(upload_id, caller).shown()
 
     def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
-        """Begin an upload that belongs to the caller; those that were begun and then left for a day go."""
+        """Begin an upload that belongs to the caller; remove open uploads that were not touched for a day."""
         now = self.clock()
         with self._lock:
             left = [
@@ -159,19 +159,19 @@ class Uploads:
         return view
 
     def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
-        """Return what a file of an upload is written into; a file of this name is replaced when it is whole.
+        """Return an arrival to write a file into; a file of the same path is replaced when the new one is complete.
 
         Args:
             upload_id: the upload.
-            path: of the file in it, with forward slashes.
+            path: path of the file in it, with forward slashes.
             caller: the key that sends it.
-            announced_bytes: how much is about to come, if that is known.
+            announced_bytes: size of the file, if known; else 0.
 
         Raises:
             NotFound: there is no such upload.
-            Conflict: it is complete.
-            TooLarge: there is no room for so much.
-            UserError: it cannot have such a file.
+            Conflict: the upload is complete.
+            TooLarge: there is no space for so much.
+            UserError: the upload cannot have such a file.
         """
         checked_path(path)
         with self._lock:
@@ -201,12 +201,12 @@ class Uploads:
             raise
 
     def complete(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
-        """Make an upload one that jobs can name, if it is what it says; twice changes nothing.
+        """Make an upload usable by jobs, if it is of its kind; a second call changes nothing.
 
         Raises:
             NotFound: there is no such upload.
-            Conflict: files of it are on their way.
-            UserError: something is missing in it, or not what it must be.
+            Conflict: files of it are being received.
+            UserError: a file is missing or invalid.
         """
         with self._lock:
             entry = self._entry(upload_id, caller)
@@ -220,7 +220,7 @@ class Uploads:
                 raise UserError("the upload has no file yet", mend="send its files, then complete it")
             examine(shown)
             view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
-            # From here on it is complete, also for a server that starts after this one was killed.
+            # From here on the upload is complete, also for the next server if this one is killed.
             write_private(self.folder / upload_id / _RECORD, view.model_dump_json())
             with self._lock:
                 entry.view = view
@@ -232,16 +232,16 @@ class Uploads:
     def remove(
         self, upload_id: str, users: Callable[[Path], Sequence[str]], caller: ApiKeyRecord
     ) -> UploadView:
-        """Remove an upload; what is on its way into it comes to nothing.
+        """Remove an upload; files that are being received into it are lost.
 
         Args:
             upload_id: the upload.
-            users: names what uses a folder now.
+            users: names the jobs and deployments that use a folder now.
             caller: the key that removes it.
 
         Raises:
             NotFound: there is no such upload, or it is another key's.
-            Conflict: something uses it.
+            Conflict: a job or deployment uses it.
         """
         self.get(upload_id, caller)
         return self._remove(upload_id, users)
@@ -252,7 +252,7 @@ class Uploads:
             is_busy = bool(entry.readers) or entry.is_closing
             entry.is_closing = entry.is_closing or not is_busy
         if is_busy:
-            # A job that uses the upload is the reason that lasts, so name it rather than the check of a moment.
+            # A job that uses the upload lasts, a check lasts a moment: the error names the job if there is one.
             _require_unused(upload_id, users(self.folder / upload_id))
             raise Conflict(
                 f"upload {upload_id} is being read to check a job or to plan it",
@@ -273,11 +273,11 @@ class Uploads:
 
     @contextmanager
     def reading(self, upload_id: str, caller: ApiKeyRecord) -> Iterator[UploadView]:
-        """Give an upload, and keep it from being removed inside the block.
+        """Yield an upload, and keep it from being removed inside the block.
 
         Raises:
-            NotFound: it is not there, or it is another key's.
-            Conflict: it is not complete.
+            NotFound: there is no such upload, or it is another key's.
+            Conflict: the upload is not complete.
         """
         with self._lock:
             entry = self._entry(upload_id, caller)
@@ -386,7 +386,7 @@ def _require_unused(upload_id: str, users: Sequence[str]) -> None:
 
 
 def _read(folder: Path) -> _Entry | None:
-    """Return an upload as its folder has it; None where it has none."""
+    """Return the upload that a folder describes; None if it describes none."""
     try:
         view = UploadView.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
         # The data folder may have been moved since.
@@ -406,7 +406,7 @@ def _arrived(folder: Path) -> Iterator[UploadFile]:
     for line in lines:
         try:
             file = UploadFile.model_validate(json.loads(line))
-        except ValueError:  # the line that the server was killed over
+        except ValueError:  # the line that was being written when the server was killed
             continue
         if (folder / _FILES / file.path).is_file():
             yield file

@@ -1,1 +1,1 @@
-"""Batches without a model: rows of files, answers that are kept part by part, and the output that they make up."""
+"""Batches without a model: input rows from files, answers stored in parts, and the output file made from them."""

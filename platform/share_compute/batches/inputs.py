@@ -1,7 +1,7 @@
-"""The rows that a batch answers, read piece by piece: never a whole file in memory.
+"""The input rows of a batch, read in pieces, so that no whole file is in memory.
 
-Every failure to read a file becomes a `UserError` here. A single line that cannot be read does not: it is a row with a
-problem, which the output tells.
+Every failure to read a file becomes a `UserError` here. A single line that cannot be parsed raises no error: it becomes
+a row with a problem, which the output reports.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from share_compute.strict import nearest
 
 _BOM = b"\xef\xbb\xbf"
 _FIRST_ROWS = 100
-"""Looked at when a job is submitted."""
+"""Rows of each file that are checked when a job is submitted."""
 _PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20
 _MOST_PART_BYTES = 256 << 20
-"""Of rows that are asked for together."""
+"""Most memory for the rows of one part, by the estimate of `_weight`."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """One row, as it is asked for."""
+    """One input row."""
 
     number: int
-    """Counted from 0 over all files in their order; the same in every attempt."""
+    """Number from 0 over all files in their order; the same in every attempt."""
     value: Any
-    """What the column holds; None where there is a problem."""
+    """Value of the column; None if there is a problem."""
     problem: str | None = None
-    """Why it cannot be answered."""
+    """Reason why the row cannot be answered; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that must stay the same while a batch goes on."""
+    """Facts about the input files that must stay the same while a batch runs."""
 
     rows: tuple[int, ...]
-    """In each file."""
+    """Number of rows in each file."""
     digests: tuple[str, ...]
     """XXH3 of each file's content, as hexadecimal."""
 
     @property
     def total(self) -> int:
-        """Rows in all files."""
+        """Number of rows in all files."""
         return sum(self.rows)
 
 
@@ -64,8 +64,8 @@ class Inputs:
     """The rows of some files.
 
     Args:
-        files: .jsonl or .parquet, all of one kind.
-        column: is asked for.
+        files: .jsonl or .parquet files, all of one kind.
+        column: column that is answered.
     """
 
     def __init__(self, files: Sequence[Path], column: str) -> None:
@@ -74,15 +74,15 @@ class Inputs:
         self.is_parquet = self.files[0].suffix == ".parquet"
 
     def check(self, kind: type[str] | type[list[Any]], ours: Collection[str]) -> None:
-        """Look at the first rows of each file.
+        """Check the first rows of each file.
 
         Args:
-            kind: what the column must hold.
-            ours: columns that answers are written into.
+            kind: type that the column must hold.
+            ours: columns into which answers are written.
 
         Raises:
-            UserError: a file cannot be read, holds no row, lacks the column or holds something else in it, or has a
-                column that answers are written into.
+            UserError: a file cannot be read, has no row, lacks the column, holds another type in it, or has a column
+                into which answers are written.
         """
         for file in self.files:
             columns, values = self._beginning(file)
@@ -109,7 +109,7 @@ class Inputs:
                 )
 
     def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
-        """Return the columns of a file, and what the first rows hold in ours."""
+        """Return the columns of a file, and the values of the answered column in its first rows, without nulls."""
         if self.is_parquet:
             with _reading(file), open_unlinked(file) as opened:
                 facts = parquet.ParquetFile(opened)
@@ -125,10 +125,10 @@ class Inputs:
         return columns, [value for value in values if value is not None]
 
     def survey(self) -> Survey:
-        """Read all files once, to know what they hold.
+        """Read all files once, to count their rows and compute their digests.
 
         Raises:
-            UserError: one cannot be read, or all are empty.
+            UserError: a file cannot be read, or all are empty.
         """
         found = [self._survey(file) for file in self.files]
         survey = Survey(tuple(rows for rows, _ in found), tuple(digest for _, digest in found))
@@ -152,11 +152,11 @@ class Inputs:
                 return int(parquet.read_metadata(opened).num_rows), digest.hexdigest()
 
     def parts(self, size: int, done: Collection[int]) -> Iterator[tuple[int, list[InputRow]]]:
-        """Yield the rows of each part that is not done, with its number.
+        """Yield (number, rows) of each part that is not done.
 
         Args:
-            size: rows of a part; the last one may have fewer.
-            done: numbers of parts that are left out.
+            size: number of rows in a part; the last one may have fewer.
+            done: numbers of the parts to skip.
         """
         rows = enumerate(self._raw())
         for number in count():
@@ -176,7 +176,7 @@ class Inputs:
                 yield number, part
 
     def _raw(self) -> Iterator[Any]:
-        """Yield rows that are not looked into yet: lines, or values of the column."""
+        """Yield rows that are not parsed yet: lines, or values of the column."""
         for file in self.files:
             yield from self._raw_of(file)
 
@@ -204,7 +204,7 @@ class Inputs:
         """Yield whole rows of one .jsonl file.
 
         Raises:
-            UserError: one is not an object.
+            UserError: a row is not an object.
         """
         with _reading(file):
             for number, line in enumerate(_lines(file), start=1):
@@ -219,7 +219,7 @@ class Inputs:
                 yield row
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows of .jsonl files in order; an empty one for each that cannot be read."""
+        """Yield all rows of .jsonl files in order; ``{}`` for each that cannot be parsed."""
         for file in self.files:
             with _reading(file):
                 for line in filter(_is_row, _lines(file)):
@@ -228,7 +228,7 @@ class Inputs:
 
 
 def parsed(line: bytes) -> dict[str, Any] | str:
-    """Return the object on a line, or what is wrong with it."""
+    """Return the object on a line, or the reason why it cannot be parsed."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as failure:

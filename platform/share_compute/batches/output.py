@@ -25,28 +25,28 @@ Format = Literal["jsonl", "parquet"]
 
 
 def check_columns(files: Sequence[Path]) -> None:
-    """Raise UserError when the columns of .parquet files cannot stand in one file."""
+    """Raise UserError if the schemas of .parquet files cannot be united in one file."""
     _united(files)
 
 
 def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) -> int:
-    """Write rows with their answers; the file is there as a whole or not at all.
+    """Write rows with their answers; the file appears complete or not at all.
 
     Args:
-        inputs: the rows.
-        parts: the answers, all of them.
-        target: the file.
-        format_: of the file.
+        inputs: input rows.
+        parts: finished parts with all answers.
+        target: file to write.
+        format_: format of the file.
 
     Returns:
-        Its size in bytes.
+        Size of the file in bytes.
 
     Raises:
         VerificationFailed: an answer is missing.
-        UserError: a file of rows cannot be read any more.
+        UserError: an input file cannot be read any more.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(".*.partial"):  # of an attempt that was killed
+    for left in target.parent.glob(".*.partial"):  # left by a killed attempt
         left.unlink(missing_ok=True)
     with whole(target) as partial:
         if format_ == "jsonl":
@@ -71,7 +71,7 @@ def _write_lines(inputs: Inputs, parts: Parts, file: Path) -> None:
 
 
 def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of an answer that say something."""
+    """Return the columns of an answer that are not null."""
     told = {name: value for name, value in answer.items() if value is not None}
     if "usage" in told:
         told["usage"] = {name: value for name, value in told["usage"].items() if value is not None}
@@ -85,12 +85,12 @@ def _line(row: Mapping[str, Any]) -> bytes:
         text = json.dumps(_finite(row), ensure_ascii=False, default=_plain)
     try:
         return f"{text}\n".encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can escape
         return f"{json.dumps(_finite(row), default=_plain)}\n".encode()
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a value of Parquet."""
+    """Return the JSON form of a Parquet value."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, date | datetime | time) else str(value)
@@ -145,7 +145,7 @@ def _write_tables(tables: Iterator[Any], file: Path) -> None:
 
 
 class _Unfit(Exception):
-    """A column holds what its type has no place for."""
+    """A value of a column does not fit the column's type."""
 
     def __init__(self, column: str) -> None:
         super().__init__(column)
@@ -194,7 +194,7 @@ def _array(name: str, values: list[Any], type_: Any) -> Any:
 
 
 def _types(inputs: Inputs) -> dict[str, Any]:
-    """Return a type for each column, in the order of their first use; None where its values have no common one."""
+    """Return the type of each column, in the order of first use; None if its values have no common type."""
     types: dict[str, Any] = {}
     rows = inputs.objects()
     while taken := list(islice(rows, _BATCH_ROWS)):
@@ -215,7 +215,7 @@ def _common(known: Any, values: list[Any]) -> Any:
 
 
 def _can_be_written(type_: Any) -> bool:
-    """Whether Parquet has the type; it lacks structures without fields."""
+    """Return whether Parquet can store the type; it cannot store structs without fields."""
     try:
         parquet.write_table(pa.table({"": pa.array([], type_)}), pa.BufferOutputStream())
     except pa.ArrowException:

@@ -1,7 +1,8 @@
-"""Answers that are kept: each part is one file, which is there as a whole or not at all.
+"""Storage of answers: each part is one file, which exists complete or not at all.
 
-Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size``, in their order. So a row that is done is done
-once, whatever was killed meanwhile: what is not in a finished part is asked for again, and takes the same place.
+Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. A row in a finished
+part is never answered again, even if processes are killed. Rows in no finished part are requested again, and their
+answers take the same place.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "generate": ("output", "finish_reason", "usage", "error"),
     "embed": ("embedding", "usage", "error"),
 }
-"""What answers have beside the columns of their rows."""
+"""Columns that answers add to the columns of their rows."""
 
 
 def answer_schema(kind: Kind) -> Any:
@@ -52,10 +53,10 @@ class Parts:
     """The finished parts of one batch.
 
     Args:
-        folder: holds them, and nothing else; made if it is not there.
-        kind: of the batch.
-        survey: of its rows.
-        model: what tells the model that answers from others.
+        folder: folder of the parts, with no other files; created if missing.
+        kind: kind of the batch.
+        survey: survey of its rows.
+        model: facts that identify the model that answers.
 
     Raises:
         Conflict: the parts in the folder answer other rows, or another model made them.
@@ -67,15 +68,15 @@ class Parts:
         self.total = survey.total
         folder.mkdir(parents=True, exist_ok=True)
         self.size = self._settle(survey, model)
-        """Rows of a part."""
+        """Number of rows in a part; the last one may have fewer."""
         self.failed = 0
-        """Answers that are errors, in all finished parts."""
+        """Number of answers that are errors, in all finished parts."""
         self.rows_done = 0
-        """Rows in all finished parts."""
+        """Number of rows in all finished parts."""
         self.done: set[int] = set()
         """Numbers of the finished parts."""
         self._counting = threading.Lock()
-        for left in folder.glob(".*.partial"):  # of an attempt that was killed
+        for left in folder.glob(".*.partial"):  # left by a killed attempt
             left.unlink(missing_ok=True)
         for number in range(-(-self.total // self.size)):
             self._find(number)
@@ -123,15 +124,15 @@ class Parts:
         return self._folder / f"part-{number:08}.parquet"
 
     def rows_in(self, number: int) -> int:
-        """Return how many rows a part has."""
+        """Return the number of rows in a part."""
         return min(self.size, self.total - number * self.size)
 
     def keep(self, number: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Finish a part: when this returns its answers survive whatever happens. May be called by several threads.
+        """Write a part durably: once this returns, its answers survive a crash or power cut. This is thread-safe.
 
         Args:
-            number: of the part.
-            answers: to its rows in their order, as columns with values; a column that is not there is null.
+            number: number of the part.
+            answers: answers to its rows in their order, as columns with values; a missing column is null.
         """
         assert len(answers) == self.rows_in(number)
         buffer = pa.BufferOutputStream()
@@ -143,7 +144,7 @@ class Parts:
         """Yield the answers to all rows in order, as Arrow tables.
 
         Raises:
-            VerificationFailed: some are missing.
+            VerificationFailed: a part is missing or incomplete.
         """
         for number in range(-(-self.total // self.size)):
             table = parquet.read_table(self._file(number)) if number in self.done else None
@@ -162,9 +163,9 @@ def _write(file: Path, content: Any) -> None:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Give a path to write to; at the end of the block the file is there as a whole, also after a power cut.
+    """Yield a path to write to; at the end of the block the file exists complete, even after a power cut.
 
-    The path is like no other, since an attempt that was given up may still be writing.
+    The path is unique, since an abandoned attempt may still be writing.
     """
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     try:

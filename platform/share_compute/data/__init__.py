@@ -1,6 +1,6 @@
 """Samples: text and data sets that ship with packages, cut into steps and microbatches.
 
-`prepare` makes `Samples` of what a job asks for; `StepOrder` says which of them each step takes.
+`prepare` makes the `Samples` of a job. `StepOrder` selects the samples of each step.
 """
 
 from share_compute.data.order import StepOrder

@@ -1,4 +1,4 @@
-"""Which samples each step takes: a pure function of seed, size, batch size and step."""
+"""The samples of each step: a pure function of seed, size, batch size and step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
-    """Return the permutation of ``range(size)`` that ``key`` draws, shape ``[size]``; do not write to it."""
+    """Return the permutation of ``range(size)`` that ``key`` determines, shape ``[size]``; do not write to it."""
     # NumPy promises the same raw Philox bits in all its versions; for Generator.permutation it does not.
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     order = np.argsort(bits, kind="stable").astype(np.int64, copy=False)
@@ -18,7 +18,7 @@ def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
     return order
 
 
-# A batch straddles at most a few passes, so the last ones are worth keeping; all others are drawn again.
+# A batch straddles at most a few passes, so only the last ones are cached. All others are drawn again.
 _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 
 

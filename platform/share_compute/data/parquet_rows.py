@@ -1,8 +1,8 @@
-"""Parquet files read a bounded number of bytes at a time, whatever their few bytes stand for.
+"""Parquet files read a bounded number of bytes at a time, whatever their few bytes expand to.
 
 Dictionaries and run lengths let a file of 500 bytes stand for gigabytes: one long text that a million rows share, or a
-row that is a list of a billion nulls. So text is read as the dictionaries that the file has, batches are cut by what
-they hold once written out, and a row group that announces too many values is refused before it is read.
+row that is a list of a billion nulls. So text is read as the dictionaries that the file has. Batches are cut by their
+size once written out. A row group that announces too many values is refused before it is read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from share_compute.plain_files import open_unlinked
 from share_compute.planning.words import bytes_text
 
 MOST_BATCH_BYTES = 32 << 20
-"""Of a batch of several rows, written out."""
+"""Largest size in bytes of a batch of several rows, once written out."""
 MOST_ROW_BYTES = 64 << 20
 _MOST_ROWS = 1_000
 _MOST_VALUES = 1 << 25
-"""Of one column in one row group; published files have a tenth of it at most."""
+"""Largest number of values of one column in one row group. Published files have a tenth of it at most."""
 _VALUE_BYTES = 8
 
 
@@ -33,12 +33,12 @@ def record_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator
 
     Args:
         file: the file.
-        columns: those that are read; default: all.
+        columns: columns that are read; default: all.
 
     Raises:
         UserError: a row, or a row group, is too large.
         OSError: the file cannot be read.
-        ValueError: it is no .parquet file.
+        ValueError: the file is not a .parquet file.
     """
     with open_unlinked(file) as source:
         plain = parquet.ParquetFile(source)
@@ -66,7 +66,7 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
-    """Return how many rows are read together, by what the file says of its row groups."""
+    """Return the number of rows that are read together, from the file's description of its row groups."""
     row_bytes = 1.0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = [group.column(index) for index in leaves]
@@ -84,7 +84,7 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
 
 
 def _cut(file: Path, batch: Any) -> Iterator[Any]:
-    """Yield parts of a batch that hold little once written out."""
+    """Yield parts of a batch that are small once written out."""
     size_bytes = sum(map(_size, batch.columns))
     if batch.num_rows <= 1:
         if size_bytes > MOST_ROW_BYTES:
@@ -102,7 +102,7 @@ def _cut(file: Path, batch: Any) -> Iterator[Any]:
 
 
 def _size(array: Any) -> int:
-    """Return the bytes that an array holds when its dictionaries are written out."""
+    """Return the size in bytes of an array once its dictionaries are written out."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not _is_text(kind.value_type):
@@ -124,7 +124,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _written_out(batch: Any, schema: Any) -> Any:
-    """Return a batch of the types that the file declares."""
+    """Return a batch with the types that the file declares."""
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

@@ -1,4 +1,4 @@
-"""From what a job asks for to `Samples`: read, tokenize, split. Done once; a resumed job finds it done."""
+"""Makes the `Samples` of a job: read, tokenize, split. This is done once; a resumed job reuses the result."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from share_compute.models.configuration import model_vocab_size
 from share_compute.specification import DataSpec, TrainJob
 
 _FORMAT = 1
-"""Part of every fingerprint; raised when the token file changes its meaning."""
+"""Version of the token file, part of every fingerprint. Raised when the file changes its meaning."""
 
 Progress: TypeAlias = Callable[[str, float], None]
-"""Called with what is being done and how much of it is, 0 to 1."""
+"""Callback that takes the current activity and the share of it that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much data there is."""
+    """Numbers of samples, tokens and documents."""
 
     train: int
-    """Samples."""
+    """Training samples."""
     validation: int
     test: int
     tokens: int | None = None
@@ -68,24 +68,24 @@ class Prepared:
     vocab_size: int | None = None
     """One more than the tokenizer's largest id; at most the model's, where its configuration gives one."""
     notes: tuple[str, ...] = ()
-    """What the submitter should know, e.g. that a split is empty."""
+    """Remarks for the submitter, e.g. that a split is empty."""
 
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> Prepared:
-    """Make samples of what a job asks to train on.
+    """Make the samples that a job asks to train on.
 
-    Text is tokenized into one file in ``folder``, which is used again as long as the contents of the data
-    files and the tokenizer stay the same. The splits are contiguous regions of it, each a whole number of
-    samples, in the order train, validation, test; fractions are rounded down.
+    Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files and the
+    tokenizer stay the same. The splits are contiguous regions of it, each a whole number of samples, in the order
+    train, validation, test. Fractions are rounded down.
 
     Args:
         spec: the job.
-        folder: where the token file and the tokenizer are kept; made when it is not there.
-        progress: told what is being done and how much of it is, 0 to 1.
+        folder: folder for the token file and the tokenizer; created if it does not exist.
+        progress: callback that takes the current activity and the share of it that is done, 0 to 1.
 
     Raises:
-        UserError: a file cannot be read or has no such column, the tokenizer does not fit the model, or there
-            is less text than one sample needs.
+        UserError: a file cannot be read or has no such column, the tokenizer does not fit the model, or there is less
+            text than one sample needs.
         Unavailable: the disk is full.
     """
     if spec.data.files is None:
@@ -183,7 +183,7 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
         try:
             tokenizer.save_pretrained(part)
         except Exception as failure:
-            # The library tokenizers has no type of its own for what a disk refuses.
+            # The library tokenizers has no exception type of its own for write errors of a disk.
             if type(failure) is Exception:
                 raise OSError(str(failure)) from failure
             raise

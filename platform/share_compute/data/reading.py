@@ -18,17 +18,17 @@ from share_compute.planning.words import bytes_text
 from share_compute.strict import nearest
 
 PIECE_CHARACTERS = 1 << 16
-"""A longer text is cut into pieces, at a line break or a space where there is one."""
+"""Largest length of a piece in characters. Longer text is cut at a line break or a space where there is one."""
 _ROWS = 1_000
 _MOST_LINE_BYTES = 64 << 20
 _MOST_TEXT_LINE_BYTES = 512 << 20
-"""Corpora for compression are one line of 100 MB and more."""
+"""Limit for .txt files: corpora for compression are one line of 100 MB and more."""
 _SCANNED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of one document."""
+    """A part of the text of one document."""
 
     text: str
     ends_document: bool
@@ -37,7 +37,7 @@ class Piece:
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Raise UserError, naming the file, unless each one exists, can be opened and holds something."""
+    """Raise UserError, naming the file, unless each file exists, can be opened and is not empty."""
     for file in files:
         if not file.is_file():
             what = "is not a file" if file.exists() else "does not exist on the server"
@@ -70,15 +70,16 @@ def files_digest(files: Sequence[Path]) -> str:
 def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[Piece]:
     """Yield the text of all files in order, cut into pieces.
 
-    A .txt file is one document; each row of a .jsonl or .parquet file is one. Rows without text are left out.
+    A .txt file is one document. Each row of a .jsonl or .parquet file is one document. Rows without text are left out.
 
     Args:
-        files: all of one kind, checked by `check_files`.
-        column: holds the text, in .jsonl and .parquet files.
-        scratch: folder for what ``datasets`` writes meanwhile.
+        files: files of one kind, checked by `check_files`.
+        column: column with the text, in .jsonl and .parquet files.
+        scratch: folder for temporary files of ``datasets``.
 
     Raises:
-        UserError: a file is not what its name says, not UTF-8, or has no such column of text; names the file.
+        UserError: a file does not match its suffix, is not UTF-8, or has no such column of text; the error names the
+            file.
     """
     expected = [_text_bytes(file) for file in files]
     total, before = sum(expected), 0
@@ -96,7 +97,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[P
 
 
 def _text_bytes(file: Path) -> int:
-    """Estimate how much text a file holds; a .parquet file is compressed, but knows what it was."""
+    """Return an estimate of a file's text in bytes. A .parquet file is compressed, but states its original size."""
     if file.suffix != ".parquet":
         return file.stat().st_size
     from pyarrow import parquet  # noqa: PLC0415 - heavy
@@ -111,13 +112,13 @@ def _text_bytes(file: Path) -> int:
 
 
 def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
-    """Yield lists of texts; a .txt file's are its lines with their line breaks."""
+    """Yield lists of texts; for a .txt file its lines with their line breaks."""
     if file.suffix == ".parquet":
         yield from _read_column(file, column)
         return
     _require_short_lines(file)
     lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
-    # The builder for JSON fixes all columns by the first rows and stumbles over later ones that differ.
+    # The JSON builder of datasets fixes all columns by the first rows and fails on later rows that differ.
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
 
@@ -138,7 +139,7 @@ def _read_column(file: Path, column: str) -> Iterator[list[str]]:
 
 
 def _require_short_lines(file: Path) -> None:
-    """Refuse a file with a line that would fill the memory: it is read line by line.
+    """Refuse a file with a line that would fill the memory, since files are read line by line.
 
     Raises:
         UserError: a line is too long, or the file cannot be read.
@@ -162,14 +163,14 @@ def _require_short_lines(file: Path) -> None:
 def _load(
     kind: Literal["text"], file: Path, column: str, scratch: Path, **options: Any
 ) -> Iterator[list[Any]]:
-    """Yield the values of one column, some rows at a time, as ``datasets`` streams them."""
+    """Yield the values of one column, `_ROWS` rows at a time, as ``datasets`` streams them."""
     import datasets  # noqa: PLC0415 - heavy
 
     try:
-        # Not load_dataset: it reports each use to a server, also for files of one's own.
+        # Not load_dataset: it reports each use to a server, even for local files.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
         with open_unlinked(file) as opened:
-            # It opens by name and while it reads; this name stays that of the file that is open here.
+            # The library opens the file by name while it reads. This name stays that of the file that is open here.
             rows = read(f"/dev/fd/{opened.fileno()}", cache_dir=str(scratch), **options)
             for batch in rows.iter(batch_size=_ROWS):
                 yield batch[column]
@@ -215,7 +216,7 @@ def _as_text(file: Path, column: str, value: Any) -> str:
 
 
 def _cut_documents(batches: Iterator[list[str]], *, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Yield (piece, whether it ends its document) of rows that are one ``whole`` document, or one each."""
+    """Yield (piece, whether it ends its document) of rows that form one ``whole`` document, or one document each."""
     if not whole:
         for rows in batches:
             for row in filter(None, rows):

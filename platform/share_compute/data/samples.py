@@ -17,11 +17,11 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 Array: TypeAlias = NDArray[Any]
 
 _DIGITS_KEY = 0x64696769
-"""Keeps the permutation that splits the digits apart from those that order the passes."""
+"""Key that keeps the permutation that splits the digits apart from those that order the passes."""
 
 
 class Samples(Protocol):
-    """A split data set of equal-sized samples; the same samples for the same job, always."""
+    """A split data set of equal-sized samples; always the same samples for the same job."""
 
     def size(self, split: Split) -> int:
         """Return the number of samples in a split."""
@@ -39,7 +39,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitSizes:
-    """How many samples each split has."""
+    """Number of samples in each split."""
 
     train: int
     validation: int
@@ -47,17 +47,17 @@ class SplitSizes:
 
     @classmethod
     def of(cls, total: int, validation_fraction: float, test_fraction: float) -> SplitSizes:
-        """Share ``total`` samples out; fractions are rounded down, training gets the rest."""
+        """Divide ``total`` samples; fractions are rounded down, and training gets the rest."""
         validation, test = int(total * validation_fraction), int(total * test_fraction)
         return cls(total - validation - test, validation, test)
 
     def range_of(self, split: Split) -> range:
-        """Return where a split lies when train, validation and test stand in a row."""
+        """Return the range of a split when train, validation and test are in one row."""
         starts = {"train": 0, "validation": self.train, "test": self.train + self.validation}
         return range(starts[split], starts[split] + getattr(self, split))
 
     def locate(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Turn indices into a split into indices into the row of all splits.
+        """Convert indices into a split to indices into the row of all splits.
 
         Raises:
             IndexError: an index is not in the split.
@@ -81,13 +81,13 @@ class TextSamples:
     """
 
     tokens: NDArray[Any]
-    """All tokens, shape ``[tokens]``, any unsigned dtype; a memory map, so only what is taken is read."""
+    """All tokens, shape ``[tokens]``, any unsigned dtype. A memory map, so only requested tokens are read."""
     sequence_length: int
     sizes: SplitSizes
 
     @staticmethod
     def count(num_tokens: int, sequence_length: int) -> int:
-        """Return how many samples so many tokens make; a rest too short for one is left over."""
+        """Return the number of samples that ``num_tokens`` tokens make. A rest too short for a sample is left over."""
         return max(0, (num_tokens - 1) // sequence_length)
 
     def size(self, split: Split) -> int:

@@ -19,7 +19,7 @@ MIN_VOCAB_SIZE = 257
 """All bytes, and the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
-"""A tokenizer is trained on at most so much text, from the front: enough for any, in bounded memory."""
+"""Largest number of characters that a tokenizer is trained on, from the front: enough for any, in bounded memory."""
 _MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 """A folder with none of these has no tokenizer."""
@@ -27,15 +27,15 @@ _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vo
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Where a job's tokenizer comes from."""
+    """Source of a job's tokenizer."""
 
     kind: Literal["folder", "trained"]
     path: Path | None
     vocab_size: int | None
-    """What a trained one is asked to have."""
+    """Size that a trained tokenizer is asked to have; None for a folder."""
 
     def digest(self) -> str:
-        """Return a SHA-256 that tells this source from others, as hexadecimal."""
+        """Return a SHA-256 that identifies this source, as hexadecimal."""
         digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
         for file in sorted(self.path.iterdir()) if self.path else ():
             if file.is_file() and file.suffix in {".json", ".txt", ".model", ".jinja"}:
@@ -51,7 +51,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer in a folder says how a conversation is written."""
+    """Return whether the tokenizer in a folder has a chat template."""
     if (folder / "chat_template.jinja").is_file():
         return True
     file = folder / "tokenizer_config.json"
@@ -65,10 +65,14 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def find_source(spec: TrainJob) -> TokenizerSource:
-    """Decide where the tokenizer comes from.
+    """Return the source of the tokenizer.
 
-    The folder that the job names; else one trained to the size that the job names; else the model's own; else
-    one trained to the size of the model's vocabulary, or `DEFAULT_VOCAB_SIZE`.
+    The first of these that applies:
+
+    - the folder that the job names;
+    - a tokenizer trained to the size that the job names;
+    - the model's own tokenizer;
+    - a tokenizer trained to the size of the model's vocabulary, or to `DEFAULT_VOCAB_SIZE`.
 
     Raises:
         UserError: the folder has no tokenizer, or the size does not fit bytes or the model.
@@ -94,9 +98,9 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the size of the vocabulary that a job will have, without a look at its data; None without text.
+    """Return the vocabulary size that a job will have, without reading its data; None without text.
 
-    A tokenizer that is to be trained counts as large as was asked for; little text may give a smaller one.
+    A tokenizer that is to be trained counts with the size that was asked for. Little text may give a smaller one.
 
     Raises:
         UserError: the model's folder or its tokenizer cannot be read.
@@ -111,7 +115,7 @@ def expected_vocab_size(spec: TrainJob) -> int | None:
 
 
 def check_fits(vocab_size: int, limit: int | None) -> None:
-    """Raise UserError when a tokenizer has more tokens than a model, of ``limit``, has embeddings for."""
+    """Raise UserError if a tokenizer has more tokens than a model, of ``limit``, has embeddings for."""
     if limit is not None and vocab_size > limit:
         raise UserError(
             f"the tokenizer has {vocab_size} tokens, but the model's vocab_size is {limit}",
@@ -121,10 +125,10 @@ def check_fits(vocab_size: int, limit: int | None) -> None:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load a Hugging Face tokenizer from a folder; never from the network, never with code from the folder.
+    """Load a Hugging Face tokenizer from a folder, never from the network, never with code from the folder.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: the tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
 

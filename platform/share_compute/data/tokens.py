@@ -1,4 +1,4 @@
-"""The token file: all tokens of a corpus in one row on disk, with a record of what they were made from."""
+"""The token file: all tokens of a corpus in one row on disk, with a record of its sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What a token file holds and what it was made from; written last, so it is there only when all is."""
+    """Content and sources of a token file. It is written last, so it exists only if the file is complete."""
 
     fingerprint: str
     dtype: str
@@ -34,19 +34,19 @@ class TokenRecord:
 
 
 def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
-    """Return the record of a finished token file made from just this; None when there is none."""
+    """Return the record of a finished token file with this fingerprint; None if there is none."""
     try:
         raw = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         record = TokenRecord(**{**raw, "notes": tuple(raw["notes"])})
         size_bytes = (folder / TOKENS).stat().st_size
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # Absent, or of another version: it is made anew.
+        return None  # Absent, or of another version: the token file is made again.
     whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
     return record if whole and record.fingerprint == fingerprint else None
 
 
 def write_record(folder: Path, record: TokenRecord) -> None:
-    """Write the record; from here on the token file counts as finished."""
+    """Write the record. From then on the token file counts as finished."""
     with writing(folder):
         part = folder / f"{RECORD}.part"
         part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
@@ -62,16 +62,16 @@ def write_tokens(folder: Path, pieces: Iterable[Piece], tokenizer: Any, dtype: s
     """Encode all pieces into ``folder``'s token file, each document followed by the end-of-document token.
 
     Args:
-        folder: exists.
-        pieces: read once, a megabyte at a time.
-        tokenizer: of ``transformers``; without an eos token documents run into each other.
-        dtype: what `token_dtype` chose.
+        folder: folder that exists.
+        pieces: pieces of text, read once, a megabyte at a time.
+        tokenizer: tokenizer of ``transformers``; without an eos token nothing separates documents.
+        dtype: dtype that `token_dtype` chose.
 
     Returns:
         The number of tokens and the number of documents.
 
     Raises:
-        Unavailable: the disk does not take them; nothing is left under the file's name.
+        Unavailable: the disk refuses the write; nothing is left under the file's name.
     """
     part = folder / f"{TOKENS}.part"
     ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -89,7 +89,7 @@ def write_tokens(folder: Path, pieces: Iterable[Piece], tokenizer: Any, dtype: s
                     )["input_ids"]
                     for piece, ids in zip(batch, encoded, strict=True):
                         row = np.asarray([*ids, *ending] if piece.ends_document else ids, dtype=dtype)
-                        # Not tofile: it hides why a full disk refused.
+                        # Not tofile: it hides the reason for which a full disk refused.
                         file.write(row.data)
                         num_tokens += len(row)
                         documents += piece.ends_document
@@ -106,7 +106,7 @@ def open_tokens(folder: Path, record: TokenRecord) -> NDArray[Any]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Translate what a disk refuses to `Unavailable`."""
+    """Translate the write errors of a disk to `Unavailable`."""
     try:
         yield
     except OSError as failure:

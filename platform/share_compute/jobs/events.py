@@ -1,4 +1,4 @@
-"""What an attempt at a job tells the control plane: declared, versioned messages, in order."""
+"""Messages between the control plane and an attempt at a job: declared, versioned, and in order."""
 
 from __future__ import annotations
 
@@ -16,81 +16,82 @@ from share_compute.topology import Topology
 
 
 class Assignment(StrictModel):
-    """All that a coordinator needs to make one attempt at a job."""
+    """Input of a coordinator for one attempt at a job."""
 
     job_id: str
     attempt: int
     spec: TrainJob
     topology: Topology
-    """The contributors that this attempt may use."""
+    """Contributors that this attempt may use, and their links."""
     epoch: int = 0
     folder: Path
-    """The job's own folder on the server: prepared data, checkpoints, artifacts."""
+    """Folder of the job on the server, with prepared data, checkpoints and artifacts."""
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from."""
     told: int = 0
-    """Last step that the control plane knows to be committed; of later ones that are it is told again."""
+    """Last committed step that the control plane knows of; later committed steps are reported again."""
     drift: float = Field(default=0.25, gt=0)
-    """Share by which the measured step may differ from the predicted one before the job is planned again."""
+    """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
     checkpoint_every_s: float | None = Field(default=None, gt=0)
-    """The cluster's time from one checkpoint to the next; see `timed_checkpoints_s`."""
+    """Seconds between checkpoints, from the cluster's settings; see `timed_checkpoints_s`."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
-    """What earlier attempts timed, by contributor id."""
+    """Layer times that earlier attempts measured, by contributor id."""
     failures: tuple[Failure, ...] = ()
-    """What goes wrong, at named points of the protocol; only tests have some."""
+    """Faults to inject at named points of the protocol; used only by tests."""
 
     @property
     def timed_checkpoints_s(self) -> float | None:
-        """Time from one checkpoint to the next; None where the job names an interval in steps, or the cluster none."""
+        """Return the seconds between checkpoints; None if the job sets an interval in steps, or the cluster none."""
         return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
 
 
 class Offer(StrictModel):
-    """Which machines a running attempt may use from now on, in place of those that it was told before.
+    """Machines that a running attempt may use from now on; replaces the earlier offer.
 
-    By a `ReplanProposed` it asks for those that it does not hold yet, and starts nothing there before that is answered.
+    The attempt asks with a `ReplanProposed` for machines that it does not hold yet. It starts nothing on them before
+    the control plane has answered.
     """
 
     topology: Topology
-    """Those that it holds, and free ones that no other job is offered."""
+    """Machines that the attempt holds, and free ones that are offered to no other job."""
     answers: int | None = None
-    """Step of the `ReplanProposed` that is answered: of its machines, the attempt holds those in the topology."""
+    """Step of the answered `ReplanProposed`: the attempt holds those of its machines that are in ``topology``."""
 
 
 class Planned(StrictModel):
-    """The plan is made; members are being started."""
+    """Report that the plan is made and members are being started."""
 
     type: Literal["planned"] = "planned"
     plan: Plan
 
 
 class Reformed(StrictModel):
-    """Machines came or went, and training goes on: another epoch, with another plan."""
+    """Report of a membership change: training continues in a new epoch with a new plan."""
 
     type: Literal["reformed"] = "reformed"
     epoch: int
     step: int
-    """The open step, with which the epoch begins."""
+    """The uncommitted step with which the epoch begins."""
     plan: Plan
-    """Who holds what from now on."""
+    """Placement of the layers on the members in the new epoch."""
     lost: tuple[str, ...] = ()
-    """Ids of contributors that died or went silent."""
+    """Ids of contributors that died or were unresponsive."""
     joined: tuple[str, ...] = ()
-    """Ids of contributors that hold a part from now on."""
+    """Ids of contributors that hold a part of the model from now on."""
     left: tuple[str, ...] = ()
-    """Ids of contributors that handed over what they held."""
+    """Ids of contributors that left after handing over their shards."""
     expected: tuple[str, ...] = ()
-    """Ids of contributors that are on their way in, for the plan that was proposed last: they stay with the job."""
+    """Ids of contributors that are still joining for the last proposed plan; they stay leased to the job."""
     seconds: float = Field(ge=0)
-    """How long no step was computed."""
+    """Time in which no step was computed."""
     recomputed: int = Field(ge=0)
-    """Microbatches of the open step that had to be computed again."""
+    """Number of microbatches of the uncommitted step that had to be computed again."""
     sentence: str
-    """Who came or went, and why, for people; without the figures above."""
+    """Description for people: the machines that joined or left, and why; without the figures above."""
 
 
 class Started(StrictModel):
-    """All members hold their shards; the first step begins."""
+    """Report that all members hold their shards and the first step begins."""
 
     type: Literal["started"] = "started"
     first_step: int
@@ -98,141 +99,141 @@ class Started(StrictModel):
 
 
 class StepCommitted(StrictModel):
-    """One optimizer update is done."""
+    """Report that one optimizer step is committed."""
 
     type: Literal["step"] = "step"
     step: int
-    """Counted from 1."""
+    """Number of the step, from 1."""
     loss: float
     learning_rate: float
     gradient_norm: float | None
     samples: int
     tokens: int
-    """Tokens in the step (samples, for a classifier)."""
+    """Number of tokens in the step; of samples, for a classifier."""
     seconds: float
     tokens_per_s: float
-    """Over the last steps; smoothed."""
+    """Mean over the last steps."""
 
 
 class Validated(StrictModel):
-    """Loss on samples that are not trained on."""
+    """Report of the loss on samples that are not trained on."""
 
     type: Literal["validated"] = "validated"
     split: Literal["validation", "test"]
     step: int
     loss: float
     accuracy: float | None = None
-    """Share of right classes, for a classifier."""
+    """Fraction of correctly predicted classes, for a classifier."""
     perplexity: float | None = None
     """exp(loss), for a language model."""
 
 
 class Sampled(StrictModel):
-    """What the model made of a prompt: always the likeliest token next."""
+    """Continuation of a prompt by the model, decoded greedily."""
 
     type: Literal["sampled"] = "sampled"
     step: int
-    """After which it was made."""
+    """Step after which it was generated."""
     prompt: str
     text: str
-    """What follows the prompt."""
+    """Generated text, without the prompt."""
 
 
 class PoolTiming(StrictModel):
-    """One pool, on paper and in reality."""
+    """Predicted and measured time of one stage."""
 
     predicted_busy_s: float | None
-    """Time that its busiest member computes in a step; None where the plan predicts nothing."""
+    """Seconds that its busiest member computes in a step; None if the plan has no prediction."""
     measured_busy_s: float
 
 
 class Measured(StrictModel):
-    """How long steps take, beside what the plan predicted."""
+    """Report of measured step times beside the plan's predictions."""
 
     type: Literal["measured"] = "measured"
     step: int
-    """The last of those measured."""
+    """Last measured step."""
     predicted_step_s: float | None
-    """None where the plan predicts nothing, since no machine's speed was measured."""
+    """Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured."""
     measured_step_s: float
-    """Median of the last steps."""
+    """Median seconds of the last steps."""
     pools: tuple[PoolTiming, ...]
-    """In pipeline order."""
+    """Times of the stages, in pipeline order."""
     machines: dict[str, float] = Field(default_factory=dict)
-    """Seconds that each computes in a step, by contributor id; empty in what older releases measured."""
+    """Seconds that each machine computes in a step, by contributor id; empty in events of older releases."""
 
 
 class LayersTimed(StrictModel):
-    """How long layers take on the machines that hold them; the job's next plans are made with it."""
+    """Report of measured layer times on the machines that hold the layers; the job's next plans use them."""
 
     type: Literal["layers-timed"] = "layers-timed"
     step: int
-    """The last of those timed."""
+    """Last measured step."""
     machines: dict[str, MachineTimings]
-    """By contributor id; only what is new."""
+    """New measurements, by contributor id."""
 
 
 class ReplanProposed(StrictModel):
-    """Another plan pays for moving to it; it is carried out as soon as its machines are there."""
+    """Proposal of a plan that saves more time than moving to it costs. It is applied once its machines have joined."""
 
     type: Literal["replan-proposed"] = "replan-proposed"
     step: int
-    """After which it was worked out."""
+    """Step after which the plan was computed."""
     plan: Plan
-    """The better one."""
+    """The proposed plan."""
     current_step_s: float
-    """Of the plan in use, predicted from measured times."""
+    """Seconds of a step with the current plan, predicted from measured times."""
     gain_s: float
-    """Over the steps that are left."""
+    """Seconds saved over the remaining steps."""
     move_cost_s: float
-    """Time to carry state to where it will be, and to link members anew."""
+    """Seconds to move the state to its new machines and to connect the members anew."""
     sentence: str
 
 
 class ReplanAbandoned(StrictModel):
-    """The plan that was proposed last is not carried out; nothing of the job is left on machines that it added."""
+    """Report that the last proposed plan is not applied. Nothing of the job is left on machines that it added."""
 
     type: Literal["replan-abandoned"] = "replan-abandoned"
     reason: str
 
 
 class Offended(StrictModel):
-    """A machine made wrong numbers; they were not used."""
+    """Report that a machine made wrong numbers, which were not used."""
 
     type: Literal["offended"] = "offended"
     machine: str
     """Id of the contributor."""
     step: int
     what: str
-    """What was wrong, for people."""
+    """Description of the error, for people."""
     quarantined: bool
-    """Whether the job does without the machine from now on."""
+    """Whether the job stops using the machine."""
     accuser: str | None = None
-    """Id of the contributor on whose word alone this rests; None where the coordinator knows it."""
+    """Id of the contributor whose claim is the only evidence; None if the coordinator knows it itself."""
     sentence: str
 
 
 class LinkCut(StrictModel):
-    """Two machines of the job do not reach each other any more."""
+    """Report that two machines of the job cannot reach each other any more."""
 
     type: Literal["link-cut"] = "link-cut"
     machines: tuple[str, str]
-    """Ids of the contributors."""
+    """Ids of the two contributors."""
     sentence: str
 
 
 class Protection(StrictModel):
-    """Whether the job can lose any one of its machines without losing a step; false again with each epoch."""
+    """Report whether the job can lose any one machine without losing a step. Each new epoch resets it to false."""
 
     type: Literal["protection"] = "protection"
     step: int
-    """The last committed one."""
+    """Last committed step."""
     is_protected: bool
-    """Whether each layer is on two machines, whole copies included."""
+    """Whether each layer is on two machines; complete backups count."""
 
 
 class CheckpointSaved(StrictModel):
-    """A checkpoint that the job can be resumed from is on disk."""
+    """Report that a checkpoint, from which the job can be resumed, is on disk."""
 
     type: Literal["checkpoint"] = "checkpoint"
     step: int
@@ -241,7 +242,7 @@ class CheckpointSaved(StrictModel):
 
 
 class ArtifactSaved(StrictModel):
-    """A finished result is on disk."""
+    """Report that a finished result is on disk."""
 
     type: Literal["artifact"] = "artifact"
     name: str
@@ -250,18 +251,18 @@ class ArtifactSaved(StrictModel):
 
 
 class RowsDone(StrictModel):
-    """Rows of a batch are answered and kept, whatever happens."""
+    """Report that rows of a batch are answered and durably stored."""
 
     type: Literal["rows"] = "rows"
     done: int = Field(ge=0)
-    """In all attempts."""
+    """Number of completed rows over all attempts."""
     total: int = Field(ge=0)
     failed: int = Field(ge=0)
-    """Of those done: have an error in place of an answer."""
+    """Number of completed rows that have an error in place of an answer."""
     rows_per_s: float | None = None
-    """Over the last ones; None before there are some in this attempt."""
+    """Rate over the last rows; None before the first ones of this attempt."""
     tokens_per_s: float | None = None
-    """Generated, or read where vectors are made; over the last rows."""
+    """Rate of generated tokens, or of read tokens for embeddings, over the last rows."""
 
 
 class Note(StrictModel):
@@ -273,13 +274,13 @@ class Note(StrictModel):
 
 
 class AttemptEnded(StrictModel):
-    """Always the last event of an attempt."""
+    """Report of the end of an attempt; always its last event."""
 
     type: Literal["ended"] = "ended"
     outcome: Literal["succeeded", "failed", "cancelled"]
     reason: str
     error: dict[str, Any] | None = None
-    """``code`` and the facts of the `ShareComputeError`, when it failed."""
+    """``code`` and facts of the `ShareComputeError`, if the attempt failed."""
 
 
 AttemptEvent: TypeAlias = Annotated[
@@ -305,4 +306,4 @@ AttemptEvent: TypeAlias = Annotated[
 ]
 
 attempt_events: TypeAdapter[list[AttemptEvent]] = TypeAdapter(list[AttemptEvent])
-"""Reads and writes lists of events as JSON."""
+"""Adapter that reads and writes lists of events as JSON."""

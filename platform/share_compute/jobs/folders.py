@@ -7,9 +7,9 @@ from pathlib import Path
 from share_compute.specification.batch import BATCH_KINDS
 
 TRAINING = "jobs"
-"""Below the data folder: checkpoints and results, written by coordinators on the Ray head."""
+"""Subfolder of the data folder for checkpoints and results, written by coordinators on the Ray head."""
 BATCHES = "batches"
-"""Below the data folder: answers, written by the control plane; no process of the Ray cluster may change them."""
+"""Subfolder of the data folder for answers, written by the control plane; Ray processes must not change them."""
 
 
 def job_folder(data_folder: Path, kind: str, job_id: str) -> Path:

@@ -1,4 +1,4 @@
-"""The life of a job, as a state machine: which change may follow which."""
+"""State machine of jobs, and states of contributors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from share_compute.errors import Conflict
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """State of a job."""
 
     queued = "queued"
     planning = "planning"
@@ -19,31 +19,31 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more happens unless somebody resumes it."""
+        """Return whether the job is over: only a resume can change its state."""
         return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
 
 
 class ContributorState(StrEnum):
-    """Where a contributor is in its life."""
+    """State of a contributor."""
 
     joining = "joining"
     """Its agent passed preflight; its raylet is starting."""
     probing = "probing"
     ready = "ready"
     quarantined = "quarantined"
-    """It made wrong numbers; it gets no work until the operator clears it."""
+    """It made wrong numbers, and gets no work until the operator clears it."""
     draining = "draining"
     left = "left"
     lost = "lost"
 
 
 GONE = (ContributorState.left, ContributorState.lost)
-"""States of machines that are not here; they may come back."""
+"""States of machines that are absent; they may come back."""
 HERE = tuple(state for state in ContributorState if state not in GONE)
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.queued: frozenset({JobState.planning, JobState.cancelled, JobState.failed}),
-    # Back to queued: the server was stopped, and continues the job when it is up again.
+    # Back to queued: the server was stopped; it continues the job after its restart.
     JobState.planning: frozenset({JobState.running, JobState.queued, JobState.failed, JobState.cancelled}),
     JobState.running: frozenset({JobState.succeeded, JobState.queued, JobState.failed, JobState.cancelled}),
     JobState.succeeded: frozenset(),

@@ -1,1 +1,1 @@
-"""Models cut into stages: built, loaded and written shard by shard."""
+"""Models split into stages: built, loaded and written shard by shard."""

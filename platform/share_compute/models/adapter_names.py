@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ADAPTER = "default"
-"""What ``peft`` calls the only set of adapters here."""
+"""Name that ``peft`` gives to the only set of adapters here."""
 
 
 def stored_name(name: str) -> str:
@@ -13,5 +13,5 @@ def stored_name(name: str) -> str:
 
 
 def is_adapter(stored: str) -> bool:
-    """Return whether a stored name is that of a tensor of an adapter."""
+    """Return whether a stored name belongs to a tensor of an adapter."""
     return ".lora_A." in stored or ".lora_B." in stored

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) of ``peft`` inside the shards of a model.
 
-Stored names are those of the plain model, and ``<matrix>.lora_A.weight`` and ``<matrix>.lora_B.weight``.
+Stored names are those of the plain model; adapters add ``<matrix>.lora_A.weight`` and ``<matrix>.lora_B.weight``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from share_compute.models.freezing import Places
 from share_compute.specification import LoraSpec
 
 _SAVED_PREFIX = "base_model.model."
-"""What ``peft`` puts before all names that it saves."""
+"""Prefix that ``peft`` puts before all names that it saves."""
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
-    """Put adapters, without memory, beside matrices of a sketch's layers, and let nothing else be trained.
+    """Add adapters, without memory, to matrices of a sketch's layers, and freeze everything else.
 
     Raises:
         UserError: no matrix in a layer has the name of a target.
@@ -37,7 +37,7 @@ def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
 
 @torch.no_grad()
 def initialize_adapters(module: nn.Module, seed: int) -> None:
-    """Give adapters their starting values, as ``peft`` does: A random, from (seed, its name), and B zero."""
+    """Initialize adapters as ``peft`` does: A at random, from (seed, its name), and B with zeros."""
     for name, layer in _adapted(module):
         torch.manual_seed(derive_seed(seed, f"{name}.lora_A"))
         nn.init.kaiming_uniform_(layer.lora_A[ADAPTER].weight, a=5**0.5)
@@ -56,7 +56,7 @@ def saved_name(name: str) -> str:
 
 @torch.no_grad()
 def merged_tensors(stage: Stage) -> dict[str, Tensor]:
-    """Return the stage's part of the model's own weights, with what its adapters learnt added to them."""
+    """Return the stage's part of the model's own weights, with its adapters merged into them."""
     tensors = {name: tensor for name, tensor in stage.persistent().items() if not is_adapter(name)}
     for name, layer in _adapted(stage.module):
         tensors[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(ADAPTER)
@@ -64,20 +64,20 @@ def merged_tensors(stage: Stage) -> dict[str, Tensor]:
 
 
 def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base: str) -> dict[str, Any]:
-    """Return what ``adapter_config.json`` says.
+    """Return the content of ``adapter_config.json``.
 
     Args:
-        lora: of the job.
+        lora: adapters of the job.
         model: sketch of the whole model, without adapters.
-        places: of the model.
-        base: where the model that was adapted is: a folder.
+        places: parameter places of the model.
+        base: folder of the model that was adapted.
 
     Raises:
         UserError: no matrix in a layer has the name of a target.
     """
     chosen = _chosen(model, lora, places)
     ends = lora.targets or _ends(chosen)
-    # Short names suffice, unless something outside the layers has one, too.
+    # Short names suffice unless a matrix outside the layers has one, too.
     exact = [name for name, _ in _matrices(model) if _is_meant(name, ends)] == chosen
     config = _peft_config(lora, ends if exact else chosen)
     config.base_model_name_or_path = base
@@ -97,7 +97,7 @@ def _peft_config(lora: LoraSpec, targets: Sequence[str]) -> LoraConfig:
 
 
 def _chosen(model: nn.Module, lora: LoraSpec, places: Places) -> list[str]:
-    """Return the full names of the matrices that get an adapter: only such as are in layers."""
+    """Return the full names of the matrices that get an adapter; only matrices inside layers do."""
     inside = [name for name, _ in _matrices(model) if 0 <= places.of(name) < places.num_layers]
     if lora.targets is None:
         return inside
@@ -123,5 +123,5 @@ def _is_meant(name: str, ends: Sequence[str]) -> bool:
 
 
 def _adapted(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the adapted matrices, by stored name."""
+    """Return (stored name, module) of each adapted matrix."""
     return [(stored_name(name), part) for name, part in module.named_modules() if isinstance(part, LoraLayer)]

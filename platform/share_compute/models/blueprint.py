@@ -1,4 +1,4 @@
-"""How to build any stage of one model, without its weights. Small enough to travel in a message."""
+"""Blueprints: descriptions to build any stage of one model, without its weights; small enough to send in a message."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from share_compute.strict import StrictModel
 
 
 class Blueprint(StrictModel):
-    """The declared model, a Hugging Face configuration or a list of torch layers, and how it is trained."""
+    """The declared model (a Hugging Face configuration or a list of torch layers), and its training options."""
 
     config: dict[str, Any] | None = None
     """Hugging Face configuration, with ``model_type``."""
     layers: tuple[LayerSpec, ...] = ()
     precision: Precision = "float32"
-    """What layers compute in."""
+    """Type in which layers compute."""
     activation_checkpointing: bool = False
-    """Whether only what enters a layer is kept for its backward."""
+    """Whether only the inputs of a layer are kept for its backward pass."""
     freeze: tuple[str, ...] = ()
     """Patterns of stored names, and ranges of layers, that are not trained."""
     lora: LoraSpec | None = None
@@ -36,7 +36,7 @@ class Blueprint(StrictModel):
 
     @property
     def task(self) -> Literal["language", "classification"]:
-        """What its outputs mean: next tokens, or one class per sample."""
+        """Meaning of its outputs: next tokens (language), or one class per sample (classification)."""
         return "language" if self.config is not None else "classification"
 
 
@@ -47,7 +47,7 @@ def blueprint_of(
 
     Args:
         spec: the job.
-        vocab_size: of its tokenizer; counts where the model's configuration says none.
+        vocab_size: vocabulary size of its tokenizer; used if the model's configuration has none.
         special_tokens: ids such as ``eos_token_id`` for a model that starts without weights.
 
     Raises:
@@ -88,20 +88,20 @@ class Stage(ABC):
     hidden states ``[batch, seq, hidden]`` of the stage before; the last returns logits.
 
     Args:
-        blueprint: of the whole model.
-        shard: which part of it this is.
-        device: where it is.
+        blueprint: blueprint of the whole model.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
 
     Raises:
         UserError: the device cannot compute in the blueprint's precision.
     """
 
     module: nn.Module
-    """Parameters carry about the same names as in the whole model; `stored_name` says which."""
+    """The torch module. Its parameters have nearly the names of the whole model; `stored_name` maps them."""
     tied: Mapping[str, str]
-    """Parameters that are another stage's: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+    """Tied parameters, with the names of their sources: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
     trains_before: bool
-    """Whether a stage before this one trains something, and so needs the gradient of what enters here."""
+    """Whether an earlier stage trains parameters, and so needs the gradient of this stage's inputs."""
 
     def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
         require_precision(blueprint.precision, device)
@@ -113,7 +113,7 @@ class Stage(ABC):
     @property
     @abstractmethod
     def layers(self) -> Mapping[int, nn.Module]:
-        """The shard's layers, by their place in the whole model."""
+        """The shard's layers, by their index in the whole model."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the shard on one microbatch, in the blueprint's precision."""
@@ -122,26 +122,30 @@ class Stage(ABC):
 
     @abstractmethod
     def compute(self, inputs: Tensor) -> Tensor:
-        """Do what `forward` does, in the precision that is set."""
+        """Compute the shard on one microbatch, in the precision of the surrounding context."""
 
     @abstractmethod
     def initialize(self, seed: int) -> None:
-        """Give every tensor its starting value; depends on the seed and the tensor's name only."""
+        """Initialize every tensor; values depend only on the seed and the tensor's name."""
 
     def initialize_added(self, seed: int) -> None:
-        """Give those tensors their starting values that no folder of the model's weights has; default: has all."""
+        """Initialize the tensors that no folder of the model's weights has (`added`); by default there are none."""
 
     @property
     def added(self) -> frozenset[str]:
-        """Stored names of the tensors that `initialize_added` is for."""
+        """Stored names of the tensors that `initialize_added` initializes."""
         return frozenset()
 
     def prepare_cell(self, *key: int) -> None:
-        """Key the randomness (dropout) of each layer in the next forward by (seed, step, microbatch) and layer."""
+        """Seed the randomness (dropout) of each layer in the next forward by ``key`` and the layer's index.
+
+        Args:
+            key: (seed, step, microbatch).
+        """
         self._cell = key
 
     def stored_name(self, name: str) -> str:
-        """Return the name under which a tensor of `module` is stored; a tied one's is that of its source."""
+        """Return the name under which a tensor of `module` is stored; for a tied one the name of its source."""
         return self.tied.get(name, name)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -149,7 +153,7 @@ class Stage(ABC):
         return {self.stored_name(name): parameter for name, parameter in self.module.named_parameters()}
 
     def persistent(self) -> dict[str, Tensor]:
-        """Return all tensors that belong in a checkpoint: parameters and persistent buffers, by stored name."""
+        """Return all tensors of a checkpoint, parameters and persistent buffers, by stored name."""
         return {self.stored_name(name): tensor for name, tensor in self.module.state_dict().items()}
 
 
@@ -157,8 +161,8 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the cross entropy summed over all targets.
 
     Args:
-        logits: ``[..., classes]``.
-        targets: class or token ids, ``[...]``; best on the CPU, where looking at them makes no GPU wait.
+        logits: model outputs ``[..., classes]``.
+        targets: class or token ids, ``[...]``; best on the CPU, where reading them does not synchronize a GPU.
 
     Raises:
         UserError: a target is not among the classes.
@@ -173,14 +177,14 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return what `loss_sum` does, without a look at the targets."""
+    """Return the cross entropy summed over all targets, without checking the targets."""
     return nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1).to(logits.device), reduction="sum"
     )
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends on all parts and nothing else."""
+    """Return a 63-bit seed that depends only on the parts."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
@@ -189,7 +193,7 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
     """Build one stage on ``device``; its parameters hold no meaningful values until `Stage.initialize` or a load.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, an option of a layer is wrong, or the device cannot
+        UserError: the architecture declares no pipeline plan, a layer has a wrong option, or the device cannot
             compute in the precision.
     """
     if blueprint.config is not None:
@@ -202,11 +206,11 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
 
 
 def dissect(blueprint: Blueprint) -> ModelProfile:
-    """Count what a model costs, from its own code: no memory is taken for its weights, and nothing is computed.
+    """Return the cost profile of a model, from its own code, without memory for its weights and without computing.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, the model's options are wrong, or what is frozen or
-            adapted is not there.
+        UserError: the architecture declares no pipeline plan, the model's options are wrong, or a frozen or adapted
+            parameter does not exist.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface_profile import profile_config  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The tensors that travel between the shards of a model: what the blueprint says of their shape and type."""
+"""Boundary tensors between the shards of a model: the shape and type that follow from the blueprint."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a tensor must be.
+    """Requirements on a tensor.
 
     Args:
-        shape: of it; None where any shape is right.
-        dtypes: that it may have.
+        shape: required shape; None allows any.
+        dtypes: allowed types.
         is_finite: whether all of its numbers must be finite.
     """
 
@@ -30,7 +30,7 @@ class Expected:
     is_finite: bool = True
 
     def misfit(self, tensor: Tensor) -> str | None:
-        """Return what makes a tensor unusable on any machine, for people; None where nothing does."""
+        """Return why a tensor is unusable on any machine, for people; None if its shape and type are right."""
         if self.shape is not None and tuple(tensor.shape) != self.shape:
             return f"its shape is {list(tensor.shape)} in place of {list(self.shape)}"
         if tensor.dtype not in self.dtypes:
@@ -39,33 +39,33 @@ class Expected:
         return None
 
     def misfit_of_some(self, tensor: Tensor) -> str | None:
-        """Return what `misfit` does, for a tensor of other samples: their number and length are any."""
+        """Return the same as `misfit`, but allow any number and length of samples."""
         shape = tuple(tensor.shape)
         if self.shape is not None and len(shape) == len(self.shape) and shape[-1:] == self.shape[-1:]:
             return Expected(shape, self.dtypes).misfit(tensor)
         return self.misfit(tensor)
 
     def has_numbers(self, tensor: Tensor) -> bool:
-        """Return whether the numbers of a tensor are finite, where they must be."""
+        """Return whether a tensor is finite, or need not be."""
         return not self.is_finite or is_finite(tensor)
 
 
 def numbers_in(precision: Precision) -> frozenset[torch.dtype]:
-    """Return the types in which layers that compute in a precision hand on their outputs."""
+    """Return the types that outputs of layers computing in ``precision`` may have."""
     return frozenset({torch.float32, getattr(torch, precision)})
 
 
 def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) -> Shape | None:
-    """Return the shape of what enters a layer of the model, ``[batch, ...]``.
+    """Return the shape of a layer's inputs, ``[batch, ...]``.
 
     Args:
-        blueprint: of the whole model.
-        layer: its place, from 1; what enters the first layer are samples.
-        batch: samples of a microbatch.
-        length: tokens of a sample, where the model is a language model.
+        blueprint: blueprint of the whole model.
+        layer: index of the layer, at least 1; the inputs of layer 0 are samples.
+        batch: number of samples in a microbatch.
+        length: tokens of a sample, for language models.
 
     Returns:
-        The shape; None where it cannot be told without data.
+        The shape; None if it cannot be known without data.
     """
     if blueprint.config is None:
         from share_compute.models.layers import shape_before  # noqa: PLC0415 - imports the blueprint
@@ -79,11 +79,11 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """What may arrive at one shard in a training step.
+    """Tensors that one shard may receive in a training step.
 
     Args:
-        activation: of a microbatch, from the stage before; None at the first stage.
-        gradient: of what the shard returns, from the stage behind; None at the last stage.
+        activation: activation of a microbatch, from the stage before; None at the first stage.
+        gradient: gradient of the shard's outputs, from the stage after; None at the last stage.
     """
 
     activation: Expected | None = None
@@ -93,15 +93,15 @@ class Boundaries:
     def of(
         cls, stage: Stage, blueprint: Blueprint, batch: int, length: int, *, gradients_are_finite: bool
     ) -> Boundaries:
-        """Return what may arrive at a stage.
+        """Return the tensors that a stage may receive.
 
         Args:
             stage: the shard.
-            blueprint: of the whole model.
-            batch: samples of a microbatch.
+            blueprint: blueprint of the whole model.
+            batch: number of samples in a microbatch.
             length: tokens of a sample.
-            gradients_are_finite: whether a gradient that is not finite is a fault. In float16 it is not: the loss scale
-                follows from it.
+            gradients_are_finite: whether a gradient that is not finite is a fault. In float16 it is not, since the loss
+                scale adapts to it.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)
         shape: Callable[[int], Shape | None] = lambda layer: boundary_shape(blueprint, layer, batch, length)  # noqa: E731
@@ -109,7 +109,7 @@ class Boundaries:
         entering = None if shard.is_first else Expected(shape(shard.start), dtypes, gradients_are_finite)
         returned = None
         if not shard.is_last:
-            # A stage before which nothing is trained gets a placeholder in place of a gradient.
+            # If nothing up to this stage is trained, the next stage sends a placeholder instead of a gradient.
             returned = Expected(shape(shard.stop) if trains else (1,), dtypes, gradients_are_finite)
         return cls(entering, returned)
 

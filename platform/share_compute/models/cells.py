@@ -1,7 +1,7 @@
-"""How a stage runs a layer for one cell: its randomness is the cell's, and its inside may be computed twice.
+"""Run a layer for one cell (a microbatch of a step): with the cell's own randomness, and optional recomputation.
 
-Whatever a layer draws (dropout) follows from (seed, step, microbatch, layer). So a layer that is computed again on the
-way back, when others have drawn in between, draws the same again, and no state of a generator is kept.
+The random numbers of a layer (dropout) depend only on (seed, step, microbatch, layer). So a layer that is recomputed in
+the backward pass, after others have drawn numbers, draws the same ones again, and no generator state is kept.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch.utils.checkpoint import checkpoint
 from share_compute.models.blueprint import derive_seed
 
 Cell: TypeAlias = tuple[int, ...]
-"""(seed, step, microbatch)."""
+"""Key of a cell: (seed, step, microbatch)."""
 
 
 def run_by_cell(
     layer: nn.Module, place: int, cell: Callable[[], Cell], *, draws: bool, recomputes: bool
 ) -> None:
-    """Make a layer's forward that of a cell.
+    """Wrap a layer's forward, so that it draws and recomputes by cell.
 
     Args:
-        layer: of the stage.
-        place: where it is in the whole model.
-        cell: tells the cell that is computed now.
-        draws: whether there is randomness in it.
-        recomputes: whether only its inputs are kept for the backward.
+        layer: layer of the stage.
+        place: index of the layer in the whole model.
+        cell: returns the cell that is computed now.
+        draws: whether the layer draws random numbers.
+        recomputes: whether only its inputs are kept for the backward pass.
     """
     if not draws and not recomputes:
         return

@@ -1,4 +1,4 @@
-"""The checkpoints of a job: which of them are whole."""
+"""Checkpoints of a job: find the newest one that is not damaged."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from share_compute.models.checksums import damage
 from share_compute.models.weights import finished_folders, set_aside
 
 STATE = "training.json"
-"""In a checkpoint: where training stood."""
+"""File in a checkpoint that holds the state of training."""
 
 
 class Chosen(NamedTuple):
-    """What a job continues from."""
+    """Checkpoint that a job continues from."""
 
     folder: Path | None
-    """None: it begins anew."""
+    """Folder of the checkpoint; None restarts the job from its first step."""
     notes: tuple[str, ...]
-    """What is wrong with newer ones, for people."""
+    """Problems of newer checkpoints, for people."""
 
 
 def newest_whole(wanted: Path) -> Chosen:
-    """Return the checkpoint that a job continues from; those that are damaged are set aside.
+    """Return the checkpoint that a job continues from; set damaged ones aside.
 
     Args:
-        wanted: its last one, as far as the control plane knows. If it is damaged, the next older one is taken. If it
-            is not there any more, it made room for newer ones.
+        wanted: last checkpoint that the control plane knows. If it is damaged, the next older one is taken. If it
+            does not exist any more, it was pruned for newer ones, and the newest is taken.
 
     Raises:
-        UserError: all that are there are damaged.
+        UserError: all existing checkpoints are damaged.
     """
     there = finished_folders(wanted.parent)
     if wanted in there:
@@ -51,7 +51,7 @@ def newest_whole(wanted: Path) -> Chosen:
 
 
 def _state_damage(folder: Path) -> str | None:
-    """Return what is wrong with `STATE`, which folders without checksums have, too."""
+    """Return the problem of the file `STATE`, or None; this also checks folders without checksums."""
     file = folder / STATE
     try:
         json.loads(file.read_bytes())

@@ -10,41 +10,41 @@ from typing import Any
 import xxhash
 
 CHECKSUMS = "checksums.json"
-"""In a folder: the algorithm, and the size and checksum of every other file."""
+"""File in a folder that holds the algorithm, and the size and checksum of every other file."""
 ALGORITHM = "xxh3_128"
 _BLOCK_BYTES = 2**20
 
 
 class Checksums:
-    """The checksums of files that grow."""
+    """Incremental checksums of files that grow."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, xxhash.xxh3_128] = {}
         self._sizes: dict[str, int] = {}
 
     def add(self, name: str, content: bytes) -> None:
-        """Take in what was added to a file."""
+        """Update the checksum of a file with content appended to it."""
         self._hashes.setdefault(name, xxhash.xxh3_128()).update(content)
         self._sizes[name] = self._sizes.get(name, 0) + len(content)
 
     def add_file(self, file: Path) -> None:
-        """Take in a whole file; it is read once."""
+        """Add the checksum of a whole file, reading it once."""
         self.add(file.name, b"")
         with file.open("rb") as opened:
             while block := opened.read(_BLOCK_BYTES):
                 self.add(file.name, block)
 
     def rename(self, name: str, final: str) -> None:
-        """Say that a file has another name."""
+        """Record that a file was renamed."""
         self._hashes[final], self._sizes[final] = self._hashes.pop(name), self._sizes.pop(name)
 
     def remove(self, name: str) -> None:
-        """Say that a file is gone, if it was there."""
+        """Record that a file was removed, if it existed."""
         self._hashes.pop(name, None)
         self._sizes.pop(name, None)
 
     def document(self) -> dict[str, Any]:
-        """Return what `CHECKSUMS` says."""
+        """Return the content of the file `CHECKSUMS`."""
         files = {
             name: {"size_bytes": self._sizes[name], "checksum": self._hashes[name].hexdigest()}
             for name in sorted(self._hashes)
@@ -53,13 +53,13 @@ class Checksums:
 
 
 def damage(folder: Path, is_meant: Callable[[str], bool] = lambda _name: True) -> str | None:
-    """Return what is wrong with a folder's files, naming the first one; None if nothing is.
+    """Return the first problem of a folder's files, or None.
 
-    Every file is read once, whole. Folders of earlier versions have no `CHECKSUMS`: nothing is known against them.
+    Every file is read whole, once. Folders of earlier versions have no `CHECKSUMS` and count as undamaged.
 
     Args:
-        folder: finished.
-        is_meant: whether a file is looked at, by its name; default: all are.
+        folder: a finished folder.
+        is_meant: whether to check a file, by its name; default: all files.
     """
     file = folder / CHECKSUMS
     if not file.exists():

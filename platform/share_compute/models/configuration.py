@@ -1,6 +1,6 @@
-"""The configuration that a job declares for a Hugging Face model, as it stands in the job or in the model's folder.
+"""The Hugging Face configuration of a job's model, from the job or from the model's folder.
 
-Free of torch: the control plane looks at it, too.
+This module does not import torch, since the control plane uses it, too.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def model_vocab_size(model: ModelSpec) -> int | None:
-    """Return how many tokens the model has embeddings for; None when its configuration does not say.
+    """Return the number of tokens with an embedding in the model; None if its configuration has no such number.
 
     Raises:
-        UserError: the model's folder or its config.json cannot be read, or the number is not one.
+        UserError: the model's folder or its config.json cannot be read, or the number is no positive integer.
     """
     config = declared_config(model)
     inner = config.get("text_config")

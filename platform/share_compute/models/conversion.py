@@ -1,7 +1,7 @@
 """Folders of pretrained models, read by the names that the model's code uses.
 
-Many architectures are stored under other names than their code has, or in other pieces: one tensor for each expert,
-say. transformers knows how to convert each; here its conversions run for one tensor at a time, when it is asked for.
+Many architectures are stored under other names than their code uses, or in other pieces, such as one tensor for each
+expert. transformers has a conversion for each; here a conversion runs for one tensor at a time, when it is read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PretrainedWeights:
     """The tensors of a pretrained folder, under the names of the model's code.
 
     Args:
-        folder: the files.
-        config: the model's configuration.
-        model: sketch of the model; default: of the causal language model that the configuration makes.
+        folder: folder of safetensors files.
+        config: configuration of the model.
+        model: sketch of the model; default: sketch of the configuration's causal language model.
 
     Raises:
         UserError: the weights do not belong to the configuration.
@@ -72,7 +72,7 @@ class PretrainedWeights:
             recipe.add_tensor(name, stored, pattern or stored, partial(self._folder.read, stored))
         for name, recipe in collected.items():
             for target in recipe.target_patterns:
-                # A recipe with several targets goes by the name of its first.
+                # A recipe with several targets is keyed by the name of its first one.
                 self._recipes[name.replace(recipe.target_patterns[0], target)] = (name, recipe)
 
     def names(self) -> list[str]:
@@ -86,7 +86,7 @@ class PretrainedWeights:
             UserError: there is no such tensor.
         """
         if name not in self._recipes:
-            return self._folder.read(name, start, stop)  # which says that it is not there
+            return self._folder.read(name, start, stop)  # raises the error for a missing tensor
         key, recipe = self._recipes[name]
         if isinstance(recipe, WeightRenaming):
             return self._folder.read(recipe.source_patterns[0], start, stop)
@@ -98,7 +98,7 @@ class PretrainedWeights:
 
 
 def recipe_copy(recipe: WeightConverter) -> WeightConverter:
-    """Return a recipe that can be used up; the tensors are read when it is."""
+    """Return a copy of a recipe, since ``convert`` consumes it; tensors are read during the conversion."""
     fresh = copy.copy(recipe)
     fresh.collected_tensors = {
         pattern: list(readers) for pattern, readers in recipe.collected_tensors.items()

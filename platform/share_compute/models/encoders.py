@@ -1,12 +1,12 @@
-"""Encoders: models whose tokens all see each other, which turn texts into vectors; and how those vectors are made.
+"""Encoders: models with bidirectional attention that turn texts into vectors, and the pooling of these vectors.
 
-Unlike causal models, encoders of transformers declare no pipeline plan. So the architectures whose parts are known are
-listed here; tests compare the vectors of each, cut into pools, with those of transformers.
+Unlike causal models, encoders of transformers declare no pipeline plan. So this module lists the supported
+architectures and their parts. Tests compare the vectors of each one, split into stages, with those of transformers.
 
-A folder may say, as sentence-transformers writes it, how the hidden states of a text become its vector: the steps are
-in ``modules.json``, and the folder of the pooling step says which one it is. Without that it is the mean.
+A folder in the format of sentence-transformers defines how the hidden states of a text become its vector. The steps are
+in ``modules.json``, and the folder of the pooling step names its mode. Without these files the mode is the mean.
 
-Free of torch: the control plane looks at it, too.
+This module does not import torch, since the control plane uses it, too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from share_compute.strict import StrictModel
 
 _WINDOW_KEY = "max_position_embeddings"
 _DEFAULT_PADDING_ID = 1
-"""Of the architectures that count positions from behind it, when the configuration does not say."""
+"""Padding id of architectures with `counts_from_padding`, if the configuration has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
-    """Where the parts of an architecture are: paths of modules inside its base model."""
+    """Paths of an architecture's parts inside its base model."""
 
     layers: str = "encoder.layer"
-    """The list of its layers."""
+    """Path of the list of its layers."""
     closing: tuple[str, ...] = ()
-    """What follows the last layer."""
+    """Paths of the modules after the last layer."""
     counts_from_padding: bool = False
-    """Whether the first position is the one behind the padding token's id, so that fewer are left for tokens."""
+    """Whether positions start after the padding token's id, so that fewer are left for tokens."""
 
 
 ENCODERS: Mapping[str, EncoderParts] = {
@@ -46,25 +46,25 @@ ENCODERS: Mapping[str, EncoderParts] = {
     "roberta": EncoderParts(counts_from_padding=True),
     "xlm-roberta": EncoderParts(counts_from_padding=True),
 }
-"""What can be served, by ``model_type``. Each embeds tokens in a module ``embeddings``."""
+"""Encoders that can be served, by ``model_type``. Each embeds tokens in a module ``embeddings``."""
 
 
 class Pooling(StrictModel):
-    """How the hidden states of a text's tokens become one vector."""
+    """Rule that turns the hidden states of a text's tokens into one vector."""
 
     mode: Literal["mean", "cls"] = "mean"
-    """The mean of all tokens, or the first token alone."""
+    """mean: average of all tokens; cls: the first token alone."""
     is_normalized: bool = False
-    """Whether vectors are made one long."""
+    """Whether vectors are scaled to length 1."""
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration is of an encoder that can be served."""
+    """Return whether a configuration describes an encoder that can be served."""
     return config.get("model_type") in ENCODERS and not config.get("is_decoder")
 
 
 def encoder_window(config: Mapping[str, Any]) -> int | None:
-    """Return the longest text of an encoder, in tokens; None when its configuration does not say."""
+    """Return the longest text of an encoder, in tokens; None if its configuration has no limit."""
     window = config.get(_WINDOW_KEY)
     if not isinstance(window, int):
         return None
@@ -75,14 +75,14 @@ def encoder_window(config: Mapping[str, Any]) -> int | None:
 
 
 def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
-    """Return how a folder's model makes vectors; None when it is no encoder, and writes text.
+    """Return the pooling of a folder's model; None if it is no encoder, but generates text.
 
     Args:
-        folder: of the model.
-        config: what its config.json says.
+        folder: folder of the model.
+        config: content of its config.json.
 
     Raises:
-        UserError: its vectors are made in a way that is not known here, or by a model that is no encoder.
+        UserError: its pooling is not supported, or a model that is no supported encoder makes the vectors.
     """
     steps = _steps(folder)
     if not is_encoder(config):
@@ -105,13 +105,13 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
 
 
 def trained_window(folder: Path) -> int | None:
-    """Return how many tokens of a text sentence-transformers would look at; None where the folder does not say."""
+    """Return the number of tokens at which sentence-transformers truncates a text; None if the folder has no limit."""
     found = _read(folder / "sentence_bert_config.json").get("max_seq_length")
     return found if isinstance(found, int) and found > 0 else None
 
 
 def _steps(folder: Path) -> list[tuple[str, Path]]:
-    """Return the kind of each step in modules.json, and its folder; none where there is no such file."""
+    """Return the kind and the folder of each step in modules.json; [] if there is no such file."""
     listed = _read(folder / "modules.json", list)
     try:
         return [(str(step["type"]).rpartition(".")[2], folder / str(step.get("path", ""))) for step in listed]
@@ -132,7 +132,7 @@ def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return what a JSON file has; nothing where there is no file."""
+    """Return the content of a JSON file; an empty ``kind`` if there is no file."""
     if not file.is_file():
         return kind()
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints, made into folders that others can use: what the job's result would be, had it ended there."""
+"""Export of checkpoints as plain model folders: the job's result, as if it had ended at the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
 
 
 def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
-    """Write a checkpoint as a plain folder, without the optimizer's state; return its bytes.
+    """Write a checkpoint as a plain folder, without the optimizer's state; return its size in bytes.
 
-    A whole model's files are linked where the file system can: they take no room of their own while the checkpoint is
-    kept. Adapters are written alone, or added to the weights, as the job says.
+    Files of a whole model are hard links where the file system supports them, so they take no extra disk space while
+    the checkpoint is kept. Adapters are written alone, or merged into the weights, depending on the job.
 
     Args:
         checkpoint: a finished folder.
-        spec: of the job.
-        target: the folder to write; replaced if it exists.
+        spec: specification of the job.
+        target: folder to write; replaced if it exists.
 
     Raises:
-        NotFound: there is no such checkpoint any more.
-        UserError: it is damaged.
-        Unavailable: the disk is full.
+        NotFound: the checkpoint does not exist any more.
+        UserError: the checkpoint is damaged.
+        Unavailable: the disk is full or cannot be written.
     """
     if not checkpoint.is_dir():
         raise NotFound(
@@ -62,11 +62,11 @@ def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
 
 
 def adapter_description(config: Mapping[str, Any], spec: TrainJob) -> dict[str, Any]:
-    """Return what ``adapter_config.json`` says of the adapters that a job trains.
+    """Return the content of ``adapter_config.json`` for the adapters that a job trains.
 
     Args:
-        config: of the model that they belong to.
-        spec: of the job.
+        config: configuration of the model that is adapted.
+        spec: specification of the job.
     """
     from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
     from share_compute.models.huggingface import Outline, sketch  # noqa: PLC0415
@@ -87,7 +87,7 @@ def _adapters(folder: WeightFolder) -> dict[str, Tensor]:
 
 
 def _merged(folder: WeightFolder, lora: LoraSpec) -> Iterator[dict[str, Tensor]]:
-    """Give the model's own weights, with what adapters learnt added to them, file by file."""
+    """Yield the model's own weights with the adapters merged into them, file by file."""
     for names in folder.groups():
         own = [name for name in names if not is_adapter(name)]
         if own:
@@ -100,7 +100,7 @@ def _with_adapter(folder: WeightFolder, name: str, lora: LoraSpec) -> Tensor:
     a, b = (f"{matrix}.lora_{part}.weight" for part in "AB")
     if a not in folder:
         return weight
-    # As peft does it, so that the bits are those of the result.
+    # In the order of peft's own computation, so that the bits equal those of the job's result.
     return weight + folder.read(b) @ folder.read(a) * (lora.alpha / lora.rank)
 
 

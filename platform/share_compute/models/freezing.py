@@ -1,4 +1,4 @@
-"""Which parameters of a model are trained, by their stored names."""
+"""Freezing: choose the parameters of a model that are trained, by their stored names."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from share_compute.errors import UserError
 from share_compute.strict import nearest
 
 BEFORE = -1
-"""Place of what stands before the first layer."""
+"""Place of parameters before the first layer."""
 Named: TypeAlias = tuple[str, nn.Parameter]
 _LAYERS = re.compile(r"layers\[(-?\d*):(-?\d*)\]")
 
 
 class Places(NamedTuple):
-    """Tells by its stored name where in the whole model a parameter is."""
+    """Map from the stored name of a parameter to its place in the whole model."""
 
     stack: str
-    """What names of layers begin with: ``model.layers.`` before the number."""
+    """Prefix of the names of layers: ``model.layers.`` before the number."""
     num_layers: int
     opening: tuple[str, ...] = ()
-    """What names of things before the first layer begin with."""
+    """Prefixes of names before the first layer."""
 
     def of(self, name: str) -> int:
-        """Return the layer that a parameter is in; `BEFORE` the first, or ``num_layers`` after the last."""
+        """Return the layer of a parameter: `BEFORE` if before the first, ``num_layers`` if after the last."""
         if name.startswith(self.stack):
             number = name[len(self.stack) :].partition(".")[0]
             if number.isdecimal():
@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
 
 def frozen_names(names: Iterable[str], patterns: Sequence[str], places: Places) -> set[str]:
-    """Return the names that some pattern stands for: a glob of stored names, or a range of layers ``layers[:6]``."""
+    """Return the names that match a pattern: a glob of stored names, or a range of layers ``layers[:6]``."""
     found: set[str] = set()
     known = list(names)
     for pattern in patterns:
@@ -46,15 +46,15 @@ def frozen_names(names: Iterable[str], patterns: Sequence[str], places: Places) 
 
 
 def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places) -> None:
-    """Make sure that each pattern freezes something of a model, and that something is left to train.
+    """Check that each pattern freezes a parameter, and that a parameter is left to train.
 
     Args:
         names: stored names of all parameters of the whole model.
-        patterns: what is frozen.
-        places: of the model.
+        patterns: patterns of frozen parameters.
+        places: parameter places of the model.
 
     Raises:
-        UserError: it is not so.
+        UserError: a pattern matches no parameter, or the patterns match all.
     """
     for pattern in patterns:
         if not _matches(names, pattern, places):
@@ -72,12 +72,12 @@ def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places)
 
 
 def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places) -> None:
-    """Let those that are frozen take no gradient.
+    """Turn off gradients of frozen parameters.
 
     Args:
-        parameters: with their stored names.
-        patterns: what is frozen.
-        places: of the whole model.
+        parameters: parameters with their stored names.
+        patterns: patterns of frozen parameters.
+        places: parameter places of the whole model.
     """
     given = list(parameters)
     frozen = frozen_names((name for name, _ in given), patterns, places)
@@ -87,12 +87,12 @@ def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places)
 
 
 def trains_before(parameters: Iterable[Named], layer: int, places: Places) -> bool:
-    """Return whether something before a layer is trained, so that gradients have to get there.
+    """Return whether a parameter before a layer is trained, so that gradients have to reach it.
 
     Args:
-        parameters: of the whole model, with their stored names.
-        layer: the first of a shard.
-        places: of the model.
+        parameters: parameters of the whole model, with their stored names.
+        layer: first layer of a shard.
+        places: parameter places of the model.
     """
     return any(parameter.requires_grad and places.of(name) < layer for name, parameter in parameters)
 

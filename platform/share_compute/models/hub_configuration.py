@@ -1,4 +1,4 @@
-"""What transformers says of a configuration before a model is built of it. Imports no torch."""
+"""Check a configuration with transformers before a model is built from it. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     """Return a declared configuration with all defaults of its architecture.
 
     Raises:
-        UserError: the architecture is unknown, or a value is not one that it allows.
+        UserError: the architecture is unknown, or it does not allow a value.
     """
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
     try:
@@ -40,10 +40,11 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def check_trainable(config: Mapping[str, Any]) -> None:
-    """Look at a configuration of a model that is to be trained over several machines.
+    """Check that a model of this configuration can be trained over several machines.
 
     Raises:
-        UserError: it is no causal language model with a pipeline plan, or its heads do not fit each other.
+        UserError: the model is no causal language model with a pipeline plan, or its number of attention heads is no
+            multiple of its number of key-value heads.
     """
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 - the names alone; imports no torch
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -67,7 +68,7 @@ def check_trainable(config: Mapping[str, Any]) -> None:
 
 
 def no_pipeline_plan(model_type: str) -> UserError:
-    """Return the error of an architecture that cannot be cut into stages."""
+    """Return the error for an architecture that cannot be split into stages."""
     return UserError(
         f"architecture {model_type!r} declares no pipeline plan",
         mend="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
@@ -75,5 +76,5 @@ def no_pipeline_plan(model_type: str) -> UserError:
 
 
 def on_one_line(failure: BaseException) -> str:
-    """Return what a failure says on one line; validators say what is wrong on their last."""
+    """Return a failure's message on one line of at most 300 characters; validators name the cause on their last."""
     return " ".join(str(failure).split())[:300]

@@ -1,8 +1,8 @@
 """Stages of Hugging Face causal language models, from the models' own code.
 
-A stage is a sketch of the whole model with the modules of other stages replaced by pass-throughs, then given memory.
-Which module embeds, which repeat and which come last is read from the architecture's own pipeline plan
-(``base_model_pp_plan``), so nothing here knows any architecture by name.
+A stage is a sketch of the whole model (large parameters on the meta device). The modules of other stages are replaced
+by pass-throughs; then the rest gets memory. The architecture's own pipeline plan (``base_model_pp_plan``) names the
+embedding, the repeated layers and the modules after them, so nothing here knows any architecture by name.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from share_compute.models.hub_configuration import hub_configuration, no_pipelin
 from share_compute.planning.partitioning import Shard
 
 _SMALL = 2**14
-"""Numbers in a parameter that is real from the start."""
+"""Largest parameter, in numbers, that has memory in a sketch."""
 _HUGE = 2**26
-"""Numbers in a tensor that is not even real while its module is constructed."""
+"""Largest tensor, in numbers, that has memory while its module is constructed."""
 _INPUT_SCALES = ("embedding_multiplier",)
-"""Attributes by which some base models scale what they embed: they must not scale a later stage's input again."""
+"""Attributes by which some base models scale their embeddings: a later stage must not scale its inputs again."""
 
 
 class _HeldElsewhere(UserError, AttributeError):
-    """A stage's code reads a module that another stage holds; also an AttributeError, so that `hasattr` works."""
+    """Error: a stage's code reads a module that another stage holds. An AttributeError, so that `hasattr` works."""
 
 
 class PassThrough(nn.Module):
-    """Stands where another stage's module was, and returns its first argument."""
+    """Placeholder for a module of another stage; it returns its first argument."""
 
     def __init__(self, original: nn.Module | None = None) -> None:
         super().__init__()
-        # Some models read plain facts of a layer (its kind of attention) before they call it.
+        # Some models read plain attributes of a layer (its kind of attention) before they call it.
         for name, value in vars(original).items() if original is not None else ():
             if not name.startswith("_") and isinstance(value, str | int | float | bool):
                 setattr(self, name, value)
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return ``hidden`` as it came."""
+        """Return ``hidden`` unchanged."""
         return hidden
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +64,7 @@ class PassThrough(nn.Module):
 
 
 class Outline:
-    """Where the parts of a model are, by its pipeline plan."""
+    """Names of a model's parts, from its pipeline plan."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.base = model.base_model
@@ -75,7 +75,7 @@ class Outline:
         self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
         self.layers = layers[0]
         order = list(plan)
-        # Some plans leave out the dropout of what was embedded; all list the modules in the order of their use.
+        # Some plans omit the dropout after the embedding; all list the modules in the order of their use.
         dropouts = [name for name, child in self.base.named_children() if isinstance(child, nn.Dropout)]
         self.opening = list(dict.fromkeys(order[: order.index(self.layers)] + dropouts))
         self.closing = [name for name in order if name not in (*self.opening, self.layers)]
@@ -89,13 +89,13 @@ class Outline:
 
 
 def hidden_size_of(config: Mapping[str, Any]) -> int | None:
-    """Return how many numbers a token's hidden state has; None where the configuration does not say."""
+    """Return the size of a token's hidden state; None if the configuration has none."""
     size = getattr(hub_configuration(config).get_text_config(), "hidden_size", None)
     return size if isinstance(size, int) else None
 
 
 class _HugeOnMeta(TorchFunctionMode):
-    """Keeps huge empty tensors on the meta device: no memory is asked for, not even for a moment."""
+    """Create huge empty tensors on the meta device, so that no memory is requested even briefly."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -110,11 +110,11 @@ class _HugeOnMeta(TorchFunctionMode):
 
 @contextmanager
 def _sketching() -> Iterator[None]:
-    """Models built inside have their large parameters on the meta device: they take no memory.
+    """Build models inside this context with their large parameters on the meta device, where they take no memory.
 
-    Buffers and small parameters get their real values, since those that their constructor computes (rotary
-    frequencies, coefficients of an activation) no rule of initialisation and no checkpoint may bring back. What is
-    random in them is the same for everybody.
+    Buffers and small parameters get real values. Constructors compute some of them (rotary frequencies, coefficients of
+    an activation), and neither an initialization rule nor a checkpoint may restore those. Random values among them are
+    the same on every machine.
     """
     register = nn.Module.register_parameter
 
@@ -135,13 +135,13 @@ def _sketching() -> Iterator[None]:
 
 
 def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool) -> None:
-    """Move what is real to ``device``, and give memory to what was sketched.
+    """Move real tensors to ``device``, and allocate the parameters on the meta device there.
 
     Args:
-        model: sketched.
-        device: where it is to be.
-        is_filled_later: whether everything will be overwritten: then no memory is touched before. Else it is zero, as
-            constructors start large parameters that no rule of initialisation covers (some routers of experts).
+        model: sketch of a model.
+        device: target device.
+        is_filled_later: whether everything will be overwritten; then the memory stays uninitialized. Otherwise it is
+            zeroed, as constructors do with large parameters that no initialization rule covers (some expert routers).
     """
     fresh = torch.empty_like if is_filled_later else torch.zeros_like
     for module in model.modules():
@@ -155,12 +155,12 @@ def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool
 def sketch(
     config: Mapping[str, Any], dtype: torch.dtype = torch.float32, kind: Any = AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """Return the whole model without memory for its weights; see `_sketching`.
+    """Return the whole model without memory for its large weights; see `_sketching`.
 
     Args:
-        config: of the model.
-        dtype: of its weights; those that the architecture keeps in float32 stay so.
-        kind: class of transformers that makes models of configurations.
+        config: configuration of the model.
+        dtype: type of its weights; weights that the architecture keeps in float32 stay so.
+        kind: auto class of transformers that builds models from configurations.
 
     Raises:
         UserError: the configuration makes no such model.
@@ -193,22 +193,22 @@ def sketch(
 
 
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """Return {name of a tied parameter: name it is stored under}."""
+    """Return {name of a tied parameter: name under which it is stored}."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def trained_sketch(
     blueprint: Blueprint, dtype: torch.dtype = torch.float32
 ) -> tuple[PreTrainedModel, Outline]:
-    """Return the sketch of a whole model with its adapters; what is not trained takes no gradient.
+    """Return the sketch of a whole model with its adapters, and its outline; frozen parameters take no gradient.
 
     Args:
-        blueprint: of the model.
-        dtype: of its weights.
+        blueprint: blueprint of the model.
+        dtype: type of its weights.
 
     Raises:
-        UserError: the configuration makes no causal language model that can be cut, or what is frozen or adapted is
-            not there.
+        UserError: the configuration makes no causal language model that can be split, or a frozen or adapted parameter
+            does not exist.
     """
     model = sketch(blueprint.config or {}, dtype)
     outline = Outline(model)
@@ -232,11 +232,11 @@ class HuggingFaceStage(Stage):
     """One shard of a causal language model.
 
     Args:
-        blueprint: of the whole model.
-        shard: which part of it this is.
-        device: where it is.
-        serves_in: None trains. A type: it only answers, with weights of this type and nothing that training needs.
-        change: is given the sketched model, and the names of tied weights, before it gets memory.
+        blueprint: blueprint of the whole model.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+        serves_in: type of the weights for inference only, without anything that training needs; None for training.
+        change: function applied to the sketch and the names of tied weights before the model gets memory.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class HuggingFaceStage(Stage):
         materialize(model, device, is_filled_later=serves_in is not None)
         present = set(model.state_dict())
         for target, source in tied.items():
-            if target in present and source in present:  # each was given its own memory
+            if target in present and source in present:  # `materialize` allocated each separately
                 owner, _, leaf = target.rpartition(".")
                 setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
         self.tied = {target: source for target, source in tied.items() if target in present}
@@ -313,15 +313,15 @@ class HuggingFaceStage(Stage):
 
     @property
     def layers(self) -> dict[int, nn.Module]:
-        """The shard's layers, by their place in the whole model."""
+        """The shard's layers, by their index in the whole model."""
         stack = getattr(self._base, self._stack)
         return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
 
     def take_over(self, other: HuggingFaceStage) -> dict[str, Tensor]:
-        """Take what both have from a stage of the same model that is of no use afterwards.
+        """Take the modules that both have from a stage of the same model, which must not be used afterwards.
 
         Returns:
-            What is still to be filled, by stored name.
+            The tensors that are still to be filled, by stored name.
         """
         taken: set[int] = set()
         for holder, others in zip(self._holders(), other._holders(), strict=True):
@@ -330,7 +330,7 @@ class HuggingFaceStage(Stage):
                 if child in self._holders() or not _is_whole(child) or not _is_whole(given[name]):
                     continue
                 if self._is_tied_here(child):
-                    continue  # it gets what its twin gets
+                    continue  # it gets the weights of its source below
                 holder.register_module(name, given[name])
                 taken |= {tensor.data_ptr() for tensor in given[name].state_dict().values()}
         for target, source in self.tied.items():
@@ -340,14 +340,14 @@ class HuggingFaceStage(Stage):
         return {name: tensor for name, tensor in self.persistent().items() if tensor.data_ptr() not in taken}
 
     def _holders(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        """Return the modules whose children are what a model is cut between."""
+        """Return the modules between whose children a model is split."""
         return self._model, self._base, getattr(self._base, self._stack)
 
     def _holds(self, name: str) -> bool:
         return not isinstance(self._model.get_submodule(name.rpartition(".")[0]), PassThrough)
 
     def _is_tied_here(self, module: nn.Module) -> bool:
-        """Whether a module's weights are those of another module of this stage."""
+        """Return whether a module's weights are tied to another module of this stage."""
         names = {name for name, child in self._model.named_modules() if child is module}
         return any(
             target.rpartition(".")[0] in names and self._holds(source) for target, source in self.tied.items()
@@ -358,7 +358,7 @@ class HuggingFaceStage(Stage):
         return self.run(inputs)
 
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
-        """Do what `compute` does, with further arguments of the model, or of its base on shards before the last."""
+        """Compute as `compute`, with further arguments for the model, or for its base on shards before the last."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         if self.shard.is_last:
             logits: Tensor = self.module(
@@ -370,7 +370,7 @@ class HuggingFaceStage(Stage):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Initialise by the architecture's own rule, each module from (seed, its name)."""
+        """Initialize by the architecture's own rule, each module from (seed, its name)."""
         sources = {
             target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()
         }
@@ -383,8 +383,8 @@ class HuggingFaceStage(Stage):
             torch.manual_seed(derive_seed(seed, stored))
             if stored in sources:
                 if whole is None:
-                    continue  # the embedding itself is here, and already has its values
-                # A tied head starts as the embedding does: by the embedding's rule and seed.
+                    continue  # the embedding is in this stage and is initialized already
+                # Initialize a tied head with the embedding's rule and seed, so that both have the same values.
                 twin = whole.get_submodule(sources[stored]).to_empty(device=own[0].device)
                 torch.manual_seed(derive_seed(seed, sources[stored]))
                 self._model._init_weights(twin)  # noqa: SLF001 - the architecture's rule has no public name
@@ -394,7 +394,7 @@ class HuggingFaceStage(Stage):
         self.initialize_added(seed)
 
     def initialize_added(self, seed: int) -> None:
-        """Give adapters their starting values."""
+        """Initialize the adapters."""
         if self._is_adapted:
             from share_compute.models.adapters import initialize_adapters  # noqa: PLC0415
 
@@ -406,7 +406,7 @@ class HuggingFaceStage(Stage):
         return frozenset(filter(is_adapter, self.persistent())) if self._is_adapted else frozenset()
 
     def stored_name(self, name: str) -> str:
-        """Return the name under which a tensor of `module` is stored: that of the whole model without adapters."""
+        """Return the name under which a tensor of `module` is stored: its name in the whole model without adapters."""
         if self._is_adapted:
             name = stored_name(name)
         return super().stored_name(name)
@@ -417,7 +417,7 @@ def _is_whole(module: nn.Module) -> bool:
 
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json of a trained model says: its class, and that its weights are float32."""
+    """Return the config.json of a trained model: ``config`` with its class, and float32 as the type of weights."""
     kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - the one place that knows
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

@@ -1,7 +1,7 @@
-"""One shard of an encoder of Hugging Face, from the model's own code; see `share_compute.models.encoders` for which.
+"""One shard of a Hugging Face encoder, from the model's own code; `share_compute.models.encoders` lists the encoders.
 
-It is a sketch of the whole base model in which layers of other shards are missing, then given memory. Modules keep the
-names that they have in the whole model.
+A shard is a sketch of the whole base model without the layers of other shards; then the rest gets memory. Modules keep
+their names in the whole model.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _EMBEDDING = "embeddings"
 
 
 class Entrance(nn.Module):
-    """Stands where a base model embeds, and returns what is embedded already."""
+    """Replacement of a base model's embedding that returns hidden states which are embedded already."""
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
-        """Return the hidden states among what the base model gives its embedding, ``[1, tokens, hidden]``."""
+        """Return the hidden states among the arguments of the embedding, ``[1, tokens, hidden]``."""
         hidden: Tensor = next(
             value
             for value in (*given, *named.values())
@@ -36,7 +36,7 @@ class Entrance(nn.Module):
 
 
 def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the whole base model without memory for its weights, and without what its vectors do not need.
+    """Return the whole base model without memory for its weights, and without its pooler, which vectors do not need.
 
     Raises:
         UserError: the configuration makes no encoder.
@@ -48,13 +48,13 @@ def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32
 
 
 class EncoderShard:
-    """One shard of an encoder, for answers alone.
+    """One shard of an encoder, for inference only.
 
     Args:
         config: Hugging Face configuration of the whole model, with ``model_type``.
-        shard: which part of it this is.
-        device: where it is.
-        dtype: of its weights.
+        shard: part of the model that this shard holds.
+        device: device of the shard.
+        dtype: type of its weights.
 
     Raises:
         UserError: the configuration makes no encoder.
@@ -69,10 +69,10 @@ class EncoderShard:
         assert isinstance(layers, nn.ModuleList)
         for index in range(len(layers)):
             if not shard.start <= index < shard.stop:
-                del layers._modules[str(index)]  # noqa: SLF001 - to delete an item would number the others anew
+                del layers._modules[str(index)]  # noqa: SLF001 - deleting an item would renumber the others
         self.base = model
         self.embedding: nn.Module | None = model.get_submodule(_EMBEDDING) if shard.is_first else None
-        """Takes ids ``[1, tokens]`` of one text as ``input_ids``, on the first shard."""
+        """Embedding of the first shard, called with ``input_ids`` ``[1, tokens]`` of one text; None on later shards."""
         setattr(model, _EMBEDDING, Entrance())
         self._whole = [f"{parts.layers}.{index}" for index in range(shard.start, shard.stop)]
         if shard.is_last:
@@ -98,10 +98,10 @@ class EncoderShard:
         return found
 
     def take_over(self, other: EncoderShard) -> dict[str, Tensor]:
-        """Take what both have from a shard of the same model that is of no use afterwards.
+        """Take the modules that both have from a shard of the same model, which must not be used afterwards.
 
         Returns:
-            What is still to be filled, by stored name.
+            The tensors that are still to be filled, by stored name.
         """
         taken = [path for path in self._whole if path in other._whole]
         for path in taken:
@@ -114,7 +114,7 @@ class EncoderShard:
 
 
 def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
-    """Estimate what an encoder costs by the shapes of its parts; it keeps nothing of past tokens.
+    """Estimate the cost profile of an encoder from the shapes of its parts; it keeps nothing of past tokens.
 
     Raises:
         UserError: the configuration makes no encoder.

@@ -1,8 +1,8 @@
 """The profile of a Hugging Face causal language model, counted from its own code without memory for its weights.
 
-What stands around the layers runs for real, on samples of a few lengths: it makes positions and masks, which are small,
-and by which some code decides what to do. Layers run on fake tensors, with what they were given there; of layers that
-are alike, only the first. Where code does not run without data, shapes tell about what it takes (`ShapeEstimate`).
+The code around the layers runs on real tensors, for samples of a few lengths. It makes positions and masks, which are
+small, and some code branches on their values. Layers run on fake tensors, with the arguments that this code passes to
+them; of identical layers only the first runs. `ShapeEstimate` estimates parts whose code does not run without data.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from share_compute.models.shape_estimate import ShapeEstimate
 from share_compute.planning.profile import Growth, ModelProfile, forward_only_before_training
 
 _LENGTHS = (256, 512, 1024, 768)
-"""Tokens of the counted samples: whole chunks of linear attention; the last one checks what the others say."""
+"""Lengths of the counted samples, in tokens: whole chunks of linear attention. The last one checks the fit."""
 _LONGER = (1280, 2048, 3072, 2560)
-"""Counted instead when attention has a window within the others: a mask is made only for what is longer."""
+"""Lengths used instead if an attention window lies within `_LENGTHS`: a mask is made only for longer samples."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
 _Lengths = tuple[int, ...]
@@ -48,16 +48,16 @@ _Found = dict[str, Growth | int]
 
 
 def profile_config(blueprint: Blueprint) -> ModelProfile:
-    """Count a causal language model, layer by layer; tied weights count once, with the embedding.
+    """Count the cost of a causal language model, layer by layer; tied weights count once, with the embedding.
 
     Raises:
-        UserError: the configuration makes no causal language model that can be cut, or what is frozen or adapted is
-            not there.
+        UserError: the configuration makes no causal language model that can be split, or a frozen or adapted parameter
+            does not exist.
     """
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
     embedding = getattr(outline.base, outline.embedding)
-    borrowed = tied_names(model)  # a sketch has parameters of their own for these
+    borrowed = tied_names(model)  # in a sketch these are separate parameters
     tied = next(
         (source for target, source in borrowed.items() if target.split(".")[0] in outline.heads), None
     )
@@ -94,11 +94,11 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
 
 
 class _Parts:
-    """Runs a sketch part by part.
+    """Run a sketch part by part.
 
     Args:
         model: the sketch; it is taken apart.
-        outline: where its parts are.
+        outline: names of its parts.
     """
 
     def __init__(self, model: PreTrainedModel, outline: Outline) -> None:
@@ -133,7 +133,7 @@ class _Parts:
         return _tried(self._embed)
 
     def head(self) -> _Found:
-        """Count what follows the last layer, with the loss, and what is computed once for all layers."""
+        """Count the modules after the last layer, the loss, and the computations shared by all layers."""
         return _tried(self._lose)
 
     def _embed(self, lengths: _Lengths) -> _Found:
@@ -172,7 +172,7 @@ class _Parts:
         return _growths(lengths, [self._follow(length) for length in lengths])
 
     def _follow(self, length: int) -> Count:
-        """Run the model on hidden states that lose their values where the last layer was."""
+        """Count a run of the model without layers; the modules after the last layer get fake hidden states."""
         entered: list[Tensor] = []
         logits: list[Tensor] = []
 
@@ -192,13 +192,13 @@ class _Parts:
         return replace(counted, kept_bytes=counted.kept_bytes + copies)
 
     def _given(self, index: int, length: int, *, cached: bool) -> _Call:
-        """Return what a layer is given, without values."""
+        """Return the arguments of a layer, with fake tensors."""
         if (length, cached) not in self._tours:
             self._tours[length, cached] = self._tour(length, cached=cached)
         return self._tours[length, cached][index]
 
     def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
-        """Run the model without its layers, and note what they would have been given."""
+        """Run the model without its layers, and record the arguments that each layer would get."""
         calls: dict[int, _Call] = {}
 
         def note(index: int, _: nn.Module, arguments: Any, options: Any) -> None:
@@ -216,9 +216,9 @@ class _Parts:
 
 
 class _GroupedProducts(TorchFunctionMode):
-    """Sends all rows to the first expert: as many operations and kept tensors as when experts share them.
+    """Send all rows to the first expert, which takes as many operations and kept tensors as sharing them.
 
-    Fake tensors of float32 do not pass through the real kernel's rules, though the kernel takes float32.
+    The checks of the real kernel reject fake tensors of float32, though the kernel accepts float32.
     """
 
     def __torch_function__(
@@ -231,7 +231,7 @@ class _GroupedProducts(TorchFunctionMode):
 
 
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
-    """Return what was found; nothing where the code does not run without data, and an estimate has to do."""
+    """Return the counted fields; none if the code does not run without data, so that the estimate remains."""
     try:
         try:
             return counting(_LENGTHS, *arguments)
@@ -259,7 +259,7 @@ def _output(layer: nn.Module, *arguments: Any, **options: Any) -> Tensor:
 
 
 def _numbers(kept: Cache) -> int:
-    """Return the keys, values and states in a cache."""
+    """Return the number of keys, values and states in a cache."""
     return sum(
         value.numel()
         for layer in kept.layers
@@ -269,7 +269,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return for each layer the index of the first that computes the same on tensors of the same shapes."""
+    """Return for each layer the index of the first one that computes the same on tensors of the same shapes."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [
@@ -279,7 +279,7 @@ def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> li
 
 
 def _likeness(layer: nn.Module) -> Hashable:
-    """Return all that tells layers apart but their place: modules, plain attributes, shapes, what is trained."""
+    """Return all that distinguishes layers except their index: modules, plain attributes, shapes, trained or frozen."""
     return tuple(
         (
             name,

@@ -35,7 +35,7 @@ from share_compute.specification import LayerSpec
 _FEATURES = 64
 """Numbers in a sample of the only data set that such models train on: 8 x 8 pixels."""
 _DENSE_BACKWARD_OPERATIONS = 5
-"""Two products, the sum for the bias, and the addition of two gradients to what is there."""
+"""Two products, the sum for the bias, and the accumulation of two gradients."""
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {
     "avg_pool2d": nn.AvgPool2d,
@@ -64,7 +64,7 @@ def _make(index: int, spec: LayerSpec) -> nn.Module:
 
 
 class _Layers(nn.Module):
-    """Layers [start, stop), named by their place in the whole model: ``layers.3.weight``."""
+    """Layers [start, stop), named by their index in the whole model: ``layers.3.weight``."""
 
     def __init__(self, specs: Sequence[LayerSpec], start: int, stop: int) -> None:
         super().__init__()
@@ -106,16 +106,16 @@ class LayeredStage(Stage):
 
     @property
     def layers(self) -> dict[int, nn.Module]:
-        """The shard's layers, by their place in the whole model."""
+        """The shard's layers, by their index in the whole model."""
         return {int(name): layer for name, layer in self.module.layers.items()}
 
     def compute(self, inputs: Tensor) -> Tensor:
-        """Take the features ``[batch, ...]`` or the output of the stage before; return the output of its last layer."""
+        """Take features ``[batch, ...]`` or the outputs of the stage before; return the outputs of the last layer."""
         outputs: Tensor = self.module(inputs)
         return outputs
 
     def initialize(self, seed: int) -> None:
-        """Initialise each layer by torch's own rule, from (seed, its name)."""
+        """Initialize each layer by torch's own rule, from (seed, its name)."""
         for name, module in self.module.named_modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
@@ -128,7 +128,7 @@ def _places(blueprint: Blueprint) -> Places:
 
 
 def _whole(blueprint: Blueprint) -> _Layers:
-    """Return all layers; what is frozen takes no gradient."""
+    """Return all layers; frozen parameters take no gradient."""
     module, places = _Layers(blueprint.layers, 0, len(blueprint.layers)), _places(blueprint)
     require_sense([name for name, _ in module.named_parameters()], blueprint.freeze, places)
     freeze(module.named_parameters(), blueprint.freeze, places)
@@ -136,12 +136,12 @@ def _whole(blueprint: Blueprint) -> _Layers:
 
 
 def profile_layers(blueprint: Blueprint) -> ModelProfile:
-    """Count a declared model, layer by layer; samples have no length, so all growth is constant.
+    """Count the cost of a declared model, layer by layer; samples have no length, so all growth is constant.
 
-    Layers that do not fit their samples are estimated: it is for training to say what is wrong with them.
+    If layers do not fit their samples, all layers are estimated instead; training reports the error.
 
     Raises:
-        UserError: a layer has wrong options, or what is frozen is not there.
+        UserError: a layer has wrong options, or a frozen parameter does not exist.
     """
     with torch.device("meta"):
         modules = list(_whole(blueprint).layers.values())
@@ -153,7 +153,7 @@ def profile_layers(blueprint: Blueprint) -> ModelProfile:
 
 
 def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...] | None:
-    """Return the shape of what enters a layer, ``[batch, ...]``; None where a layer before does not fit its input."""
+    """Return the shape of a layer's inputs, ``[batch, ...]``; None if an earlier layer does not fit its input."""
     with torch.device("meta"):
         modules = _Layers(blueprint.layers, 0, layer).layers.values()
         hidden = torch.empty(batch, _FEATURES)
@@ -161,7 +161,7 @@ def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...
             for module in modules:
                 hidden = module(hidden)
         except (RuntimeError, ValueError, IndexError):
-            return None  # for training to say what is wrong
+            return None  # training reports the error
     return tuple(hidden.shape)
 
 
@@ -181,7 +181,7 @@ def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerPro
         logits = hidden.detach().requires_grad_()
         targets = torch.empty(logits.shape[:-1], dtype=torch.int64)
         loss = count(partial(summed_cross_entropy, logits, targets), logits, nn.Identity())
-    # What a layer makes is kept when itself or a later one saves it, which not all layers do with their inputs.
+    # The output of a layer is kept if the layer or a later one saves it; not all layers save their inputs.
     kept = dict.fromkeys(range(-1, len(modules)), 0)
     for storage, memory in {
         key: value for each in (*counts, loss) for key, value in each.saved.items()
@@ -211,7 +211,7 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
 
 
 def _estimated(module: nn.Module) -> LayerProfile:
-    """Take a layer for a dense one: each parameter is used once, in one multiplication and one addition."""
+    """Estimate a layer as a dense one: each parameter is used once, in one multiplication and one addition."""
     parameters = parameters_of(module)
     width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)
     return LayerProfile(

@@ -1,4 +1,4 @@
-"""What a stage computes in, beside float32."""
+"""Mixed precision: compute a stage in bfloat16 or float16."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from share_compute.specification import Precision
 def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which matrices are multiplied in ``precision``; weights keep their own type.
 
-    Each use of a weight casts it anew. With a cache, the gradients of a weight that two layers share would be added up
-    in low precision inside a shard, but in float32 between two.
+    Each use of a weight casts it again. With autocast's cache, the gradients of a weight that two layers share would be
+    summed in low precision inside a shard, but in float32 between two shards.
     """
     if precision == "float32":
         return nullcontext()
@@ -22,10 +22,10 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:
-    """Make sure that a device can compute in ``precision``.
+    """Check that a device can compute in ``precision``.
 
     Raises:
-        UserError: it cannot.
+        UserError: the device cannot.
     """
     if precision == "float32":
         return

@@ -1,8 +1,7 @@
-"""Counts what code computes and keeps, without data: tensors have shapes, but no memory and no values.
+"""Count the operations and memory of code without data: tensors have shapes, but no memory and no values.
 
-Tensors are fake ones of the CPU (torch's `FakeTensorMode`), not of the meta device, so that attention takes the same
-fused kernel as it does for real. Where code asks for a value that was never computed, torch raises, and the caller has
-to estimate.
+Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention takes the same fused kernel
+as on real ones. If code reads a value that was never computed, torch raises, and the caller has to estimate.
 """
 
 from __future__ import annotations
@@ -26,41 +25,43 @@ from share_compute.planning.profile import Growth
 UNCOUNTABLE = (
     RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError
 )  # fmt: skip
-"""What a model's code raises when it cannot run without data."""
+"""Exceptions that a model's code raises when it cannot run without data."""
 LOSS_COPIES = 3
-"""Tensors of the size of the logits that exist while the loss goes backward, beside what autograd saved: the logits
-themselves, and the gradients before and after the softmax."""
+"""Tensors of the size of the logits in the loss's backward pass, beside the tensors that autograd saved.
+
+These are the logits themselves, and the gradients before and after the softmax.
+"""
 _TOLERANCE = 0.01
-"""How far from its growth a quantity may be where it was not fitted."""
+"""Largest relative deviation of a quantity from its fitted growth."""
 
 
 class Misfit(ValueError):
-    """A quantity does not grow as a parabola over these lengths."""
+    """Error: a quantity does not grow as a parabola over these lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one forward and one backward took."""
+    """Cost of one forward and one backward pass."""
 
     forward_flops: int
     backward_flops: int
     forward_operations: int
-    """Calls of kernels, without views."""
+    """Kernel calls, without views."""
     backward_operations: int
     kept_bytes: int
-    """What is kept between the two: what autograd saved, and the output; without inputs and parameters."""
+    """Memory kept between the two passes: tensors saved by autograd, and the output; without inputs and parameters."""
     saved: Mapping[StorageWeakRef, torch.UntypedStorage]
-    """What autograd saved, of whomever; without parameters."""
+    """Storages saved by autograd, those of inputs included; without parameters."""
     output: Tensor
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a mode in which new tensors are fake; tensors of one mode do not mix with those of another."""
+    """Return a mode in which new tensors are fake; tensors of different modes cannot be mixed."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def empty_module(mode: FakeTensorMode, module: nn.Module) -> None:
-    """Make all parameters and buffers of a module, wherever they are, fake ones of the CPU."""
+    """Replace all parameters and buffers of a module, on any device, by fake CPU tensors."""
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - there is no public way to replace them in place
             if parameter is not None:
@@ -74,17 +75,17 @@ def empty_module(mode: FakeTensorMode, module: nn.Module) -> None:
 
 
 def empty_tensors(mode: FakeTensorMode, values: Any) -> Any:
-    """Return tuples, lists and mappings with fake tensors of the same shapes in place of all tensors in them."""
+    """Return nested tuples, lists and mappings with all tensors replaced by fake ones of the same shapes."""
     return tree_map_only(Tensor, mode.from_tensor, values)
 
 
 def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
-    """Run forward and backward once and tell what they took; of fake tensors as of real ones.
+    """Run forward and backward once and return their cost, for fake or real tensors.
 
     Args:
-        run: the forward; its output is what the next layer gets.
-        inputs: tensors that somebody else keeps, nested in any way.
-        module: whose parameters are not counted as kept.
+        run: forward function; its output is the input of the next layer.
+        inputs: tensors kept elsewhere, nested in any way; they are not counted as kept.
+        module: module whose parameters and buffers are not counted as kept.
     """
     saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
 
@@ -120,7 +121,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
 
 class Operations(TorchDispatchMode):
-    """Counts calls of kernels; views of a tensor are none."""
+    """Count kernel calls; views of a tensor do not count."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -129,15 +130,15 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Let an operation run, and count it."""
+        """Run an operation, and count it."""
         del types
-        # Fake tensors ask for their device through the dispatcher.
+        # Skip prim: fake tensors look up their device through the dispatcher.
         self.count += not func.is_view and func.namespace != "prim"
         return func(*args, **(kwargs or {}))
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef:
-    """Return what two tensors have in common that share memory."""
+    """Return a key of a tensor's storage, equal for tensors that share memory."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
@@ -145,7 +146,7 @@ def fit(lengths: Sequence[int], values: Sequence[int]) -> Growth:
     """Return the parabola through the first three points.
 
     Raises:
-        Misfit: a further point is not on it.
+        Misfit: a further point is not on the parabola.
     """
     (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
     rise = Fraction(at_b - at_a, b - a)
@@ -159,12 +160,12 @@ def fit(lengths: Sequence[int], values: Sequence[int]) -> Growth:
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return torch's counter, with the kernels that it does not know."""
+    """Return torch's counter, extended by kernels that it does not know."""
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
 
 
 def _grouped_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
-    """Count ``[rows, k] @ [groups, k, n]`` and ``[m, rows] @ [rows, n]``, cut by rows: each row is in one group."""
+    """Count ``[rows, k] @ [groups, k, n]`` and ``[m, rows] @ [rows, n]``, grouped by rows, each in one group."""
     return 2 * first[0] * first[1] * second[-1]
 
 

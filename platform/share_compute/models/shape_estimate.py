@@ -1,9 +1,11 @@
-"""What parts of a language model cost by their shapes alone, for code that does not run without data.
+"""Cost estimates of a language model's parts from their shapes alone, for code that does not run without data.
 
-A dense matrix takes a multiplication and an addition for each parameter and token, and twice that backward; attention
-takes two products of all tokens with all tokens, two and a half times that backward, as fused kernels do it. Of
-experts, those that a token is sent to count. A layer keeps what a decoder layer with fused attention keeps for its
-backward: 10 x hidden + 4 x intermediate numbers a token (measured on Llama; gemma2 keeps a fifth more).
+- A dense matrix takes one multiplication and one addition per parameter and token, and twice that backward.
+- Attention takes two products of all tokens with all tokens, and two and a half times that backward, as in fused
+  kernels.
+- Only the experts that a token is sent to count.
+- A layer keeps for its backward as much as a decoder layer with fused attention: 10 x hidden + 4 x intermediate numbers
+  a token (measured on Llama; gemma2 keeps a fifth more).
 """
 
 from __future__ import annotations
@@ -23,30 +25,30 @@ _EXPERTS_OF_A_TOKEN = (
     "top_k_experts",
 )
 _FORWARD_OPERATIONS, _BACKWARD_OPERATIONS = 5, 9
-"""For each module that holds parameters, with what stands between: a layer of Llama has 41 and 78 for 9 modules."""
+"""Kernel calls per module with parameters, including those in between: 41 and 78 in a Llama layer of 9 modules."""
 _HEAD_PARTS = 3
-"""A norm, a matrix, the loss."""
+"""Parts of the head: a norm, a matrix, the loss."""
 _LOSS_NUMBERS = 4
-"""For each class: logits, their logarithms after the softmax, gradients of both."""
+"""Numbers kept for each class: logits, their log-softmax, and the gradients of both."""
 
 
 def parameters_of(module: nn.Module) -> int:
-    """Return the numbers that a module holds."""
+    """Return the number of parameters of a module, in scalars."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def frozen_parameters_of(module: nn.Module) -> int:
-    """Return how many of these take no gradient."""
+    """Return the number of a module's parameters that take no gradient, in scalars."""
     return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
 
 
 def largest_trained_of(module: nn.Module) -> int:
-    """Return the numbers of a module's largest parameter that takes a gradient."""
+    """Return the size of a module's largest trained parameter tensor, in scalars."""
     return max((each.numel() for each in module.parameters() if each.requires_grad), default=0)
 
 
 class ShapeEstimate:
-    """Estimates the parts of one model.
+    """Estimate the parts of one model.
 
     Args:
         config: the text part of its Hugging Face configuration.
@@ -82,7 +84,7 @@ class ShapeEstimate:
         )
 
     def embedding(self, module: nn.Module) -> LayerProfile:
-        """Estimate what stands before the first layer: it looks up, and multiplies nothing."""
+        """Estimate the modules before the first layer: lookups without multiplications."""
         return LayerProfile(
             parameters=parameters_of(module),
             frozen=frozen_parameters_of(module),
@@ -94,13 +96,13 @@ class ShapeEstimate:
         )
 
     def head(self, parameters: int, tied: int, frozen: int = 0, largest: int = 0) -> LayerProfile:
-        """Estimate what stands after the last layer, with the loss.
+        """Estimate the modules after the last layer, with the loss.
 
         Args:
-            parameters: held there.
-            tied: of the embedding, when it is the head too.
-            frozen: of those held there, how many are not trained.
-            largest: numbers of the largest that is trained.
+            parameters: number of their own parameters.
+            tied: number of the embedding's parameters if the head is tied to it, otherwise 0.
+            frozen: number of their own parameters that are not trained.
+            largest: size of their largest trained parameter tensor.
         """
         products = 2.0 * (parameters + tied)
         return LayerProfile(
@@ -115,7 +117,7 @@ class ShapeEstimate:
         )
 
     def _active_parameters(self, module: nn.Module) -> float:
-        """Return the parameters that one token meets."""
+        """Return the number of parameters that one token uses."""
         active = 0.0
         for name, part in module.named_modules():
             if name.rpartition(".")[2] != "experts":
@@ -127,14 +129,14 @@ class ShapeEstimate:
 
 
 def _rows(experts: nn.Module) -> int:
-    """Return the experts in a module that stacks them: the first dimension of all its parameters."""
+    """Return the number of experts in a module that stacks them: the least first dimension of its parameters."""
     return min((parameter.shape[0] for parameter in experts.parameters() if parameter.dim()), default=0)
 
 
 def _option(config: Any, *names: str, default: int) -> int:
-    """Return the first option that is a number."""
+    """Return the first of the named options that is a positive integer, or ``default``."""
     for name in names:
-        # Configurations whose layers differ raise RuntimeError for what differs.
+        # Configurations with per-layer values raise RuntimeError for options that differ between layers.
         with suppress(RuntimeError):
             value = getattr(config, name, None)
             if isinstance(value, int) and value > 0:

@@ -1,4 +1,4 @@
-"""Safetensors folders in the Hugging Face layout: single tensors read, pieces written, nothing half-written shown."""
+"""Safetensors folders in the Hugging Face layout: read single tensors, write in pieces, publish atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from share_compute.errors import Unavailable, UserError
 from share_compute.models.checksums import CHECKSUMS, Checksums
 
 CHUNK_BYTES = 2 * 2**20
-"""Tensors travel in pieces of about this size: nobody needs memory for a second shard, and Ray sends them inline."""
+"""Approximate size of the pieces in which tensors travel: so no process needs memory for a second shard, and Ray sends
+the pieces inline."""
 FILE_BYTES = 2**30
 """Size at which a folder's next file begins."""
 _DTYPES = {
@@ -45,11 +46,11 @@ class WeightFolder:
     """The tensors of a local folder of safetensors files.
 
     Args:
-        folder: holds ``<stem>.safetensors``, or pieces with an index.
+        folder: folder with ``<stem>.safetensors``, or several files with an index.
         stem: first part of the files' names.
 
     Raises:
-        UserError: no safetensors there, or a file is damaged.
+        UserError: the folder has no such safetensors file, or a file is damaged.
     """
 
     def __init__(self, folder: Path, stem: str = "model") -> None:
@@ -109,7 +110,7 @@ class WeightFolder:
         return tensor
 
     def digest(self) -> str:
-        """Return the SHA-256 of all tensors, by name: equal for folders with the same bits, however cut into files."""
+        """Return the SHA-256 of all tensors in order of name; it does not depend on the split into files."""
         whole = hashlib.sha256()
         for name in self.names():
             whole.update(name.encode())
@@ -120,7 +121,7 @@ class WeightFolder:
 def row_ranges(
     shape: Sequence[int], itemsize: int, limit_bytes: int = CHUNK_BYTES
 ) -> list[tuple[int, int | None]]:
-    """Cut a tensor into ranges of rows of at most ``limit_bytes`` (at least one row each)."""
+    """Split a tensor into ranges of rows of at most ``limit_bytes`` (at least one row each)."""
     if not shape or shape[0] == 0:
         return [(0, None)]
     row_bytes = math.prod(shape[1:]) * itemsize
@@ -129,12 +130,12 @@ def row_ranges(
 
 
 def rows_of(tensor: Tensor, start: int, stop: int | None) -> Tensor:
-    """Return rows [start, stop), as `row_ranges` cuts them; one number has no rows, and is returned whole."""
+    """Return rows [start, stop), as given by `row_ranges`; a scalar has no rows and is returned whole."""
     return tensor[start:stop] if tensor.dim() else tensor
 
 
 def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
-    """Share names out over batches of about ``limit_bytes``; a larger single tensor is a batch alone."""
+    """Yield names in batches of at most ``limit_bytes``; a larger tensor is a batch of its own."""
     names: list[str] = []
     size = 0
     for name, nbytes in sizes.items():
@@ -148,13 +149,13 @@ def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
 
 
 def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Iterator[dict[str, Tensor]]:
-    """Share named tensors out over files of about ``limit_bytes``, as `batches` does."""
+    """Yield named tensors in groups for files of at most ``limit_bytes``, as `batches` does."""
     for names in batches({name: tensor.nbytes for name, tensor in tensors.items()}, limit_bytes):
         yield {name: tensors[name] for name in names}
 
 
 def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
-    """Give a safetensors file piece by piece: its header, then rows of about 2 MiB, so that no copy is ever whole.
+    """Yield a safetensors file in pieces: its header, then rows of about 2 MiB, so that no whole copy is in memory.
 
     The format (https://github.com/huggingface/safetensors#format): length of the header as 8 bytes, the header as
     JSON, then the tensors' bytes one after the other.
@@ -178,13 +179,13 @@ def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 
 
 class FolderWriter:
-    """Writes a folder under a hidden name and shows it, with checksums, under its own only when it is whole.
+    """Write a folder under a hidden name, and rename it to its own, with checksums, only when it is complete.
 
     Args:
         target: the finished folder; replaced if it exists.
 
     Raises:
-        Unavailable: the disk is full or cannot be written; nothing half-written stays.
+        Unavailable: the disk is full or cannot be written; the incomplete folder is removed.
     """
 
     def __init__(self, target: Path) -> None:
@@ -209,7 +210,7 @@ class FolderWriter:
             raise self._failure from failure
 
     def write(self, name: str, content: bytes) -> None:
-        """Add to one file of the folder."""
+        """Append to one file of the folder."""
 
         def append() -> None:
             with (self._staging / name).open("ab") as file:
@@ -223,7 +224,7 @@ class FolderWriter:
         self.write(name, (json.dumps(content, indent=2) + "\n").encode())
 
     def copy(self, files: Iterable[Path]) -> None:
-        """Copy files into the folder; they replace those of the same names."""
+        """Copy files into the folder; they replace files of the same names."""
 
         def copy(file: Path) -> None:
             self._remove(file.name)
@@ -236,13 +237,13 @@ class FolderWriter:
             self._guard(partial(copy, file))
 
     def link(self, files: Iterable[Path]) -> None:
-        """Share files with another folder, which never change any more; copies them where that cannot be done."""
+        """Hard-link files of another folder, which must never change any more; copy them if linking fails."""
 
         def link(file: Path) -> None:
             place = self._staging / file.name
             try:
                 os.link(file, place)
-            except OSError:  # another disk, or one that knows no links
+            except OSError:  # another disk, or a file system without hard links
                 shutil.copyfile(file, place)
             self._checksums.add_file(place)
 
@@ -250,9 +251,12 @@ class FolderWriter:
             self._guard(partial(link, file))
 
     def finish(self) -> int:
-        """Number the weight files as Hugging Face does, write their index, show the folder; return its bytes.
+        """Number the weight files as Hugging Face does, write their index and publish the folder.
 
-        Nothing is read again: checksums are of what was to be written.
+        Files are not read again for checksums: these were computed from the content to be written.
+
+        Returns:
+            Size of the folder in bytes.
         """
 
         def publish() -> None:
@@ -292,7 +296,7 @@ class FolderWriter:
             )
 
     def _join(self, stem: str) -> None:
-        """Make one file of all pieces: ``peft`` reads no others."""
+        """Join all pieces in one file, since ``peft`` does not read several."""
         pieces = sorted(self._staging.glob(f"{stem}-*.part"))
         tensors: dict[str, Tensor] = {}
         for piece in pieces:
@@ -307,7 +311,7 @@ class FolderWriter:
         self._checksums.remove(name)
 
     def discard(self) -> None:
-        """Remove what was written so far."""
+        """Remove the incomplete folder."""
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
@@ -321,7 +325,7 @@ def copy_into(
     """Copy ``content``, numbers of ``dtype``, into rows [start, stop) of ``tensor``.
 
     Raises:
-        UserError: it is not as many numbers as these rows are.
+        UserError: ``content`` and these rows differ in their number of scalars.
     """
     rows = rows_of(tensor, start, stop)
     value = torch.from_numpy(content.copy()).view(dtype)
@@ -335,24 +339,24 @@ def copy_into(
 
 
 def sweep_partial(parent: Path) -> None:
-    """Remove what an attempt that was killed left unfinished below ``parent``."""
+    """Remove the unfinished folders that a killed attempt left below ``parent``."""
     for folder in (*parent.glob("*/.*.partial"), *parent.glob("*/.*.old")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def finished_folders(parent: Path) -> list[Path]:
-    """Return the finished folders in ``parent`` by name; none when there is no ``parent``."""
+    """Return the finished folders in ``parent`` by name; [] if there is no ``parent``."""
     return sorted(folder for folder in parent.glob("[!.]*") if folder.is_dir())
 
 
 def prune_folders(parent: Path, kept: int) -> None:
-    """Remove all finished folders in ``parent`` but the ``kept`` whose names sort last."""
+    """Remove all finished folders in ``parent`` except the ``kept`` ones whose names sort last."""
     for folder in finished_folders(parent)[:-kept]:
         shutil.rmtree(folder)
 
 
 def set_aside(folder: Path) -> Path:
-    """Take a folder out of the finished ones, but keep its files; return where they are."""
+    """Rename a damaged folder so that it no longer counts as finished; return its new path."""
     aside = folder.with_name(f".{folder.name}.damaged")
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)

@@ -1,4 +1,4 @@
-"""Layouts that differ from one only by having one more machine in them."""
+"""Layouts with one additional machine."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MOST_TRIED: Final = 12
 
 
 class Addition(NamedTuple):
-    """A layout with one more machine."""
+    """A layout with one additional machine."""
 
     layout: Layout
     step_s: float
-    """By the simulation."""
+    """Simulated step time."""
 
 
 class Additions:
-    """What a step would take with one idle machine more, of the fastest of them; each layout is looked at once."""
+    """Cache of layouts with one additional machine, for the fastest idle machines."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
 
     def of(self, problem: Problem, layout: Layout) -> dict[int, Addition | None]:
-        """Return by machine the layout with it worked in that the formula likes best; None where it fits nowhere."""
+        """Return for each of the fastest idle machines the best layout with it by the formula; None if none fits."""
         key = problem.cost.workload.microbatches, layout
         if key not in self._known:
             self._known[key] = {
@@ -39,7 +39,7 @@ class Additions:
 
 
 def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
-    """Return the idle machines of which it is worked out what a step with them would take: the fastest."""
+    """Return the idle machines for which additions are evaluated: the fastest ones."""
     used = set(layout.machines)
     idle = [machine for machine in range(cost.num_machines) if machine not in used]
     speeds = [machine.flops_per_s() for machine in cost.topology.contributors]
@@ -76,7 +76,7 @@ def _with(problem: Problem, pools: Sequence[PoolLayout], machine: int) -> Iterat
 def _reshared(
     cost: TrainingCost, pools: Sequence[PoolLayout], place: int, *new: PoolLayout
 ) -> Iterator[Layout]:
-    """Yield pools with new ones in place of one, shared out for the layers that they now have."""
+    """Yield the layout with one stage replaced by new ones, with shares for their layers; nothing if a share is 0."""
     shared = []
     for pool in new:
         shares = cost.shares(pool.members, pool.start, pool.stop)

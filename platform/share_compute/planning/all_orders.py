@@ -1,7 +1,7 @@
-"""Best pipeline over machines in any order: suffixes differ by the set of machines that they use.
+"""Best pipeline over machines in any order: dynamic programming over the sets of machines that suffixes use.
 
-Without a width it is exact, and for few machines. With one it is a beam: of the suffixes with so many machines, only
-the fastest are kept for each first layer.
+Without a width the search is exact, for few machines. With a width it is a beam search: for each number of machines and
+first layer, only the best suffixes are kept.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from share_compute.planning.network import Floats
 from share_compute.planning.options import Ints
 
 MOST_MACHINES: Final = 12
-"""Of more, not all pools are listed."""
+"""Maximum number of machines for which all possible stages are enumerated."""
 MOST_IN_BEAM: Final = 48
-"""Sets are bits of a number."""
+"""Maximum number of machines in a beam search; a set of machines is stored as the bits of an integer."""
 _SIZES_OF_RUNS: Final = (1, 2, 3, 4, 8)
 
 
@@ -33,20 +33,20 @@ def best_in_any_order(
     budget: float,
     all_below: bool = False,
 ) -> tuple[list[int], bool]:
-    """Find pipelines of any of these machines in any order that are faster than the ceiling, and lower it.
+    """Find pipelines of any of these machines in any order that are faster than the ceiling, and lower the ceiling.
 
     Args:
-        suffixes: the objective, its tables and its ceiling.
+        suffixes: the cost model, its tables and the ceiling.
         machines: usable machines, at most `MOST_IN_BEAM`.
-        sizes: numbers of members that a pool may have.
-        pools: exactly that many pools.
-        width: suffixes that are kept for each first layer and number of machines.
-        budget: candidates to look at; then it gives up.
-        all_below: leave the ceiling where it is, and find of each set of machines all that no other replaces.
+        sizes: numbers of members that a stage may have.
+        pools: exact number of stages; None allows any.
+        width: maximum number of suffixes kept for each first layer and number of machines; None keeps all.
+        budget: maximum number of candidates to examine; beyond it the search stops.
+        all_below: whether to keep the ceiling, and to find for each set of machines all undominated pipelines.
 
     Returns:
-        Ids of labels of whole pipelines, fastest first; and whether it left out nothing, so that no layout with pools
-        of these sizes is faster than the best found, or than the ceiling if none is.
+        Ids of labels of whole pipelines, fastest first, and whether the search was complete. Then no layout with stages
+        of these sizes is faster than the best found, or than the ceiling if none was found.
     """
     sets = _Sets(suffixes, machines)
     options = list(sets.pools(sizes))
@@ -81,7 +81,7 @@ def best_in_any_order(
 
 
 class _Sets:
-    """Sets of machines as bits, and which of them differ only by machines that are alike in everything."""
+    """Sets of machines as bits, with a canonical choice among sets that differ only by identical machines."""
 
     def __init__(self, suffixes: Suffixes, machines: Sequence[int]) -> None:
         self._cost = suffixes.cost
@@ -89,7 +89,7 @@ class _Sets:
         self._rates = np.array([suffixes.rates[machine] for machine in machines])
         self._memory = self._cost.memory_bytes[list(machines)]
         self._bits = np.arange(len(machines), dtype=np.int64)
-        # Each machine with the next that is like it.
+        # Each machine with the next one that is identical.
         self._twins: list[tuple[int, int]] = []
         for first, machine in enumerate(machines):
             later = range(first + 1, len(machines))
@@ -98,12 +98,12 @@ class _Sets:
                 self._twins.append((first, twin))
 
     def spare_rate(self, slots: Ints) -> Floats:
-        """Return the speed of all machines outside of each set."""
+        """Return the sum of speeds of all machines outside of each set ``[sets]``."""
         rate: Floats = self._outside(slots) @ self._rates
         return rate
 
     def spare_bytes(self, slots: Ints) -> Floats:
-        """Return the memory of all machines outside of each set."""
+        """Return the bytes of memory of all machines outside of each set ``[sets]``."""
         memory: Floats = self._outside(slots) @ self._memory
         return memory
 
@@ -112,14 +112,14 @@ class _Sets:
         return outside
 
     def allowed(self, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return whether each set takes the first of machines that are alike; others lead to the same times."""
+        """Return whether each set takes the first of identical machines; other sets lead to the same times."""
         taken = np.ones(len(slots), dtype=bool)
         for first, second in self._twins:
             taken &= ((slots >> first) & 1) >= ((slots >> second) & 1)
         return taken
 
     def pools(self, sizes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield pools (bits, members), smaller ones first: all of them, or of many machines those of like speed."""
+        """Yield possible stages (bits, members), smaller ones first; for many machines only those of similar speed."""
         place = {machine: index for index, machine in enumerate(self._machines)}
         for size in sizes:
             for members in self._groups(size):
@@ -152,7 +152,7 @@ class _Sets:
 
 
 def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, pools: int | None, width: int | None) -> Labels:
-    """Drop what something else of the same set replaces, and of each first layer all but the ``width`` best."""
+    """Drop labels dominated by another label of the same set, and keep only the ``width`` best for each first layer."""
     spare = sets.spare_rate(labels.slot), sets.spare_bytes(labels.slot)
     keep = suffixes.promise(labels, *spare) < suffixes.ceiling_s
     if pools is not None:

@@ -1,4 +1,4 @@
-"""Fits hosts to groups by all their links: the links of a group's members towards each other group are one block."""
+"""Assigns hosts to groups by all their links. The links from a group's members to another group form one block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from share_compute.planning.clustering import LEAST_BYTES_PER_S, LEAST_LATENCY_S
 from share_compute.planning.network import Floats
 
 _SWEEPS = 4
-"""Rounds in which every host may change its group; few change after the second."""
+"""Maximum number of rounds in which every host may change its group; few hosts change after the second round."""
 _CHUNK = 1 << 20
-"""Numbers in one temporary table."""
+"""Maximum size of a temporary table, in numbers."""
 
 Labels = NDArray[np.int64]
 
@@ -26,18 +26,18 @@ def fit(
     least_evidence: int,
     most: int,
 ) -> dict[int, int]:
-    """Return a label for each host: hosts whose links are alike share one.
+    """Return a label for each host: hosts with similar links share one.
 
     Hosts outside the ``most`` largest groups join the group that fits them best, if one does. Then each group, the
-    smallest first, is dissolved when every member fits into another one as well.
+    smallest first, is dissolved if every member fits into another group as well.
 
     Args:
         groups: hosts that good links joined, the larger groups first.
-        links: (latency in s, bytes/s, one host, the other), each pair once; ends that are in no group are compared
-            with, each as a group of its own.
-        factor: by which links may differ, on average, and still be alike.
-        least_evidence: links of a host that must speak for a group.
-        most: groups that are considered.
+        links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group is compared as
+            a group of its own.
+        factor: maximum ratio, on average, of links that are alike.
+        least_evidence: minimum number of a host's links that must support a group.
+        most: maximum number of groups that are considered.
     """
     blocks = _Blocks(groups, links, factor, least_evidence, most)
     blocks.sweep()
@@ -81,7 +81,7 @@ class _Blocks:
         """Where each host's links begin."""
 
     def labels(self) -> dict[int, int]:
-        """Return what was found; hosts that fit nowhere have labels of their own."""
+        """Return the label of each host; a host that fits no group has a label of its own."""
         found = self._label[: len(self._hosts)].tolist()
         return {
             host: label if label >= 0 else self._columns + index
@@ -89,7 +89,7 @@ class _Blocks:
         }
 
     def sweep(self) -> None:
-        """Let each host join the group that fits it best; hosts that fit nowhere stay where they are."""
+        """Move each host to the group that fits it best; a host that fits no group keeps its label."""
         everybody = np.arange(len(self._hosts))
         for _ in range(_SWEEPS):
             best = self._best(everybody, without=None)
@@ -99,7 +99,7 @@ class _Blocks:
             self._label[everybody[changed]] = best[changed]
 
     def dissolve(self) -> None:
-        """Move the members of groups that are not needed, the smallest first."""
+        """Dissolve each group whose members all fit into other groups, the smallest group first."""
         sizes = np.bincount(self._label[self._label >= 0], minlength=self._columns)[: self._groups]
         for label in sorted(range(self._groups), key=lambda label: (sizes[label], -label)):
             members = np.flatnonzero(self._label == label)
@@ -110,7 +110,7 @@ class _Blocks:
                 self._label[members] = best
 
     def _best(self, members: Labels, without: int | None) -> Labels:
-        """Return the label that fits each member best; -1 where none is alike."""
+        """Return the label that fits each member best; -1 if none is alike."""
         means, counts = self._means()
         found = np.full(len(members), -1, dtype=np.int64)
         if not self._groups:
@@ -128,7 +128,7 @@ class _Blocks:
         toward = self._label[self._target[edges]]
         known = toward >= 0
         edges, owner, toward = edges[known], owner[known], toward[known]
-        # Members that move take their own group along: what they have among themselves must suit the new one.
+        # Members of a dissolved group move together: the links among them must match the inside of the new group.
         is_own = toward == without
         block, count = means[:, :, toward], counts[:, toward]
         if without is not None and is_own.any():
@@ -147,7 +147,7 @@ class _Blocks:
 
         total = per_member(np.where(has, distance, 0.0))
         matching, evidence = per_member(has), per_member(has & ~is_own)
-        # Little evidence counts as if one more link fitted badly.
+        # The additional, badly fitting link makes labels with little evidence score worse.
         score = (total + self._tolerance) / (matching + 1)
         fits = (evidence >= self._least_evidence) & (total <= self._tolerance * matching)
         if without is not None:
@@ -157,7 +157,7 @@ class _Blocks:
         return np.where(np.isfinite(score.min(axis=0)), best, -1)
 
     def _means(self) -> tuple[Floats, Floats]:
-        """Return the mean logarithms ``[2, groups, columns]`` of all blocks and how many links they are of."""
+        """Return the mean logarithms ``[2, groups, columns]`` of all blocks, and their numbers of links."""
         one, other = self._label[self._source], self._label[self._target]
         known = (one >= 0) & (one < self._groups) & (other >= 0)
         cell = one[known] * self._columns + other[known]

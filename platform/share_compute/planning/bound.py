@@ -1,18 +1,20 @@
-"""A time below which no layout of these machines comes, by the formula of `share_compute.planning.cost`.
+"""Lower bound on the step of any layout on these machines, by the formula of `share_compute.planning.cost`.
 
-A layout has some number of pools, on machines of some regions. For each number of pools, and each set of regions that
-links of one speed join, all of these hold; the largest counts, and of all numbers and sets the smallest:
+A layout has a number of stages, on machines of a set of regions. Each number of stages, and each set of regions that
+links above some speed connect, has the bounds below, and the largest of them counts. The result is the smallest value
+over all numbers and sets.
 
-- The work of all layers and microbatches fits into the speed of all machines; layers may be cut anywhere and everything
-  overlaps. A machine in use computes at least one microbatch of one layer, and is called once.
-- One microbatch passes all layers, each on the machine that is fastest for it, and a link between any two pools, there
-  and back. Whoever uses two regions uses a link as slow as the slowest of the best way between them.
-- A pool is one machine, or sums its gradients, so that it holds no more than its links carry in the time.
-- Where no two machines can share a pool: each begins when one microbatch has passed those before it; no more
-  microbatches are under way than there are pools; and each link carries all of them.
-- Where no machine has the memory for all of it, there are at least as many pools as that takes.
+- Work: all machines together do the work of all layers and microbatches, with layers cut anywhere and full overlap. A
+  machine in use computes at least one microbatch of one layer, and does its fixed work once.
+- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and a link between each two
+  stages, there and back. A layout on two regions uses a link no faster than the slowest link on the best path between
+  them.
+- Gradient sums: a stage is one machine, or it sums gradients, so it holds no more than its links carry in the time.
+- If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it, the
+  microbatches in flight are at most as many as the stages, and each link carries all microbatches.
+- Memory: the number of stages is at least the number of machines, largest memory first, that can hold the state.
 
-One machine alone is looked at as it is.
+Each machine alone is evaluated exactly.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from share_compute.planning.profile import FLOAT_BYTES
 
 
 class _Group(NamedTuple):
-    """Regions that links join."""
+    """A set of regions joined by links."""
 
     regions: frozenset[int]
     links_s: tuple[float, ...]
-    """Of a minimum spanning tree between them, one way, rising."""
+    """One-way times of a microbatch over the links of a minimum spanning tree of the regions, in rising order."""
 
 
 def lower_bound_s(cost: TrainingCost) -> float:
-    """Return a time that no layout can beat; infinite where no machine can compute."""
+    """Return a lower bound in seconds on the step of any layout; infinite if no machine can compute."""
     usable = np.array(Options(cost).usable, dtype=np.int64)
     if not len(usable):
         return math.inf
@@ -54,7 +56,7 @@ class _Relaxation:
         least = cells.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
-            # Most work that a pool takes over with each trained parameter that it holds.
+            # Maximum work that a stage takes over with each trained parameter that it holds.
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
@@ -68,7 +70,7 @@ class _Relaxation:
         self._fewest_pools = int((largest < state).sum()) + 1
 
     def bound_s(self, group: _Group) -> float:
-        """Return the bound for layouts that use all of some regions, and none else."""
+        """Return the bound for layouts that use exactly the regions of a group, or one machine in it."""
         inside = np.isin(self._cost.network.region[self._usable], list(group.regions))
         machines = self._usable[inside]
         bound = min(self._alone_s(int(machine)) for machine in machines)
@@ -81,7 +83,7 @@ class _Relaxation:
         return self._cost.step_s(layout) if self._cost.fits(layout) else math.inf
 
     def _together_s(self, machines: Ints, inside: np.ndarray, group: _Group) -> float:
-        """Return the bound for several machines: the best number of pools."""
+        """Return the bound for several machines: the smallest over all numbers of stages."""
         most = min(len(machines), self._cost.num_layers)
         pools = np.arange(1, most + 1)
         order = np.lexsort((-self._rates[inside], self._smallest_s[inside]))
@@ -109,16 +111,16 @@ class _Relaxation:
         return float(needed_s.min())
 
     def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:
-        """Return what a microbatch spends on links on its way forward, for 1 to ``most`` pools."""
+        """Return the time of a microbatch on links on its way forward, for 1 to ``most`` stages ``[most]``."""
         regions, counts = np.unique(self._cost.network.region[machines], return_counts=True)
         links = list(group.links_s)
         if counts.max() > 1:
             near = _hops(self._cost, regions)
             shortest = min([*links[:1], *near.diagonal()[counts > 1]])
-            # All pools but those at the slowest link between regions may be near each other.
+            # All links but the slowest one between regions may be as short as the shortest link.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
-        # The slowest link between its regions is one that every layout crosses.
+        # Every layout crosses a link as slow as the slowest link between the group's regions.
         times: Floats = np.maximum(crossed, max(group.links_s, default=0.0))
         return times
 
@@ -128,7 +130,7 @@ class _Relaxation:
 
 
 def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
-    """Return the least time of a microbatch between any two regions, ``[regions, regions]``."""
+    """Return the least time of a microbatch between any two regions, ``[regions, regions]``; infinite on dead links."""
     size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -137,7 +139,7 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
 
 
 def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
-    """Return each region alone, and what each link of a minimum spanning tree joins, from the fastest on."""
+    """Return each region alone, and the regions that each link of a minimum spanning tree joins, fastest link first."""
     regions = np.unique(cost.network.region[usable])
     groups = [_Group(frozenset({int(region)}), ()) for region in regions]
     member = {int(region): group for region, group in zip(regions, groups, strict=True)}
@@ -150,7 +152,7 @@ def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
 
 
 def _spanning_tree(hops: Floats) -> list[tuple[float, int, int]]:
-    """Return the edges of a minimum spanning tree (Prim)."""
+    """Return the edges (time, one region, other region) of a minimum spanning tree (Prim's algorithm)."""
     count = len(hops)
     nearest, origin, edges = hops[0].copy(), np.zeros(count, dtype=np.int64), []
     outside = np.ones(count, dtype=bool)

@@ -1,4 +1,4 @@
-"""Causes of waiting, as people read them: the same for training and for serving."""
+"""Formats causes of waiting as text, for training and for serving."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from share_compute.planning.words import flops_text, listed, rate_text, seconds_
 
 
 def worded(tables: CostTables, kind: CauseKind, machines: Sequence[int]) -> tuple[str, str]:
-    """Return where a cause is, and what it is in words.
+    """Return (names of the machines involved, the cause as a sentence).
 
     Args:
         tables: the machines and their links.
-        kind: what it is.
-        machines: the machine, the two ends of the link, or those that sum gradients; by index.
+        kind: kind of the cause.
+        machines: indices of the machine, of the two ends of the link, or of the machines that sum gradients.
     """
     where = listed([tables.topology.contributors[machine].name for machine in machines])
     match kind:
@@ -34,13 +34,13 @@ def worded(tables: CostTables, kind: CauseKind, machines: Sequence[int]) -> tupl
 
 
 def blamed(tables: CostTables, kind: CauseKind, machines: Sequence[int], machine: int) -> str:
-    """Return what is at fault with one machine.
+    """Return a cause as a clause about one machine ("it computes at ...").
 
     Args:
         tables: the machines and their links.
-        kind: what it is.
-        machines: all that have a part in it; by index.
-        machine: the one it is told to.
+        kind: kind of the cause.
+        machines: indices of all machines involved.
+        machine: index of the machine that the clause is about.
     """
     others = [other for other in machines if other != machine]
     names = listed([tables.topology.contributors[other].name for other in others])
@@ -58,10 +58,10 @@ def blamed(tables: CostTables, kind: CauseKind, machines: Sequence[int], machine
 
 
 def speed_text(tables: CostTables, machine: int) -> str:
-    """Return the measured speed of a machine."""
+    """Return the measured speed of a machine as text."""
     return flops_text(tables.topology.contributors[machine].flops_per_s())
 
 
 def memory_text(tables: CostTables, machine: int) -> str:
-    """Return the measured memory bandwidth of a machine."""
+    """Return the measured memory bandwidth of a machine as text."""
     return rate_text(tables.topology.contributors[machine].memory_bytes_per_s)

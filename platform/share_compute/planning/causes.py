@@ -1,4 +1,4 @@
-"""What makes a step as long as it is: each cause is taken away in the model, and the step simulated without it."""
+"""Causes of a step's duration: each cause is removed from the cost model, and the step is simulated without it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.topology import Contributor
 
 _MOST_OF_A_KIND = 4
-"""Only the machines that compute longest and the links that take longest are tried."""
+"""Maximum number of machines (the busiest) and of links (the slowest) that are tried as causes."""
 _BOUNDLESS = 1e9
-"""Factor that makes a speed not matter."""
+"""Factor that makes a machine so fast that its speed does not affect the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,19 @@ class Cause:
 
     kind: CauseKind
     machines: tuple[int, ...]
-    """The machine, the two ends of the link, or the members of the pool; by index."""
+    """Indices of the machine, of the two ends of the link, or of the members of the stage."""
     saved_s: float
-    """By how much a step would be shorter without it."""
+    """Seconds by which a step would be shorter without this cause."""
 
 
 def causes(cost: TrainingCost, layout: Layout, step_s: float, *, of: int | None = None) -> list[Cause]:
-    """Return what a step waits for, the worst first.
+    """Return the causes that a step waits for, the one that costs most time first.
 
     Args:
         cost: tables of the job on its machines.
-        layout: the pools.
+        layout: the stages.
         step_s: simulated time of a step.
-        of: only what this machine has a part in.
+        of: index of a machine; only causes that involve it are returned. None returns the causes of all machines.
     """
     focus = _Focus(cost, layout, of)
     found = [
@@ -50,7 +50,7 @@ def causes(cost: TrainingCost, layout: Layout, step_s: float, *, of: int | None 
 
 
 class _Focus:
-    """The machines of one layout alone, each in a region of its own, so that any one link can be changed."""
+    """The machines of one layout, each in a region of its own, so that each link can be changed separately."""
 
     def __init__(self, cost: TrainingCost, layout: Layout, of: int | None) -> None:
         self._machines = layout.machines
@@ -70,7 +70,7 @@ class _Focus:
         )
 
     def reliefs(self) -> Iterator[tuple[CauseKind, tuple[int, ...], TrainingCost]]:
-        """Give each cause with the machines that it names and the cost without it."""
+        """Yield (kind of cause, machines that it names, cost without this cause)."""
         for machine in self._busiest():
             kind: CauseKind = "memory" if self._reads_memory(machine) else "compute"
             yield kind, (self._machines[machine],), self._with_boundless(machine)
@@ -118,7 +118,7 @@ class _Focus:
         return max(pairs, key=lambda pair: self._cost.network.transfer_s(pair[0], pair[1], size))
 
     def _reads_memory(self, machine: int) -> bool:
-        """Whether a machine waits for its memory rather than for its arithmetic."""
+        """Return whether a machine waits for its memory rather than for its arithmetic."""
         contributor = self._cost.topology.contributors[machine]
         pool = next(pool for pool in self.layout.pools if machine in pool.members)
         alone = [

@@ -1,4 +1,4 @@
-"""The choice among layouts: what they take is simulated, but for those that the formula rules out."""
+"""The choice among layouts: steps are simulated, except for layouts that the formula rules out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute.planning.schedule_simulator import StepTimeline, simulate_ste
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A layout at one number of microbatches, that fits and that links can serve."""
+    """A layout at one number of microbatches. It fits into memory, and all links that it uses work."""
 
     cost: TrainingCost
     candidate: Candidate
@@ -24,7 +24,7 @@ class Proposal:
 
     @property
     def preference(self) -> tuple[float, int, int]:
-        """Sorts the fastest first; of equals, the one with fewer machines and larger microbatches."""
+        """Sort key: fastest first; ties go to fewer machines, then to larger microbatches."""
         return (
             rounded(self.formula_s),
             len(self.candidate.layout.machines),
@@ -33,17 +33,20 @@ class Proposal:
 
     @property
     def floor_s(self) -> float:
-        """No simulation is faster: the formula, but for gradient sums that may hide where it does not hide them."""
+        """Lower bound of the simulated step, in seconds.
+
+        The formula without its longest tail: the simulation may hide gradient sums that the formula does not hide.
+        """
         return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.pools))
 
     @property
     def cells(self) -> int:
-        """What a simulation has to lay out: it takes time in proportion."""
+        """Number of cells in a simulated step; the simulation takes time in proportion."""
         return 2 * self.cost.workload.microbatches * len(self.candidate.layout.pools)
 
 
 class _Rank(NamedTuple):
-    """Sorts the fastest first; of equals, the one with fewer machines and larger microbatches."""
+    """Sort key of simulated layouts: fastest first; ties go to fewer machines, then to larger microbatches."""
 
     step_s: float
     machines: int
@@ -57,9 +60,9 @@ class Choice:
 
     def __init__(self) -> None:
         self.proposals: list[Proposal] = []
-        """All that were offered, each once."""
+        """All proposals that were offered, each once."""
         self.cells = 0
-        """Simulated so far: what the choice has cost, on any computer."""
+        """Number of cells simulated so far: a measure of the search effort that no computer's speed affects."""
         self._known: set[tuple[int, Layout]] = set()
         self._ranked: list[tuple[_Rank, Proposal]] = []
         self._timeline: StepTimeline | None = None
@@ -69,15 +72,15 @@ class Choice:
 
     @property
     def ranked(self) -> list[Proposal]:
-        """All that were simulated, the fastest first."""
+        """All proposals that were simulated, the fastest first."""
         return [proposal for _, proposal in self._ranked]
 
     @property
     def best(self) -> tuple[Proposal, StepTimeline]:
-        """The fastest, and its step.
+        """The fastest proposal and its simulated step.
 
         Raises:
-            LookupError: nothing was offered.
+            LookupError: no proposal was offered.
         """
         if self._timeline is None:
             raise LookupError("nothing was offered")
@@ -85,15 +88,15 @@ class Choice:
 
     @property
     def step_s(self) -> float:
-        """The simulated step of the fastest."""
+        """Simulated step time of the fastest proposal, in seconds."""
         return self.best[1].step_s
 
     def offer(self, proposals: Iterable[Proposal], *, most_cells: float = float("inf")) -> None:
-        """Simulate proposals, those that look best first, as long as they may be faster than the best so far.
+        """Simulate proposals that may be faster than the best so far, in the order of their preference.
 
         Args:
-            proposals: in any order; those that were offered before are passed over.
-            most_cells: begin no more simulations when so much was laid out.
+            proposals: layouts in any order; proposals that were offered before are skipped.
+            most_cells: budget in cells; no simulation begins after this call has simulated that many.
         """
         until = self.cells + most_cells
         for proposal in sorted(proposals, key=lambda each: (each.preference, each.candidate.layout)):
@@ -119,5 +122,5 @@ class Choice:
 
 
 def rounded(seconds: float) -> float:
-    """Return seconds to nine digits, so that the last bits of a sum decide nothing."""
+    """Return seconds with nine digits after the point (scientific notation), so that rounding errors decide nothing."""
     return float(f"{seconds:.9e}")

@@ -1,4 +1,4 @@
-"""Joins hosts along good links that are alike: union and find, with what was measured inside and towards others."""
+"""Clusters hosts along good, similar links: union-find, with the mean links inside groups and between them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LEAST_LATENCY_S = 5e-4
-"""Shorter ones count as this: below it, a busy process makes more difference than a network."""
+"""Latencies below this count as this: below it, a busy process makes more difference than the network."""
 LEAST_BYTES_PER_S = 1.0
-"""A dead link counts as this, and is like no live one."""
+"""Bandwidth that a dead link counts as, which makes it unlike any working link."""
 
 
 class _Average(NamedTuple):
@@ -32,12 +32,12 @@ class _Average(NamedTuple):
 
 
 class Clusters:
-    """Groups of hosts. At first each host is alone.
+    """Groups of hosts. At first each host is a group of its own.
 
     Args:
-        hosts: their numbers, ascending. Other numbers may stand at the end of a link (the head): they are compared
-            with, but never join a group.
-        factor: by which links may differ, on average, and still be alike.
+        hosts: numbers of the hosts, ascending. Links may end at other numbers, too (the head). Links to these are
+            compared, but these numbers never join a group.
+        factor: maximum ratio, on average, of links that are alike.
     """
 
     def __init__(self, hosts: Iterable[int], factor: float) -> None:
@@ -48,7 +48,7 @@ class Clusters:
         self._least_latency_s = dict.fromkeys(self._parent, math.inf)
 
     def add(self, one: int, other: int, latency_s: float, bytes_per_s: float) -> None:
-        """Take in one measured link, before anything is joined."""
+        """Add one measured link; must come before the first `join`."""
         link = _Average(
             1, math.log(max(latency_s, LEAST_LATENCY_S)), math.log(max(bytes_per_s, LEAST_BYTES_PER_S))
         )
@@ -61,7 +61,7 @@ class Clusters:
                 )
 
     def find(self, host: int) -> int:
-        """Return the host that stands for the group of this one."""
+        """Return the host that represents the group of ``host``."""
         root = host
         while (above := self._parent.get(root, root)) != root:
             root = above
@@ -70,10 +70,10 @@ class Clusters:
         return root
 
     def join(self, links: Iterable[tuple[int, int, float]]) -> list[list[int]]:
-        """Join groups along links, and return them, the larger ones first.
+        """Join groups along links, and return all groups, the larger ones first.
 
         Args:
-            links: (one host, the other, latency in s), the best first.
+            links: (one host, other host, latency in s), the best link first.
         """
         for one, other, latency_s in links:
             self._join_along(one, other, latency_s)
@@ -85,7 +85,7 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link that is far longer than another of the same host leads out of its group.
+        # A link with far more latency than another link of the same host leads out of its group.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance
@@ -94,7 +94,7 @@ class Clusters:
             self._join(first, second)
 
     def _are_alike(self, one: int, other: int) -> bool:
-        """Return whether nothing that was measured speaks against joining two groups."""
+        """Return whether no measurement speaks against joining two groups."""
         inside = [self._inside.get(one), self._inside.get(other), self._across[one].get(other)]
         known = [average for average in inside if average is not None]
         if not all(average.distance(known[0]) <= self._tolerance for average in known[1:]):
@@ -107,7 +107,7 @@ class Clusters:
         )
 
     def _join(self, one: int, other: int) -> None:
-        # The smaller table is poured into the larger one: all joins together stay near linear.
+        # Merging the smaller table into the larger one keeps all joins together near linear.
         gone, keep = sorted((one, other), key=lambda root: (len(self._across[root]), -root))
         between = self._across[keep].pop(gone, None)
         self._across[gone].pop(keep, None)

@@ -1,37 +1,37 @@
 """The cost model of training: one formula, and the tables that the search and the simulator read.
 
-For microbatches 1..M that flow through ordered pools p, the predicted time of a step is ::
+For microbatches 1..M that flow through ordered stages p, the predicted time of a step is ::
 
-    step = max over p of  before(p) + busy(p) + tail(p)                  a pool is never faster than its members,
-                          fill + (most(p) - 1) * boundary / bandwidth    nor than the link behind it,
-                          fill + floor((M - 1) / flight(p)) * trip(p)    nor than its microbatches come back
+    step = max over p of  before(p) + busy(p) + tail(p)                  limit of the stage's members
+                          fill + (most(p) - 1) * boundary / bandwidth    limit of the link behind the stage
+                          fill + floor((M - 1) / flight(p)) * trip(p)    limit of the microbatches in flight
 
-    fill       = sum of first(p) over all pools + 2 * sum of hop(p) over all links between neighbours
+    fill       = sum of first(p) over all stages + 2 * sum of hop(p) over all links between neighbours
     first(p)   = forward and backward of one microbatch on the fastest member
     busy(p)    = max over members of (its microbatches * its forward and backward of one)
-    hop(p)     = latency + boundary bytes / bandwidth, from pool p to pool p + 1, over the best link
-    before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p: the first microbatch on its way to the
-                 pool, the last on its way back
-    most(p)    = M / (members(p) + members(p + 1) - 1), rounded up: shares are contiguous blocks, so microbatches
-                 take no more different ways than that, and at least one way carries so many
+    hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
+    before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p: the way of the first microbatch to the stage,
+                 and of the last one back
+    most(p)    = M / (members(p) + members(p + 1) - 1), rounded up: shares are contiguous blocks, so microbatches use at
+                 most that many pairs of members, and at least one pair carries most(p)
     trip(p)    = sum of first(q) for q >= p + 2 * sum of hop(q) for q >= p
-    flight(p)  = microbatches that pool p keeps in flight: window(p) + members(p), of the schedule (1F1B)
-    tail(p)    = gradient sums that do not hide behind the last backward + the optimizer's update
-                 + the gradient's way to a buddy
+    flight(p)  = microbatches that stage p keeps in flight: window(p) + members(p), of the schedule (1F1B)
+    tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
+                 + the transfer of the gradient to a backup member
                = max(ring(p) - backward(p), ring(p) / buckets(p)) + log(p) + update(p)
-    update(p)  = max over members of (what the optimizer reads and writes / measured memory bandwidth + call)
-    call       = STEP_OPERATIONS * measured overhead of an operation: a member is called and answers once in a step
-    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the pool's n members
-    log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for the member of a
-                 pool of one, whose step counts when another machine has its gradient, too
+    update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
+    call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
+    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
+    log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for a stage of one
+                 member, whose step counts when its gradient is on another machine, too
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one
 
-An operation is a call of a kernel, which takes its time however small its tensors are: it decides for small models. A
-layer that a profiler timed on a machine takes that time instead. Every term is a wait that no schedule avoids, so
-the event simulator (`share_compute.planning.schedule_simulator`), which knows the order of all cells, does not come out
-below it. One exception: what a pool behind the first does with its gradient, summing it and sending it to a buddy, may
-hide behind the backwards of those before it.
+An operation is a call of a kernel. Its overhead does not depend on the size of its tensors, and dominates in small
+models. If a profiler timed a layer on a machine, the measured time replaces the estimate. Every term is a wait that no
+schedule avoids. Therefore the event simulator (`share_compute.planning.schedule_simulator`), which knows the order of
+all cells, does not predict less. There is one exception: summing and backing up the gradient of a stage after the first
+may be hidden behind the backwards of the stages before it.
 
 Memory is in `share_compute.planning.memory`.
 """
@@ -55,10 +55,13 @@ from share_compute.planning.workload import BYTES, GRADIENT_BUCKET_BYTES
 from share_compute.training.schedule import windows
 
 STEP_OPERATIONS = 400
-"""Small operations that take as long as what a member does once in a step beside its cells: it is called, gets its
-samples, measures gradients, runs the optimizer, answers. Measured with a small CNN on a CPU."""
+"""Fixed work of a member in each step beside its cells, as a number of small operations.
+
+The member is called, gets its samples, computes the norm of gradients, runs the optimizer and answers. Measured with a
+small CNN on a CPU.
+"""
 _UPDATE_PASSES = 3
-"""Times that an update goes over the weights: gradient and weight read, weight written. Each optimizer tensor: two."""
+"""Passes of an update over the weights: gradient and weight read, weight written. Each optimizer tensor adds two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +72,23 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def forward_s(self) -> Floats:
-        """Forward time of the first l layers for one microbatch, ``[machines, layers + 1]``; infinite without speed."""
+        """Forward time of the first l layers for one microbatch ``[machines, layers + 1]``; infinite without speed."""
         return self._seconds("forward")
 
     @cached_property
     def backward_s(self) -> Floats:
-        """The same for the backward pass."""
+        """Backward time of the first l layers for one microbatch, shaped as `forward_s`."""
         return self._seconds("backward")
 
     @cached_property
     def update_s_per_parameter(self) -> Floats:
-        """Time of the optimizer for one parameter ``[machines]``."""
+        """Seconds of the optimizer for one parameter ``[machines]``."""
         passes = _UPDATE_PASSES + 2 * self.workload.optimizer_tensors
         return passes * FLOAT_BYTES / self.memory_bytes_per_s
 
     @cached_property
     def call_s(self) -> Floats:
-        """What a member does once in a step, whatever its layers ``[machines]``."""
+        """Seconds of a member's fixed work in each step, whatever its layers ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
@@ -107,20 +110,20 @@ class TrainingCost(TrainingMemory):
     # -- the formula ---------------------------------------------------------------------------------------------
 
     def cell_s(self, machine: int, start: int, stop: int) -> float:
-        """Return forward and backward of one microbatch through layers [start, stop); infinite without speed."""
+        """Return forward plus backward time of one microbatch in layers [start, stop); infinite without a speed."""
         forward, backward = self.forward_s[machine], self.backward_s[machine]
         if not math.isfinite(forward[stop] + backward[stop]):
             return math.inf
         return float(forward[stop] - forward[start] + backward[stop] - backward[start])
 
     def shares(self, members: Sequence[int], start: int, stop: int) -> tuple[int, ...] | None:
-        """Return how members share the microbatches so that the last is done soonest; None if one would get none."""
+        """Return the microbatches of each member, so that the last member is done soonest; None if one gets none."""
         return fill_shares(
             [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
         )
 
     def first_s(self, pool: PoolLayout) -> float:
-        """Return the time of one microbatch on the fastest member."""
+        """Return forward plus backward time of one microbatch on the fastest member."""
         return min(self.cell_s(member, pool.start, pool.stop) for member in pool.members)
 
     def busy_s(self, pool: PoolLayout) -> float:
@@ -139,7 +142,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: PoolLayout, after: PoolLayout) -> float:
-        """Return how long the busiest link between neighbours carries all that follows its first microbatch."""
+        """Return the time in which the busiest link between neighbours carries all microbatches after its first one."""
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:
@@ -150,7 +153,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def ring_s(self, pool: PoolLayout) -> float:
-        """Return the time to sum the gradients of a pool's members."""
+        """Return the time to sum the gradients of a stage's members over a ring; 0.0 for one member."""
         count = len(pool.members)
         if count == 1:
             return 0.0
@@ -159,11 +162,11 @@ class TrainingCost(TrainingMemory):
         return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
 
     def log_s(self, pool: PoolLayout, others: Sequence[int] | None = None) -> float:
-        """Return how long a pool of one waits until another machine has its gradient; 0.0 where there is no buddy.
+        """Return the time in which a stage of one sends its gradient to a backup member; 0.0 if it needs no backup.
 
         Args:
-            pool: the pool.
-            others: machines of which the one that is reached soonest is the buddy; every other one if it is None.
+            pool: the stage.
+            others: machines that may be the backup member, of which the fastest to reach is chosen; None allows all.
         """
         is_alone = len(pool.members) == 1 and pool.stop - pool.start < self.num_layers
         if not self.workload.buddies or not is_alone:
@@ -193,11 +196,11 @@ class TrainingCost(TrainingMemory):
         )
 
     def tail_s(self, pool: PoolLayout) -> float:
-        """Return what follows the last backward: sums that it did not hide, the way to a buddy, and the update."""
+        """Return the time after the last backward: gradient sums that it did not hide, backup, and update."""
         return self.log_s(pool) + self.end_s(pool)
 
     def end_s(self, pool: PoolLayout) -> float:
-        """Return the same without the way to a buddy."""
+        """Return the time after the last backward without the backup of the gradient."""
         trained = self.trained_parameters(pool.start, pool.stop)
         ring = self.ring_s(pool)
         hidden = max(
@@ -211,7 +214,7 @@ class TrainingCost(TrainingMemory):
         return max(ring - hidden, ring / self.buckets(pool)) + update
 
     def buckets(self, pool: PoolLayout) -> int:
-        """Return in how many pieces the members of a pool sum their gradients."""
+        """Return the number of buckets in which the members of a stage sum their gradients."""
         size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES
         return max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
 
@@ -219,7 +222,7 @@ class TrainingCost(TrainingMemory):
         """Return the predicted time of a step, by the formula of this module."""
         pools, count = layout.pools, self.workload.microbatches
         ahead = windows([len(pool.members) for pool in pools])
-        # From the last pool to the first: what a microbatch takes from here and back, and what the step takes.
+        # From the last stage to the first: trip(p) of the formula, and the step of the stages so far.
         trip, step = 0.0, 0.0
         for place in range(len(pools) - 1, -1, -1):
             pool, carry = pools[place], 0.0
@@ -234,7 +237,7 @@ class TrainingCost(TrainingMemory):
         return step
 
     def may_pool(self, machines: Sequence[int]) -> bool:
-        """Return whether machines can be members of one pool: one kind of device, one region."""
+        """Return whether machines can be members of one stage: they need one kind of device and one region."""
         return (
             len({self.kinds[machine] for machine in machines}) == 1
             and len({int(self.network.region[machine]) for machine in machines}) == 1
@@ -242,14 +245,14 @@ class TrainingCost(TrainingMemory):
 
 
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
-    """Share microbatches out so that the busiest member is done soonest; None if somebody would get none.
+    """Return each member's number of microbatches, so that the busiest is done soonest; None if a member gets none.
 
     Each microbatch goes to the member that would finish it first, which is optimal for equal pieces.
 
     Args:
         cell_s: time of one microbatch on each member.
-        microbatches: pieces of the batch.
-        least: everybody gets so many before that.
+        microbatches: number of microbatches to distribute.
+        least: number of microbatches that every member gets in advance.
     """
     if microbatches < len(cell_s) or not all(map(math.isfinite, cell_s)):
         return None
@@ -264,5 +267,5 @@ def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -
 
 
 def most_carried(microbatches: int, before: int, after: int) -> int:
-    """Return how many microbatches one pair of members carries at least, between pools of so many members."""
+    """Return the minimum of microbatches on the busiest pair of members, between stages of these numbers of members."""
     return -(-microbatches // (before + after - 1))

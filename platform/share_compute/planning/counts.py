@@ -1,4 +1,4 @@
-"""Which numbers of microbatches deserve a search, where a job leaves them open."""
+"""Selects the numbers of microbatches to search, for jobs that do not set one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from share_compute.planning.problem import Problem
 from share_compute.planning.strategies import RecursivePartitioning
 
 _MOST = 6
-"""Numbers that are searched in earnest."""
+"""Maximum number of candidates that get a full search."""
 _SMALL = 8
-"""With more machines, only the number that a quick search prefers is."""
+"""Maximum number of machines for several full searches; with more machines, only the best candidate gets one."""
 
 
 def worth_searching(problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems, one for each number, that deserve a search: all of a few, else those a quick one prefers."""
+    """Return the problems that get a full search: all if they are few, otherwise the best ones of a quick search.
+
+    If the quick search finds no plan for any of them, return problems at even intervals.
+
+    Args:
+        problems: the job, once for each number of microbatches that may be chosen.
+    """
     most = _MOST if problems[0].cost.num_machines <= _SMALL else 1
     if len(problems) <= most:
         return list(problems)
@@ -32,7 +38,7 @@ def worth_searching(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _quick_s(problem: Problem) -> float:
-    """Return the step of a plan that is found fast."""
+    """Return the step time of a plan that a quick search finds; infinite if no plan fits."""
     cost = problem.cost
     layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]
     if problem.pools in (None, 1) and problem.members_per_pool in (None, 1):

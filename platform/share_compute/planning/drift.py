@@ -1,4 +1,4 @@
-"""Prediction against reality: when they drift apart, whether another plan would pay for moving to it."""
+"""Detects steps that drift from the prediction, and decides whether another plan is worth the cost of moving."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from share_compute.topology import Topology
 
 
 class DriftLimits(StrictModel):
-    """When a plan counts as wrong, and what it costs to change it."""
+    """Thresholds for planning again, and the cost of changing a plan."""
 
     drift: float = 0.25
-    """Share by which the measured step may differ from the predicted one, either way."""
+    """Share of the predicted step by which the measured step may differ, either way."""
     steps: int = 20
-    """Consecutive steps that must differ by more."""
+    """Number of consecutive steps that must differ by more than ``drift``."""
     least_gain: float = 0.05
-    """Share of the step time that another plan must save; more where steps vary by more."""
+    """Share of the step time that another plan must save; more if the step times vary by more."""
     least_time_s: float = 60.0
-    """Time after a change of members before drift alone leads to another plan."""
+    """Seconds after a membership change before drift alone leads to another plan."""
     restart_s: float = 3.0
-    """Time without training while members are linked anew, beside the moving of state."""
+    """Seconds without training while members connect to each other again, in addition to moving state."""
 
 
 class DriftWatch:
-    """Counts steps that are beyond the limit.
+    """Counts consecutive steps that drift beyond the limit.
 
     Args:
-        limits: what is too much.
+        limits: the permitted drift, and the number of steps that must exceed it.
     """
 
     def __init__(self, limits: DriftLimits) -> None:
@@ -50,9 +50,9 @@ class DriftWatch:
         self._beyond = 0
 
     def observe(self, predicted_s: float, measured_s: float) -> bool:
-        """Take in one step; return whether the drift has just lasted long enough to plan again.
+        """Record one step; return whether the drift has now lasted long enough to plan again.
 
-        It starts to count anew then, up to twice as far: planning takes time, and may find nothing better.
+        The counter then restarts with twice the number of steps: planning takes time and may find no better plan.
         """
         drifted = abs(measured_s / predicted_s - 1) > self._limits.drift
         self._beyond = self._beyond + 1 if drifted else 0
@@ -69,9 +69,9 @@ class Replan:
 
     solution: Solution
     current_step_s: float
-    """Of the plan in use, predicted from the measured times."""
+    """Step time of the plan in use, predicted from the measured times."""
     gain_s: float
-    """Over all steps that are left, without the cost of moving."""
+    """Seconds saved over all remaining steps, before the cost of moving."""
     move_cost_s: float
     moved_bytes: int
     """Weights and optimizer state that change machine."""
@@ -87,21 +87,21 @@ def plan_again(
     *,
     in_use: int,
 ) -> Solution:
-    """Lay a running job over machines: as it asks, or, where they are too few for that, as is best.
+    """Plan a running job with its requested layout, or with the best layout if the machines cannot satisfy the request.
 
     A job that is on several machines, or asks for several, stays on two at least if two can hold it: each layer that
     one machine alone holds has its backup on another one. `parallelism.buddies` set to false lifts that.
 
     Args:
-        spec: the job, its number of microbatches settled.
+        spec: the job, with a fixed number of microbatches.
         topology: the machines.
-        profile: of the model.
-        epoch: of the plan.
-        timings: what was measured of the layers.
+        profile: cost profile of the model.
+        epoch: epoch of the plan.
+        timings: measured times of the layers.
         in_use: number of machines that the job is on.
 
     Raises:
-        PlanInfeasible: they cannot hold the model.
+        PlanInfeasible: the machines cannot hold the model.
     """
     needs_two = spec.parallelism.buddies and max(in_use, spec.parallelism.machines_needed) > 1
     try:
@@ -138,20 +138,20 @@ def propose(
     limits: DriftLimits,
     under_way: Solution | None = None,
 ) -> Replan | None:
-    """Plan again with measured times; return the new plan if it pays for moving, None if it does not.
+    """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
-    A job that was left on fewer machines than it asks for moves to more whatever that costs. None, too, when a machine
-    of the plan in use is gone: then its job is not moved, but starts again. What machines have fetched for a plan that
-    is under way they fetch anew for one with other shards: that must pay beside it, too.
+    A job on fewer machines than it requests moves to more machines whatever the cost. Return None also if a machine of
+    the plan in use is gone: then the job restarts and is not moved. If a plan is under way and the new plan has other
+    shards, machines must fetch state again. The new plan must then be worth the cost against the plan under way, too.
 
     Args:
         spec: the job.
-        topology: the machines that the job may use; in any order, and not only those of the plan in use.
+        topology: the machines that the job may use, in any order; they may include more than the plan's machines.
         current: the plan in use.
-        timings: what was measured of the layers on its machines.
-        steps_left: steps that would run on the new plan.
-        limits: what a restart costs.
-        under_way: the plan that the job is about to move to, if there is one.
+        timings: measured times of the layers on its machines.
+        steps_left: number of steps that would run on the new plan.
+        limits: the cost of a restart and the least gain.
+        under_way: the plan that the job is about to move to; None if there is none.
     """
     fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
     count, asked = len(current.layout.machines), spec.parallelism.machines_needed
@@ -203,7 +203,7 @@ def propose(
 
 
 def _numbered_as_in(solution: Solution, better: Solution) -> Layout | None:
-    """Return the layout of a plan in the other topology's numbers; None when a member of it is not there."""
+    """Return a plan's layout in the numbers of ``better``'s topology; None if one of its members is not in it."""
     place = {machine.id: index for index, machine in enumerate(better.cost.topology.contributors)}
     ids = [machine.id for machine in solution.cost.topology.contributors]
     if any(ids[machine] not in place for machine in solution.layout.machines):
@@ -212,10 +212,10 @@ def _numbered_as_in(solution: Solution, better: Solution) -> Layout | None:
 
 
 def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, int]:
-    """Return how long it takes to carry state to where it will be, and its bytes: weights and optimizer state.
+    """Return (seconds, bytes) to move weights and optimizer state from one layout to another.
 
-    Each machine fetches what it lacks from the machine that reaches it best, one layer after the other; machines fetch
-    beside each other. Infinite where a link does not carry.
+    Each machine fetches its missing layers one after the other, each from the holder with the fastest link. Machines
+    fetch in parallel. The time is infinite if a layer can only come over a dead link.
     """
     holders: dict[int, list[int]] = defaultdict(list)
     for pool in before.pools:
@@ -244,7 +244,10 @@ def _state_bytes(cost: TrainingCost, layer: int) -> int:
 
 
 def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
-    """Return who holds and computes what: plans that agree in this do the same."""
+    """Return the layers of each stage, and the contributor id and microbatches of each member.
+
+    Plans with equal seats do the same work.
+    """
     return [
         (
             pool.start,
@@ -256,7 +259,7 @@ def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]],
 
 
 def have_same_shards(one: Plan, other: Plan) -> bool:
-    """Return whether the same machines hold the same layers: then at most shares of microbatches differ."""
+    """Return whether the same machines hold the same layers; the plans may still differ in shares of microbatches."""
 
     def held(plan: Plan) -> list[tuple[int, int, list[str]]]:
         return [(start, stop, [machine for machine, _ in members]) for start, stop, members in seats(plan)]

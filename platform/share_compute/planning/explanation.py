@@ -1,4 +1,4 @@
-"""Why a plan is as it is: its bottleneck, and for each machine one sentence that its owner understands."""
+"""Explanations of plans: the bottleneck, and for each machine one sentence that its owner understands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIMPLE = {
 }
 _NOTICEABLE = 1.001
 _ALIKE = 1.05
-"""Machines that differ by less count as equal: measured twice, they would stand the other way round."""
+"""Ratio below which two machines count as equal: a second measurement could reverse their order."""
 
 
 class Explanation:
@@ -36,12 +36,12 @@ class Explanation:
 
     Args:
         cost: tables of the job on its machines.
-        layout: the plan.
-        timeline: one step of it; None where no machine's speed was measured.
-        asked: pools and members per pool that the job insists on.
-        strategy: its name.
-        exact: whether no layout has a smaller formula, proved.
-        additions: what a step would take with an idle machine more.
+        layout: the layout of the plan.
+        timeline: one simulated step of the plan; None if no machine's speed was measured.
+        asked: numbers of stages and of members per stage that the job requires; None leaves a number to the planner.
+        strategy: name of the strategy.
+        exact: whether the search proved that no layout has a smaller predicted step by the formula.
+        additions: layouts with one more machine, and their step times.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Explanation:
     # -- the plan ------------------------------------------------------------------------------------------------
 
     def bottleneck(self) -> Bottleneck:
-        """Return what a step would be shortest without."""
+        """Return the cause whose removal would shorten the step most."""
         assert self._timeline is not None
         step_s = self._timeline.step_s
         worst = causes(self._cost, self._layout, step_s)[0]
@@ -87,11 +87,11 @@ class Explanation:
     # -- machines of the plan ------------------------------------------------------------------------------------
 
     def why_in(self, place: int, seat: int) -> str:
-        """Return why a member holds what it holds.
+        """Return why a member holds its layers.
 
         Args:
-            place: its pool.
-            seat: its place in the pool.
+            place: index of the member's stage.
+            seat: place of the member in the stage.
         """
         pool = self._layout.pools[place]
         machine = pool.members[seat]
@@ -105,7 +105,7 @@ class Explanation:
         return f"holds {layer_span(pool.start, pool.stop)}: {', '.join(facts)}"
 
     def standing(self, place: int, seat: int) -> str:
-        """Return the part of `why_in` that no figure says: why this machine, and with whom it shares."""
+        """Return the part of `why_in` without figures: the reason for this machine, and the members it shares with."""
         pool = self._layout.pools[place]
         return ", ".join([self._standing(pool.members[seat]), *self._sharing(pool, seat)])
 
@@ -135,7 +135,7 @@ class Explanation:
         return f"{speed_text(self._cost, machine)}, {self._ordinal(faster + 1)} fastest here"
 
     def _alone(self, machine: int) -> str:
-        """Return what is known of one machine against several."""
+        """Return how a plan on one machine compares with plans on several."""
         others = [other for other in range(self._cost.num_machines) if other != machine]
         if not others or self._pools is not None:
             return ""
@@ -156,7 +156,7 @@ class Explanation:
     # -- machines without work -----------------------------------------------------------------------------------
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
-        """Return for each machine without work why it has none."""
+        """Return the reason why each machine without work has none."""
         if self._timeline is None or self._strategy in _SIMPLE:
             return {machine: self._without_search(machine) for machine in machines}
         tried = worth_trying(self._cost, self._layout)
@@ -164,7 +164,7 @@ class Explanation:
         return reasons | {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
 
     def _without_search(self, machine: int) -> str:
-        """Return why a machine has no work where no step was weighed against another."""
+        """Return why a machine has no work if no predicted steps were compared."""
         count = len(self._layout.machines)
         if self._timeline is None:
             return f"no machine's speed was measured, and the plan has work for {count} of them"
@@ -177,7 +177,7 @@ class Explanation:
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
     def _not_tried(self, machine: int) -> str:
-        """Return a reason without figures of the machine's own: those of one cause are told together."""
+        """Return a reason without the machine's own figures, so that machines with one cause can be grouped."""
         used = self._layout.machines
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return "the memory that it lends does not hold a single layer"
@@ -186,7 +186,7 @@ class Explanation:
         return self._others(machine)
 
     def _others(self, machine: int) -> str:
-        """Return that others have the work, and in what the machine is behind all of these."""
+        """Return that other machines have the work, and in which figures this machine is behind all of them."""
         count = len(self._layout.machines)
         behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
         if self._is_slower(machine, self._slowest):
@@ -207,17 +207,17 @@ class Explanation:
 
     @cached_property
     def _least_bytes(self) -> float:
-        """Memory of the machine of the plan that has least."""
+        """Least memory of any machine of the plan, in bytes that a plan may fill."""
         return min(float(self._cost.memory_bytes[machine]) for machine in self._layout.machines)
 
     @cached_property
     def _farthest_s(self) -> float:
-        """Time of one microbatch to the nearest other, from the machine of the plan that is farthest from all."""
+        """Longest time of one microbatch from a machine of the plan to its nearest other machine of the plan."""
         used = self._layout.machines
         return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
 
     def _nearest_s(self, machine: int) -> float:
-        """Return the time of one microbatch to the machine of the plan that is nearest."""
+        """Return the time of one microbatch to the nearest other machine of the plan."""
         size = float(self._cost.boundary_bytes.max())
         others = [other for other in self._layout.machines if other != machine]
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)
@@ -256,7 +256,7 @@ class Explanation:
         )
 
     def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
-        """Give what a longer step waits for; a speed is not at fault that others in the plan have, too."""
+        """Yield the causes of a longer step; the machine's speed is no cause if the plan's machines are no faster."""
         whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
         is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)
         for cause in causes(self._cost, with_it, step_s, of=machine):

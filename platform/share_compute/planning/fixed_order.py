@@ -1,4 +1,4 @@
-"""Best pipeline over machines in a given order: pools are machines that stand side by side, others are skipped."""
+"""Best pipeline over machines in a given order: a stage has consecutive machines, and machines may be skipped."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def best_in_order(
     pools: int | None = None,
     width: int | None = None,
 ) -> list[int]:
-    """Find pipelines of machines in this order that are faster than the ceiling, and lower it to the best of them.
+    """Find pipelines of machines in this order that are faster than the ceiling, and lower the ceiling to the best.
 
-    Exact without ``width``: no layout of this order, with pools of these sizes, is faster than the best found.
+    Exact without ``width``: no layout of this order, with stages of these sizes, is faster than the best found.
 
     Args:
-        suffixes: the objective, its tables and its ceiling.
+        suffixes: the cost model, its tables and the ceiling.
         order: usable machines.
-        sizes: numbers of members that a pool may have.
-        pools: exactly that many pools.
-        width: keep at most that many suffixes for each first layer, and let one replace another that differs in what
-            the schedule keeps in flight.
+        sizes: numbers of members that a stage may have.
+        pools: exact number of stages; None allows any.
+        width: maximum number of suffixes kept for each first layer. A suffix may then replace another with a different
+            number of microbatches in flight. None makes the search exact.
 
     Returns:
-        Ids of labels of whole pipelines, fastest first; empty when none is below the ceiling.
+        Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
     """
     # Speed and memory of all machines before each place.
     rates = np.cumsum([0.0, *(suffixes.rates[machine] for machine in order)])
     memory = np.cumsum([0.0, *suffixes.cost.memory_bytes[list(order)]])
 
     def settle(labels: Labels) -> Labels:
-        """Drop what something else replaces, and of each first layer all but the ``width`` best."""
+        """Drop dominated labels, and keep only the ``width`` best for each first layer."""
         promised = suffixes.promise(labels, rates[labels.slot], memory[labels.slot])
         labels = labels.take((promised < suffixes.ceiling_s) | (labels.start == 0) | (labels.option < 0))
         key = suffixes.signature(labels, pools=pools is not None, coarse=width is not None)
@@ -52,10 +52,10 @@ def best_in_order(
     found: list[tuple[float, int]] = []
     widest = max(sizes)
     for place in range(len(order) - 1, -1, -1):
-        # What the widest pool may continue, all others may too.
+        # Labels that the widest stage may precede may be preceded by narrower stages as well.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
-        # By falling position, so that those behind a pool of any size stand at the front.
+        # By falling position, so that the labels behind a stage of any size are at the front.
         behind = join([settled, *(part for _, part in recent)])
         ends = np.cumsum([len(settled), *(len(part) for _, part in recent)])
         grown = []
@@ -81,7 +81,7 @@ def best_in_order(
 def _runs(
     suffixes: Suffixes, order: Sequence[int], place: int, sizes: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the pools that begin at one place of the order."""
+    """Yield the members of each stage that begins at ``place`` in the order."""
     first = order[place]
     alike = len(
         list(

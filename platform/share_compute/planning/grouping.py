@@ -1,4 +1,4 @@
-"""Very deep models: neighbouring layers are searched as one, then each cut is moved to where the step is shortest."""
+"""Search for very deep models: neighbouring layers are grouped, then each cut is moved to shorten the step."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from share_compute.planning.profile import LayerProfile, joined
 from share_compute.planning.timings import LayerTiming
 
 MOST_LAYERS: Final = 192
-"""The tables of a search grow with the square of the layers: of more, neighbours are put together."""
+"""Maximum number of layers that are searched singly; in deeper models neighbouring layers are grouped.
+
+The tables of a search grow with the square of the number of layers.
+"""
 _MOST_MOVED: Final = 32
-"""Pools up to which cuts are moved."""
+"""Maximum number of stages for which cuts are moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A cost whose layers are groups of another's."""
+    """A cost model, and a coarse one whose layers are groups of its layers."""
 
     cost: TrainingCost
-    """The one of all layers."""
+    """Cost model of all layers."""
     edges: tuple[int, ...]
-    """First layer of each group, and the number of layers."""
+    """First layer of each group, followed by the number of layers."""
     coarse: TrainingCost
-    """The one of the groups."""
+    """Cost model of the groups."""
 
     def refined(self, layout: Layout) -> Layout | None:
-        """Return a layout of groups as one of layers, with each cut where it is best; None if none near it fits."""
+        """Return a layout of groups as a layout of layers, with improved cuts; None if no layout near it fits."""
         stops = [self.edges[pool.stop] for pool in layout.pools]
         best = self._cut(layout, stops)
         stride = max(stop - start for start, stop in pairwise(self.edges)) // 2
@@ -45,7 +48,7 @@ class Grouped:
         return best[1]
 
     def _cut(self, layout: Layout, stops: Sequence[int]) -> tuple[float, Layout | None]:
-        """Return the step, infinite if it does not fit, and the layout with its cuts moved."""
+        """Return (step in seconds, layout) with the given cuts; (infinity, None) if the layout does not fit."""
         pools = []
         for pool, (start, stop) in zip(layout.pools, pairwise((0, *stops)), strict=True):
             shares = self.cost.shares(pool.members, start, stop) if start < stop else None
@@ -57,7 +60,7 @@ class Grouped:
 
 
 def group(cost: TrainingCost, least: int) -> Grouped:
-    """Put neighbouring layers together, equal ones alone if that leaves few; at least so many groups are left."""
+    """Group neighbouring layers into at least ``least`` groups, where possible only layers that are equal."""
     layers = cost.profile.layers
     edges = _edges(layers, least)
     profile = cost.profile.model_copy(
@@ -78,7 +81,7 @@ def group(cost: TrainingCost, least: int) -> Grouped:
 
 
 def _edges(layers: Sequence[LayerProfile], least: int) -> tuple[int, ...]:
-    """Return where groups begin, and the number of layers."""
+    """Return the first layer of each group, followed by the number of layers."""
     size = min(-(-len(layers) // MOST_LAYERS), max(1, len(layers) // max(1, least)))
     runs = [len(list(run)) for _, run in groupby(layers)]
     for larger in (size, 2 * size):

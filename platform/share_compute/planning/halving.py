@@ -14,19 +14,19 @@ from share_compute.planning.layout import Layout, PoolLayout
 
 
 class _Half(NamedTuple):
-    """Pools (first layer, members) of some layers, and what they take."""
+    """Stages (first layer, members) of a range of layers, and their times."""
 
     pools: tuple[tuple[int, tuple[int, ...]], ...]
     busy_s: float
-    """Of the slowest pool."""
+    """Time of the slowest stage in a step: its microbatches, gradient sums and update."""
     trip_s: float
-    """Of one microbatch, without links between halves."""
+    """Time of one microbatch through all stages and the links between them, there and back."""
 
 
 def halve(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> Iterator[Layout]:
-    """Yield a layout for each number of machines, the fastest so many of an order.
+    """Yield a layout for each number of machines, on the fastest ones in the given order.
 
-    What fits is for the caller to check: how much is in flight follows from the whole pipeline.
+    The caller must check that layouts fit: the number of microbatches in flight depends on the whole pipeline.
     """
     by_rate = sorted(order, key=lambda machine: (-rates[machine], machine))
     counts = sorted({min(len(order), 2**power) for power in range(len(order).bit_length() + 1)})
@@ -69,12 +69,12 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
         if shares is None:
             return _Half(pools, math.inf, math.inf)
         pool = PoolLayout(start, stop, members, shares)
-        # What never fits is not taken where anything else is left.
+        # A stage that cannot fit has an infinite time, so any other choice is preferred.
         fits = all(
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
-        # The way to a buddy speaks against every split alike, also where several pools were asked for.
+        # The backup of the gradient is left out: it adds to every split, also if several stages were requested.
         return _Half(pools, cost.busy_s(pool) + cost.end_s(pool) if fits else math.inf, cost.first_s(pool))
 
     return best(0, len(row), 0, cost.num_layers)

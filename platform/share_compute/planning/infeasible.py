@@ -1,4 +1,4 @@
-"""When no plan exists: what is missing, in bytes, and what would make the job fit. Each remedy named was tried."""
+"""Errors for jobs without a plan: the missing bytes, and remedies. Each remedy was tried in the cost model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from share_compute.planning.strategies import AutoPartitioning, RecursivePartiti
 from share_compute.planning.words import bytes_text, exact_bytes_text, listed
 
 _SMALL = 8
-"""With more machines, a quick strategy tries remedies; `auto` takes its placements into account, too."""
+"""Maximum number of machines for which `auto` itself tries remedies.
+
+With more machines, recursive bisection stands in for it: `auto` considers its placements as well.
+"""
 
 
 def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout | None) -> PlanInfeasible:
     """Return the error that explains why ``strategy`` has no plan.
 
     Args:
-        strategy: what was asked.
-        problem: what it was asked.
-        tried: its layout that does not fit or that links cannot serve; None when it knew none.
+        strategy: the strategy that found no plan.
+        problem: the problem given to it.
+        tried: a layout of the strategy that does not fit or needs a dead link; None if it proposed none.
     """
     cost = problem.cost
     if tried is not None and cost.fits(tried):
@@ -72,7 +75,7 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
 
 
 def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout) -> PlanInfeasible:
-    """Return the error for a layout that fits, but whose machines do not reach each other."""
+    """Return the error for a layout that fits into memory but needs links that carry nothing."""
     machines, network = problem.cost.topology.contributors, problem.cost.network
     between = chain.from_iterable(product(one.members, other.members) for one, other in pairwise(tried.pools))
     within = chain.from_iterable(combinations(pool.members, 2) for pool in tried.pools)
@@ -92,7 +95,7 @@ def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout
 
 
 def _needed(problem: Problem, tried: Layout) -> int:
-    """Return what the machines of a layout would have to lend together."""
+    """Return the bytes that the machines of a layout would have to lend together."""
     return sum(
         to_lend(problem.cost.member_bytes(tried, place, seat))
         for place, pool in enumerate(tried.pools)
@@ -101,7 +104,7 @@ def _needed(problem: Problem, tried: Layout) -> int:
 
 
 def _missing(problem: Problem, tried: Layout) -> dict[str, int]:
-    """Return by machine how much more memory it would have to lend for its part."""
+    """Return the bytes that machines would have to lend in addition, by name; only machines that lack memory."""
     cost, machines = problem.cost, problem.cost.topology.contributors
     short = {
         machines[machine].name: to_lend(cost.member_bytes(tried, place, seat))
@@ -118,7 +121,7 @@ def _largest_layer(problem: Problem) -> int:
 
 
 def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
-    """Give what the submitter or the operator could change so that the job fits, the smallest change first."""
+    """Yield changes by the submitter or the operator that make the job fit, the smallest change first."""
     workload = problem.cost.workload
     if (problem.pools, problem.members_per_pool) != (None, None) and _feasible(
         strategy, replace(problem, pools=None, members_per_pool=None)

@@ -1,16 +1,16 @@
-"""Islands: machines that train in lockstep, and synchronise with other islands every so many steps.
+"""Islands: groups of machines that train in lockstep and average their weights with other islands every H steps.
 
-Slow links between machines make every step slow. Where machines are cut into islands along their slowest links, each
-island trains on its own share of the batch, and all islands average their weights every H steps over a ring ::
+Slow links between machines make every step slow. Islands are cut along the slowest links. Each island trains on its
+own share of the batch, and all islands average their weights every H steps over a ring ::
 
     share of an island = in proportion to its samples a second with the whole batch
     synchronisation    = 2 * (n - 1) / n * weight bytes / slowest bandwidth of the ring + 2 * (n - 1) * its latency
     samples a second   = H * batch / (H * slowest island's step + synchronisation)
 
-Islands are tried from the whole down: regions are merged, the best linked first, and each stage of that merging is one
-way to cut. The last way leaves every machine alone. H is the smallest with which synchronisation takes at most 5 % of
-the time. What averaging less often costs in progress for each sample is not known, so islands are proposed only when
-they are faster by a good margin.
+Cuts are tried from coarse to fine. Regions are merged, best links first, and each level of the merging is one cut. The
+last cut makes every machine an island of its own. H is the smallest interval at which synchronisation takes at most 5 %
+of the time, or `MOST_STEPS`. Averaging less often costs progress for each sample. That cost is not known, so islands
+are proposed only when they are faster than lockstep by a factor of more than `WORTH`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.search import search
 
 SYNCHRONISATION_SHARE = 0.05
-"""Most of the time that synchronisation may take, where `MOST_STEPS` allows."""
+"""Maximum share of the time that synchronisation takes, unless `MOST_STEPS` limits the interval."""
 MOST_STEPS = 500
-"""Longest interval between synchronisations: that of the DiLoCo paper (Douillard et al., 2023)."""
+"""Longest interval between synchronisations, in steps: that of the DiLoCo paper (Douillard et al., 2023)."""
 WORTH = 1.1
-"""Islands must bring so many times the samples of lockstep, for what averaging less often costs in progress."""
+"""Minimum ratio of samples/s in islands to samples/s in lockstep; covers the progress lost by averaging less often."""
 _MOST_ALONE = 64
-"""Machines up to which each is tried as an island of its own."""
+"""Maximum number of machines for which the cut into single machines is tried."""
 
 Machines = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Island:
-    """Machines, and the best layouts for them with the whole batch; indices count within the island."""
+    """Machines, and their best layouts with the whole batch; layouts index the machines within the island."""
 
     machines: Machines
     cost: TrainingCost
@@ -53,12 +53,12 @@ class _Island:
 def propose_islands(
     cost: TrainingCost, *, lockstep_samples_per_s: float | None = None, most_islands: int = 8
 ) -> IslandProposal | None:
-    """Return the fastest way to train in several islands, or None where lockstep over all machines is about as fast.
+    """Return the fastest way to train in several islands, or None if lockstep over all machines is about as fast.
 
     Args:
         cost: the job on all machines.
-        lockstep_samples_per_s: what one plan for all machines brings; searched for when it is not given.
-        most_islands: regions are cut into at most so many islands.
+        lockstep_samples_per_s: samples/s of one plan for all machines; None searches for that plan.
+        most_islands: maximum number of islands that regions are grouped into.
     """
     best: IslandProposal | None = None
     known: dict[Machines, _Island | None] = {}
@@ -92,7 +92,7 @@ def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Ma
     groups: dict[int, list[int]] = {}
     for machine in range(machines):
         groups.setdefault(int(network.region[machine]), []).append(machine)
-    # Groups of regions, in the order in which the ring of islands runs: those that were merged stand together.
+    # Groups of regions, in the order of the ring of islands: merged regions are neighbours in it.
     level: list[tuple[int, ...]] = [(region,) for region in sorted(groups)]
     levels = [level]
     for one, other in _best_first(network, sorted(groups)):
@@ -109,7 +109,7 @@ def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Ma
 
 
 def _best_first(network: Network, regions: Iterable[int]) -> list[tuple[int, int]]:
-    """Return all pairs of regions, the best linked first."""
+    """Return all pairs of regions, the pair with the best link first."""
     return sorted(
         combinations(regions, 2),
         key=lambda pair: (-network.bytes_per_s[pair], network.latency_s[pair], pair),
@@ -123,7 +123,7 @@ def _link(network: Network, ours: Iterable[int], theirs: Iterable[int]) -> tuple
 
 
 def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
-    """Search an island of its own; None where the model does not fit it."""
+    """Search layouts for one island; return None if the model does not fit on its machines."""
     part = cost.part(machines)
     layouts = tuple(found.layout for found in search(part, finalists=3) if part.fits(found.layout))
     if not layouts:
@@ -133,12 +133,15 @@ def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
 
 
 def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal | None:
-    """Share the batch among islands that can train; None with fewer than two, or fewer microbatches than islands."""
+    """Share the batch among islands that can train.
+
+    Return None for fewer than two islands, for fewer microbatches than islands, or for a ring with a dead link.
+    """
     count, total = len(islands), cost.workload.microbatches
     if count < 2 or total < count:
         return None
     shares = fill_shares([1 / island.samples_per_s for island in islands], total, least=1)
-    assert shares is not None  # there are enough for all
+    assert shares is not None  # there is at least one microbatch for each island
     planned = [
         _with_share(island, share, cost.workload.microbatch_size)
         for island, share in zip(islands, shares, strict=True)
@@ -161,7 +164,7 @@ def _with_share(island: _Island, microbatches: int, microbatch_size: float) -> I
         island.cost.workload, batch_size=round(microbatches * microbatch_size), microbatches=microbatches
     )
     cost = replace(island.cost, workload=workload)
-    # With few microbatches a pool keeps only the members that get one.
+    # With few microbatches a stage keeps only the members that get one.
     layouts = [_reshared(cost, layout) for layout in island.layouts]
     step_s, layout = min((simulate_step(cost, layout).step_s, layout) for layout in layouts)
     return IslandPlan(
@@ -185,7 +188,7 @@ def _reshared(cost: TrainingCost, layout: Layout) -> Layout:
 
 
 def _ring_s(cost: TrainingCost, islands: Sequence[_Island]) -> float:
-    """Return the time to average all weights over a ring of islands."""
+    """Return the time in seconds to average all weights over a ring of islands."""
     count = len(islands)
     regions = [{int(region) for region in island.cost.network.region} for island in islands]
     size = cost.profile.parameters * FLOAT_BYTES * 2 * (count - 1) / count

@@ -1,8 +1,9 @@
-"""Suffixes of a pipeline as labels: what a step takes from here to the last pool, and how they grow by one pool.
+"""Suffixes of a pipeline as labels: the step from a stage to the last one, and the extension by one stage.
 
-The formula of `share_compute.planning.cost` runs from the last pool to the first and needs two numbers of the pools
-behind: the step and the trip. Of two labels with the same first layer, and the same to all that can come before, only
-one that is worse in both can be dropped; that keeps the search exact.
+The formula of `share_compute.planning.cost` runs from the last stage to the first. It needs two numbers of the stages
+behind: the step and the trip. Two labels are comparable if they have the same first layer and are the same to all
+stages that can come before. A label is dropped only if it is worse than a comparable one in both numbers. This keeps
+the search exact.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from share_compute.planning.network import Floats
 from share_compute.planning.options import Ints, Option, Options
 
 BETTER: Final = 1 - 1e-12
-"""A step counts as faster than the best known one when it is below it by more than rounding."""
+"""Maximum ratio of a step to the best known one at which it counts as faster; covers rounding."""
 _CHUNK: Final = 1 << 17
-"""Candidates that are looked at in one piece: bounds the memory."""
+"""Number of candidates that are examined in one piece; bounds the memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,26 +30,26 @@ class Labels:
     """Many suffixes, one in each row."""
 
     slot: Ints
-    """What the walk knows of the machines in use: a set, or a position."""
+    """Machines in use, in the form of the search: a set as bits, or a position in the order."""
     start: Ints
     """First layer."""
     option: Ints
-    """First pool; -1 for the empty suffix."""
+    """Number of the first stage's option; -1 for the empty suffix."""
     window: Ints
-    """Of the first pool, in the schedule; no more than microbatches - 1, beyond which it changes nothing."""
+    """Window of the first stage in the schedule; at most microbatches - 1, since larger ones change nothing."""
     pools: Ints
     step_s: Floats
     trip_s: Floats
     parent: Ints
-    """Id of the suffix behind the first pool."""
+    """Id of the suffix behind the first stage."""
     id: Ints
 
     def take(self, rows: Ints | slice | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Self:
-        """Return some of them."""
+        """Return the labels in some of the rows."""
         return type(self)(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def best(self, width: int, promised: Floats) -> Self:
-        """Return of each first layer the ``width`` that promise most, and as many of the shortest steps and trips."""
+        """Return for each first layer the ``width`` most promising labels, and as many of least step and least trip."""
         kept = np.zeros(len(self), dtype=bool)
         for first, second in (
             (promised, self.trip_s),
@@ -68,24 +69,24 @@ _COLUMNS: Final = tuple(each.name for each in fields(Labels))
 
 
 def join(parts: Sequence[Labels]) -> Labels:
-    """Return all labels of all parts."""
+    """Return the labels of all parts, in the order of the parts."""
     return Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
 
 class Suffixes:
-    """Grows suffixes of one cost's pipelines, and remembers all that it grew.
+    """Extends suffixes of pipelines, and remembers all that were kept.
 
     Args:
-        cost: the objective.
-        options: their tables.
-        ceiling_s: only plans faster than this are of interest; falls as plans are found.
+        cost: the cost model.
+        options: tables of the stages.
+        ceiling_s: step time that plans must be below; the search lowers it as it finds plans.
     """
 
     def __init__(self, cost: TrainingCost, options: Options, ceiling_s: float) -> None:
         self.cost, self.options, self.ceiling_s = cost, options, ceiling_s
         self.layers, self.count = cost.num_layers, cost.workload.microbatches
         self.looked_at = 0
-        """Candidates so far: what the search has cost, on any computer."""
+        """Number of candidates examined so far: a measure of the search effort that no computer's speed affects."""
         self._used: list[Option] = []
         self._sizes, self._regions = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -95,14 +96,14 @@ class Suffixes:
         cells = np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1)
         least = cells.min(axis=0)
         self._prefix_s = np.concatenate([[0.0], np.cumsum(least)])
-        """No microbatch passes the layers before l faster than this."""
+        """Lower bound on the time of a microbatch through the layers before l ``[layers + 1]``."""
         self._state_bytes = np.asarray(cost.state_bytes(cost.parameters, cost.trained))
         starts = np.arange(self.layers + 1)[:, None] - 1 - np.arange(self.layers)
         self._ahead_s = np.where(starts >= 0, self._prefix_s[np.maximum(starts, 0)], np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
         self.rates = dict(zip(usable, np.where(relative > 0, relative, 1.0), strict=True))
-        """Each machine's speed; 1 where it is the fastest for some layer."""
+        """Relative speed of each usable machine; 1 if it is the fastest for some layer."""
 
     def root(self, slot: int) -> Labels:
         """Return the empty suffix."""
@@ -116,7 +117,7 @@ class Suffixes:
         )
 
     def number(self, members: tuple[int, ...]) -> int:
-        """Return the number by which labels know a pool."""
+        """Return the number that stands for a stage with these members in labels."""
         members = tuple(sorted(members))
         if members not in self._numbers:
             self._numbers[members] = len(self._used)
@@ -126,7 +127,7 @@ class Suffixes:
         return self._numbers[members]
 
     def _most_layers(self, members: tuple[int, ...]) -> int:
-        """Return how many layers a pool can hold at most, if it works all the time until the ceiling."""
+        """Return the maximum number of layers that a stage can compute if it is busy for the whole ceiling."""
         if not np.isfinite(self.ceiling_s):
             return self.layers
         work = self.ceiling_s * sum(self.rates[member] for member in members) / self.count * (1 + 1e-9)
@@ -136,7 +137,7 @@ class Suffixes:
         return max(1, int((fewest <= work).sum()))
 
     def signature(self, labels: Labels, *, pools: bool, coarse: bool) -> Ints:
-        """Return what two labels must share for one to replace the other; the slot is the caller's."""
+        """Return the key that two labels must share for one to replace the other; callers add the slot."""
         key = np.where(labels.option >= 0, self._regions[labels.option], -1) + 1
         if not coarse:
             key = key * (self.count + 1) + np.where(labels.option >= 0, self._sizes[labels.option], 0)
@@ -146,13 +147,13 @@ class Suffixes:
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
-        """Put one more pool before each label, with every first layer that may lead to a plan below the ceiling.
+        """Return each label extended by one stage, for every first layer that may lead to a step below the ceiling.
 
         Args:
-            labels: suffixes that leave the pool's machines free.
-            number: the pool.
-            slots: slot of each grown suffix.
-            spare_rate: speed of all machines that are then still free.
+            labels: suffixes that leave the stage's machines free.
+            number: number of the stage.
+            slots: slot of each extended suffix.
+            spare_rate: sum of speeds of all machines that are then still free.
         """
         grown = []
         reach = self._used[number].reach(self.ceiling_s)
@@ -190,7 +191,7 @@ class Suffixes:
             waits = np.maximum(carry[:, None], turns[:, None] * trip)
             own = option.own_s[:, :reach][stop]
             step = np.maximum(np.maximum(enter + labels.step_s[:, None], own), trip + waits)
-            # What comes before takes its time once more, and its work has to fit into the speed that is left.
+            # The layers before add at least their time for one microbatch, and the free machines must do their work.
             ahead = self._ahead_s[:, :reach][stop]
             work = self.count * ahead / spare_rate[:, None]
         limit = self.ceiling_s * BETTER
@@ -213,7 +214,7 @@ class Suffixes:
         )
 
     def keep(self, labels: Labels) -> Labels:
-        """Give labels ids, and remember them."""
+        """Assign ids to labels, and store the labels for `layout`."""
         labels.id = np.arange(self._next_id, self._next_id + len(labels))
         self._next_id += len(labels)
         if len(labels):
@@ -221,12 +222,12 @@ class Suffixes:
         return labels
 
     def promise(self, labels: Labels, spare_rate: Floats, spare_bytes: Floats) -> Floats:
-        """Return a time that no plan with this suffix can beat ``[labels]``; infinite where there is none.
+        """Return a lower bound on the step of all plans with this suffix ``[labels]``; infinite if there is none.
 
         Args:
             labels: suffixes.
-            spare_rate: speed of all machines that each leaves free.
-            spare_bytes: memory of these.
+            spare_rate: sum of speeds of all machines that each suffix leaves free.
+            spare_bytes: sum of memory of these machines.
         """
         ahead = self._prefix_s[labels.start]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -236,7 +237,7 @@ class Suffixes:
         return promised
 
     def layout(self, label_id: int) -> Layout:
-        """Return the pipeline of a label that starts at layer 0."""
+        """Return the layout of a label that starts at layer 0."""
         offsets = [int(part.id[0]) for part in self._archive]
         pools = []
         while label_id > 0:
@@ -249,13 +250,13 @@ class Suffixes:
         for place, (start, members) in enumerate(pools):
             stop = pools[place + 1][0] if place + 1 < len(pools) else self.layers
             shares = self.cost.shares(members, start, stop)
-            assert shares is not None  # an option's table is infinite where a member gets none
+            assert shares is not None  # an option's times are infinite if a member gets no microbatch
             built.append(PoolLayout(start, stop, members, shares))
         return Layout(tuple(built))
 
 
 def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
-    """Return the rows that no other row of the same key beats in both times, ordered by key and step."""
+    """Return the rows that no other row of the same key dominates in both times, ordered by key and step."""
     if not len(key):
         return np.zeros(0, dtype=np.int64)
     rows = _unbeaten(key, step_s, trip_s)
@@ -263,7 +264,7 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
     order = np.lexsort((trip_s, step_s, key))
     key, trip = key[order], np.unique(trip_s[order], return_inverse=True)[1].astype(np.int64)
     group = np.cumsum(np.concatenate([[0], key[1:] != key[:-1]]))
-    # Later groups stand lower, so that the running minimum starts anew with each.
+    # Later groups have lower values, so that the running minimum restarts with each group.
     height = trip - group * (len(trip) + 1)
     lowest = np.minimum.accumulate(height)
     fresh = np.concatenate([[True], height[1:] < lowest[:-1]])
@@ -272,9 +273,9 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
 
 
 def _unbeaten(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
-    """Return the rows that the one with the least sum of both times, of the same key, does not beat in both.
+    """Return the rows that are not dominated by the row of the same key with the least sum of both times.
 
-    Most rows fall here, without being sorted.
+    This drops most rows without sorting.
     """
     keys = int(key.max()) + 1
     if keys > _CHUNK:

@@ -1,25 +1,27 @@
-"""What a member of a training job needs of its machine's memory.
+"""Memory that a member of a training job needs on its machine.
 
-For a member of pool p with layers [start, stop)::
+The need in bytes of a member of stage p with layers [start, stop) is the sum of ::
 
     state      = parameters * 4 + trained parameters * 4 * (sets + optimizer tensors)
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
-    for a time = the inside of one layer, where it is computed again
-                 + max(4 * largest trained parameter, 8 * tied parameters where they are in another pool, too)
+    transient  = the inside of one layer, if it is recomputed
+                 + max(4 * largest trained parameter, 8 * tied parameters if another stage holds them, too)
 
-    share      = microbatches of the member, when the other member with most of them was lost
-    sets       = gradients of all trained parameters that it adds to at one time
+    share      = microbatches of the member after the loss of the other member with the most microbatches
+    sets       = gradients of all trained parameters that the member accumulates at the same time
 
-What went over a boundary, activations one way and gradients the other, is kept by both sides until the step is
-committed: whoever comes in place of a lost member is sent it again. A member holds one set of gradients where its
-microbatches are a run of the job's order of sums (`share_compute.protocol.tree`), which the widest pool's are; in other
-pools it may hold several. Autograd makes the gradient of a parameter anew before it is added to a set; pools that share
-a tied parameter keep their own sum of its gradient and what the other sent.
+Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
+is committed. A member that replaces a lost one is sent these tensors again.
 
-In two-byte precision each microbatch in flight also keeps a copy of the weights in that type. With activation
-checkpointing only what enters a layer counts as activation; its inside is there for one layer and microbatch at a time,
-and its backward takes its forward's time once more.
+A member holds one gradient set if its microbatches are a run of the job's order of sums
+(`share_compute.protocol.tree`), as in the widest stage. Members of other stages may hold several sets.
+Autograd allocates the gradient of a parameter before it is added to a set. Stages that share a tied parameter keep
+their own sum of its gradient and the sum that the other stage sent.
+
+In two-byte precision, each microbatch in flight also keeps a copy of the weights in that type. With activation
+checkpointing, only the input of a layer counts as activation. The inside of a layer then exists for one layer and
+microbatch at a time, and the layer's backward takes the time of a forward in addition.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from share_compute.training.schedule import one_forward_one_backward, windows
 
 @dataclass(frozen=True, eq=False)
 class TrainingMemory(CostTables):
-    """Tables of what one training job holds, and the formula."""
+    """Memory tables and memory formula of one training job."""
 
     workload: TrainingWorkload
 
@@ -49,17 +51,20 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def parameters(self) -> Floats:
-        """Parameters of the first l layers ``[layers + 1]``; without the second copy of a tied head."""
+        """Number of parameters of the first l layers ``[layers + 1]``; without the second copy of a tied head."""
         return sums(np.array([float(piece.parameters) for piece in self._pieces]))
 
     @cached_property
     def trained(self) -> Floats:
-        """Of these, the ones that are trained ``[layers + 1]``: they have gradients and state of the optimizer."""
+        """Number of trained parameters of the first l layers ``[layers + 1]``.
+
+        These have gradients and optimizer state.
+        """
         return sums(np.array([float(piece.parameters - piece.frozen) for piece in self._pieces]))
 
     @cached_property
     def activation_bytes(self) -> Floats:
-        """Kept by the first l layers for one microbatch ``[layers + 1]``."""
+        """Bytes that the first l layers keep of one microbatch for the backward ``[layers + 1]``."""
         layers = self.profile.layers
         kept = [self._inside_bytes(layer) for layer in layers]
         if self.workload.activation_checkpointing:
@@ -70,31 +75,31 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def recomputed_bytes(self) -> float:
-        """What there is for a moment, when the inside of the largest layer is computed again."""
+        """Bytes of the largest layer's inside while it is recomputed; 0.0 without activation checkpointing."""
         if not self.workload.activation_checkpointing:
             return 0.0
         return max(map(self._inside_bytes, self.profile.layers))
 
     @cached_property
     def boundary_bytes(self) -> Floats:
-        """What one microbatch carries over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        """Bytes of one microbatch over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
         return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
 
     @cached_property
     def largest(self) -> Floats:
-        """Numbers of the largest trained parameter of each layer ``[layers]``; without the copy of a tied head."""
+        """Size, in numbers, of each layer's largest trained parameter ``[layers]``; without the copy of a tied head."""
         return np.array([float(piece.largest) for piece in self._pieces])
 
     @cached_property
     def _pieces(self) -> list[LayerProfile]:
-        """Layers, with what lives beside the first and the last added to them."""
+        """Layers, with the embedding added to the first and the head added to the last."""
         pieces = list(self.profile.layers)
         pieces[0] = joined([self.profile.embedding, pieces[0]])
         pieces[-1] = joined([pieces[-1], self.profile.head])
         return pieces
 
     def _inside_bytes(self, piece: LayerProfile) -> float:
-        """Return what a layer keeps of one microbatch for its backward, with its output."""
+        """Return the bytes that a layer keeps of one microbatch for its backward, with its output."""
         size, tokens = self.workload.microbatch_size, self.workload.sequence_length
         if self.workload.dtype == "float32":
             return size * piece.activation_bytes.at(tokens)
@@ -102,7 +107,7 @@ class TrainingMemory(CostTables):
         return AUTOCAST_KEPT * size * piece.activation_bytes.at(tokens) + copies
 
     def _leaving_bytes(self, layer: LayerProfile) -> float:
-        """Return what a layer hands on of one microbatch."""
+        """Return the bytes of a layer's output for one microbatch."""
         return (
             self.workload.microbatch_size
             * FLOAT_BYTES
@@ -111,9 +116,9 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def least_bytes(self) -> float:
-        """What every part of the model needs at least: state and one microbatch of the layer that needs least.
+        """Lower bound in bytes for any stage: state and one microbatch of the layer that needs least.
 
-        Not what goes over boundaries: a part that has more layers may have fewer boundaries.
+        Tensors that cross boundaries are not included: a stage with more layers may have fewer boundaries.
         """
         state = self.state_bytes(np.diff(self.parameters), np.diff(self.trained))
         return float(np.min(state + np.diff(self.activation_bytes)))
@@ -121,36 +126,36 @@ class TrainingMemory(CostTables):
     # -- the formula ---------------------------------------------------------------------------------------------
 
     def held_parameters(self, start: int, stop: int) -> float:
-        """Return the parameters that a member with layers [start, stop) holds."""
+        """Return the number of parameters that a member with layers [start, stop) holds."""
         copy = self.profile.tied if stop == self.num_layers and start > 0 else 0
         return float(self.parameters[stop] - self.parameters[start]) + copy
 
     def trained_parameters(self, start: int, stop: int) -> float:
-        """Return those of them that are trained."""
+        """Return the number of trained parameters that a member with layers [start, stop) holds."""
         has_copy = self.profile.tied_trains and stop == self.num_layers and start > 0
         return float(self.trained[stop] - self.trained[start]) + (self.profile.tied if has_copy else 0)
 
     def state_bytes(self, held: Floats | float, trained: Floats | float) -> Floats | float:
-        """Return the memory of weights, gradients and optimizer state.
+        """Return the bytes of weights, one gradient set and optimizer state.
 
         Args:
-            held: parameters.
-            trained: those of them that are trained.
+            held: number of parameters.
+            trained: number of these parameters that are trained.
         """
         return FLOAT_BYTES * (held + trained * (1 + self.workload.optimizer_tensors))
 
     def carried_bytes(self, start: int, stop: int) -> float:
-        """Return what a newcomer fetches: weights and optimizer state, without gradients."""
+        """Return the bytes that a new member fetches: weights and optimizer state, without gradients."""
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         return FLOAT_BYTES * (held + trained * self.workload.optimizer_tensors)
 
     def member_bytes(self, layout: Layout, place: int, member: int) -> float:
-        """Return the memory that one member of one pool needs.
+        """Return the bytes that one member of one stage needs.
 
         Args:
-            layout: all pools.
-            place: index of the pool.
-            member: place in the pool.
+            layout: all stages.
+            place: index of the stage.
+            member: place of the member in the stage.
         """
         pool = layout.pools[place]
         further = gradient_sets(tuple(each.shares for each in layout.pools), place, member) - 1
@@ -159,33 +164,33 @@ class TrainingMemory(CostTables):
         )
 
     def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
-        """Return what a member needs if it holds one set of gradients: all that its own pool says."""
+        """Return the bytes that a member needs with one gradient set: the part that its own stage determines."""
         pool = layout.pools[place]
         ahead = windows([len(each.members) for each in layout.pools])[place]
         return self.bytes_needed(pool.start, pool.stop, after_a_loss(pool.shares)[member], ahead)
 
     def bytes_needed(self, start: int, stop: int, share: int, window: int) -> float:
-        """Return the memory of a member that holds one set of gradients.
+        """Return the bytes that a member with one gradient set needs.
 
         Args:
-            start: its first layer.
-            stop: one past its last layer.
-            share: its microbatches in a step.
-            window: ranks that its pool's forwards may run ahead of its backwards.
+            start: first layer of the member.
+            stop: one past the last layer of the member.
+            share: number of microbatches of the member in a step.
+            window: number of ranks by which the stage's forwards may run ahead of its backwards.
         """
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         fixed = float(self.state_bytes(held, trained)) + self.for_a_time_bytes(start, stop)
-        # Where another pool is wider, all of `window + 1` consecutive ranks may be those of one member.
+        # If another stage is wider, all of `window + 1` consecutive ranks may belong to one member.
         in_flight = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
 
     def for_a_time_bytes(self, start: int, stop: int) -> float:
-        """Return what there is beside the state for a part of a step, whatever the microbatches."""
+        """Return the transient bytes of layers [start, stop): held for a part of a step, whatever the microbatches."""
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:
-        """Return the same for all ranges of layers that begin there ``[layers - start]``, the shortest first."""
+        """Return the transient bytes of all layer ranges from ``start`` on ``[layers - start]``, the shortest first."""
         largest, exchanged = np.maximum.accumulate(self.largest[start:]), np.zeros(self.num_layers - start)
         twin = self.profile.tied if self.profile.tied_trains else 0
         if start == 0:
@@ -196,7 +201,7 @@ class TrainingMemory(CostTables):
         return sizes
 
     def kept_bytes(self, start: int, stop: int) -> float:
-        """Return what is kept of one microbatch until the step is committed."""
+        """Return the bytes of one microbatch at the boundaries that are kept until the step is committed."""
         return 2.0 * float(self.boundary_bytes[start] + self.boundary_bytes[stop])
 
     def fits(self, layout: Layout) -> bool:
@@ -216,9 +221,9 @@ class TrainingMemory(CostTables):
         return bool(most <= room or self.member_bytes(layout, place, member) <= room)
 
     def may_fit(self, layout: Layout) -> bool:
-        """Return whether each member has memory for one set of gradients: all that is known of a pool by itself.
+        """Return whether each member has memory for one gradient set, which each stage by itself determines.
 
-        The search sees one pool at a time; what it finds is asked whether it `fits` before it becomes a plan.
+        The search considers one stage at a time. Its results must also pass `fits` before they become plans.
         """
         return all(
             self._one_set_bytes(layout, place, member) <= self.memory_bytes[machine]
@@ -228,7 +233,7 @@ class TrainingMemory(CostTables):
 
 
 def after_a_loss(shares: Sequence[int]) -> tuple[int, ...]:
-    """Return about how many microbatches each member of a pool computes when the other with most of them is lost."""
+    """Return about how many microbatches each member computes after the loss of the other member with the most."""
     if len(shares) == 1:
         return tuple(shares)
     count = sum(shares)
@@ -243,12 +248,12 @@ def _tree(runs: tuple[int, ...]) -> SummationTree:
 
 @cache
 def gradient_sets(shares: tuple[tuple[int, ...], ...], pool: int, member: int) -> int:
-    """Return how many gradients of all trained parameters a member holds at most, in a job that begins with this plan.
+    """Return the maximum number of gradient sets that a member holds, in a job that begins with this plan.
 
     Args:
-        shares: microbatches of each member of each pool.
-        pool: index of the member's pool.
-        member: its place in the pool.
+        shares: number of microbatches of each member of each stage.
+        pool: index of the member's stage.
+        member: place of the member in the stage.
     """
     runs = max(shares, key=len)
     if shares[pool] == runs:

@@ -1,4 +1,4 @@
-"""Local moves: other orders of the machines of a good layout, each searched exactly as far as it can be better."""
+"""Local search: other orders of a good layout's machines, each searched for layouts that are faster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from share_compute.planning.limits import Limits, limits_for
 from share_compute.planning.options import Options
 
 _BUDGET: Final = 30_000_000
-"""Candidates to look at, over all moves."""
+"""Maximum number of candidates that are examined, over all moves."""
 _MOST_TRIES: Final = 400
 _SPARES: Final = 6
-"""Machines without layers that are tried between the others."""
+"""Number of machines without layers that are inserted between the others."""
 
 
 def improve(
@@ -28,11 +28,11 @@ def improve(
     pools: int | None,
     limits: Limits | None = None,
 ) -> Iterator[Layout]:
-    """Yield ever faster layouts, from one that is good already.
+    """Yield layouts, each faster than the one before, starting from a good layout.
 
-    A move puts one machine to another place of the order, exchanges two, or brings in one that has nothing. Where to
-    cut, whom to leave out and who shares a pool is then searched anew. The same input takes the same moves.
-    ``limits`` stand in for those of the number of machines.
+    A move puts one machine to another place in the order, exchanges two machines, or inserts a machine without layers.
+    After each move the cuts, the machines to leave out and the members of each stage are searched again. The same input
+    gives the same moves. ``limits`` replaces the default limits for the number of machines.
     """
     best_s, looked_at, tries = cost.step_s(layout), 0, 0
     order, moved = layout.machines, True
@@ -54,7 +54,7 @@ def improve(
 
 
 def _spares(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]) -> list[int]:
-    """Return the best machines that hold nothing: fast ones, and those with much memory."""
+    """Return the best machines without layers: the fastest ones, and the ones with most memory."""
     used = set(order)
     free = [machine for machine in rates if machine not in used]
     fast = sorted(free, key=lambda machine: (-rates[machine], machine))[: _SPARES // 2]
@@ -63,7 +63,7 @@ def _spares(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]
 
 
 def _neighbours(order: Sequence[int], spares: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield orders that one move makes."""
+    """Yield the orders that one move leads to."""
     yield (*order, *spares)
     yield (*spares, *order)
     for spare in spares:

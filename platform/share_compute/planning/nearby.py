@@ -1,4 +1,4 @@
-"""Layouts a step away from one: a cut moved by a layer, a machine left out, two pools exchanged."""
+"""Neighbours of a layout for local search: a cut moved by a layer, a machine left out, two stages exchanged."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from share_compute.planning.layout import Layout, PoolLayout
 from share_compute.planning.problem import Problem
 
 _MOST_EXCHANGED = 12
-"""Pools of which any two are exchanged; of more, neighbours."""
+"""Maximum number of stages for which any two are exchanged; with more stages, only neighbours are."""
 
 Pools = tuple[tuple[int, tuple[int, ...]], ...]
-"""How many layers each pool holds, and its members."""
+"""(number of layers, members) of each stage."""
 
 
 def nearby(problem: Problem, layout: Layout) -> Iterator[Layout]:
-    """Yield layouts that differ little from one, and have the pools that were asked for."""
+    """Yield layouts that differ little from ``layout`` and have the requested number of stages and members."""
     pools = tuple((pool.stop - pool.start, pool.members) for pool in layout.pools)
     for changed in _changed(problem, pools):
         shared = _shared(problem.cost, changed)
@@ -39,7 +39,7 @@ def _changed(problem: Problem, pools: Pools) -> Iterator[Pools]:
 
 
 def _cuts(pools: Pools) -> Iterator[Pools]:
-    """Move one layer from a pool to its neighbour."""
+    """Move one layer from a stage to its neighbour."""
     for place in range(len(pools) - 1):
         (left, before), (right, after) = pools[place : place + 2]
         for shift in (-1, 1):
@@ -48,7 +48,7 @@ def _cuts(pools: Pools) -> Iterator[Pools]:
 
 
 def _exchanged(pools: Pools) -> Iterator[Pools]:
-    """Exchange the machines of two pools, with and without their layers."""
+    """Exchange the machines of two stages, with and without their numbers of layers."""
     places = range(len(pools))
     few = len(pools) <= _MOST_EXCHANGED
     for one, other in combinations(places, 2) if few else pairwise(places):
@@ -62,7 +62,7 @@ def _exchanged(pools: Pools) -> Iterator[Pools]:
 
 
 def _without(pools: Pools) -> Iterator[Pools]:
-    """Give the layers of a pool to a neighbour."""
+    """Remove a stage and give its layers to a neighbour."""
     for place, (layers, _) in enumerate(pools):
         for heir in (place - 1, place + 1):
             if 0 <= heir < len(pools):
@@ -73,7 +73,7 @@ def _without(pools: Pools) -> Iterator[Pools]:
 
 
 def _shared(cost: TrainingCost, pools: Sequence[tuple[int, tuple[int, ...]]]) -> Layout | None:
-    """Return the layout, with microbatches shared out; None where a member would get none."""
+    """Return the layout with microbatches shared out; None if a member would get none."""
     built, start = [], 0
     for layers, members in pools:
         shares = cost.shares(members, start, start + layers)

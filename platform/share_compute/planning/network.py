@@ -1,4 +1,4 @@
-"""Links between all machines, from the few that were measured: machines of one region are linked alike."""
+"""Links between all machines, by region: all machines of one region have the same links."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """Every link of a topology, by region. Two machines of one region reach each other as its diagonal says.
+    """All links of a topology, by region. The diagonal holds the links between two machines of one region.
 
-    A link that carries nothing has 0 bytes/s.
+    A dead link has 0 bytes/s.
     """
 
     region: NDArray[np.int64]
     """Region of each machine ``[machines]``, numbered from 0."""
     latency_s: Floats
-    """One way, ``[regions, regions]``, symmetric."""
+    """Latency one way, in seconds, ``[regions, regions]``, symmetric."""
     bytes_per_s: Floats
-    """``[regions, regions]``, symmetric."""
+    """Bandwidth ``[regions, regions]``, symmetric."""
     assumed: bool = False
-    """Whether nothing was measured, so that all values are assumptions."""
+    """Whether no link was measured, so that all values are assumptions."""
 
     @classmethod
     def alike(cls, machines: int) -> Self:
-        """Return a network on which all machines reach each other fast: what would be if links did not matter."""
+        """Return a network with the same fast link between all machines, to test plans without the effect of links."""
         region = np.zeros(machines, dtype=np.int64)
         return cls(region=region, latency_s=np.full((1, 1), 1e-3), bytes_per_s=np.full((1, 1), 1e9))
 
     def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
-        """Return the time for one tensor from machine to machine; infinite where nothing gets through."""
+        """Return the time in seconds for one tensor from machine to machine; infinite on a dead link."""
         return transfer_s(*self.link(source, target), size_bytes)
 
     def link(self, source: int, target: int) -> tuple[float, float]:
@@ -47,5 +47,5 @@ class Network:
 
 
 def transfer_s(latency_s: float, bytes_per_s: float, size_bytes: float) -> float:
-    """Return latency + size / bandwidth; infinite where nothing gets through."""
+    """Return latency + size / bandwidth in seconds; infinite on a dead link."""
     return latency_s + size_bytes / bytes_per_s if bytes_per_s > 0 else float("inf")

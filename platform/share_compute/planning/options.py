@@ -1,4 +1,4 @@
-"""What a pool would cost over any range of layers: tables that the search reads in place of the formula."""
+"""Tables of a stage's cost over any range of layers, which the search reads instead of the formula."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from share_compute.planning.workload import GRADIENT_BUCKET_BYTES
 
 Ints = NDArray[np.int64]
 _MOST_BYTES: Final = 128 * 2**20
-"""Tables that are kept; beyond, they are made anew."""
+"""Maximum size of the cached tables; beyond it the cache is cleared."""
 ANY_WINDOW: Final = 2**31
-"""A range of layers fits whatever the schedule keeps in flight."""
+"""Window of a range of layers that fits with any number of microbatches in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """Machines that may be one pool.
+    """Machines that may be one stage.
 
-    Its tables are ``[stop, stop - 1 - start]``, so that short ranges of layers stand at the front of each row. Times
-    are infinite where a member would get no microbatch, and where there is no such range. They have as many columns as
-    the search asked for.
+    The tables have the shape ``[stop, stop - 1 - start]``, so that short ranges of layers are at the front of each row.
+    Times are infinite if a member would get no microbatch, or if there is no such range. The number of columns is the
+    maximum number of layers that the search asked for, or less.
     """
 
     members: tuple[int, ...]
     region: int
     first_s: Floats
-    """Forward and backward of one microbatch on the fastest member."""
+    """Forward plus backward time of one microbatch on the fastest member."""
     own_s: Floats
-    """All that the busiest member computes in a step, and what follows its last backward."""
+    """Compute time of the busiest member in a step, plus the time after the last backward."""
     window: Ints
-    """Largest window of the schedule with which every member has memory enough; -1 where none is small enough."""
+    """Largest window of the schedule with which every member has enough memory; -1 if no window fits."""
 
     def reach(self, ceiling_s: float) -> int:
-        """Return how many layers it can hold at most, for a step below the ceiling."""
+        """Return the maximum number of layers that the stage can hold in a step below the ceiling."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
 
 class Options:
-    """Builds options and keeps them."""
+    """Builds options and caches them."""
 
     def __init__(self, cost: TrainingCost) -> None:
         self._cost = cost
@@ -57,19 +57,19 @@ class Options:
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
-        """Machines whose speed is known and that have memory for one layer at least."""
+        """Machines with a known speed and with memory for at least one layer."""
         cost = self._cost
         times = cost.forward_s[:, -1] + cost.backward_s[:, -1]
         able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= cost.least_bytes)
         return tuple(int(machine) for machine in np.flatnonzero(able))
 
     def of(self, machines: Sequence[int], most_layers: int, ceiling_s: float = math.inf) -> Option:
-        """Return the option of usable machines that may pool.
+        """Return the option of usable machines that may share a stage.
 
         Args:
-            machines: its members.
-            most_layers: ranges of so many layers and less.
-            ceiling_s: longer ranges may be left out that no step below it has time for.
+            machines: members of the stage.
+            most_layers: maximum number of layers in a range.
+            ceiling_s: step time; longer ranges may be left out if no step below this time can compute them.
         """
         members = tuple(sorted(machines))
         if self._bytes > _MOST_BYTES:
@@ -88,7 +88,7 @@ class Options:
             np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
         )
         if len(members) > 1 and math.isfinite(ceiling_s):
-            # Most pools of several have time for few layers, and sharing out is what takes long.
+            # Most stages of several members have time for few layers, and sharing microbatches out is the slow part.
             hopeful = self._rough_s(members, stop - 1 - more, stop) <= ceiling_s * (1 + 1e-9)
             most_layers = int(more[hopeful].max(initial=0)) + 1
             stop, more = stop[more < most_layers], more[more < most_layers]
@@ -115,13 +115,13 @@ class Options:
         )
 
     def _cells_s(self, rows: Ints, start: Ints, stop: Ints) -> Floats:
-        """Return forward and backward of one microbatch ``[members, ranges]``."""
+        """Return forward plus backward time of one microbatch ``[members, ranges]``."""
         forward, backward = self._cost.forward_s[rows], self._cost.backward_s[rows]
         times: Floats = forward[:, stop] - forward[:, start] + backward[:, stop] - backward[:, start]
         return times
 
     def _rough_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
-        """Return less than what a pool computes in a step: its members share microbatches without a rest."""
+        """Return a lower bound on a stage's time in a step: its members share fractions of microbatches, too."""
         with np.errstate(divide="ignore"):
             speed = (1 / self._cells_s(np.array(members), start, stop)).sum(axis=0)
         times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
@@ -137,14 +137,14 @@ class Options:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
     def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
-        """Return the memory that a shard needs whatever its microbatches, for each range of layers."""
+        """Return the bytes that each range of layers needs, whatever its microbatches ``[ranges]``."""
         cost = self._cost
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
         return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])
 
     @cached_property
     def _for_a_time(self) -> Floats:
-        """What `TrainingCost.for_a_time_bytes` says of all ranges of layers ``[layers, layers + 1]``."""
+        """`TrainingCost.for_a_time_bytes` of all ranges of layers ``[layers, layers + 1]``."""
         cost = self._cost
         table = np.zeros((cost.num_layers, cost.num_layers + 1))
         for start in range(cost.num_layers):
@@ -174,7 +174,7 @@ class Options:
         return times
 
     def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:
-        """Return what `TrainingCost.log_s` says, for each range of layers."""
+        """Return `TrainingCost.log_s` for each range of layers ``[ranges]``."""
         cost, none = self._cost, np.zeros(len(trained))
         if len(members) > 1 or not cost.workload.buddies:
             return none
@@ -194,7 +194,7 @@ class Options:
         fixed = fixed + most * 2 * (cost.boundary_bytes[start] + cost.boundary_bytes[stop])
         each = cost.activation_bytes[stop] - cost.activation_bytes[start]
         kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
-        # Division rounds; what decides is the sum.
+        # Division rounds, so the sum decides, as in the memory formula.
         kept = kept - (fixed + kept * each > memory)
         kept = kept + (fixed + (kept + 1) * each <= memory)
         windows: Floats = np.where(kept >= most, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
@@ -202,20 +202,21 @@ class Options:
 
 
 def _after_a_loss(shares: Floats) -> Floats:
-    """Do `share_compute.planning.memory.after_a_loss` for many pools ``[members, ranges]`` at once."""
+    """Return `share_compute.planning.memory.after_a_loss` for many stages ``[members, ranges]`` at once."""
     if len(shares) == 1:
         return shares
     count = shares.sum(axis=0)
     others = np.array([np.delete(shares, place, axis=0).max(axis=0) for place in range(len(shares))])
-    left = np.maximum(count - others, 1)  # nobody has a share where somebody has none
+    left = np.maximum(count - others, 1)  # ranges without a share for one member have no shares at all
     most: Floats = np.ceil(shares * count / left)
     return most
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:
-    """Do `fill_shares` for many pools ``[members, ranges]`` at once; all members have a share of 0 where one has none.
+    """Return `fill_shares` for many stages ``[members, ranges]`` at once; all shares are 0 if one member gets none.
 
-    All microbatches that any member finishes before some time come first in its order; it starts from there.
+    `fill_shares` assigns microbatches in the order of their finishing times. Here the ones that finish before a safe
+    time are assigned at once, and only the rest one by one.
     """
     count, ranges = cells.shape
     if count == 1:

@@ -1,4 +1,4 @@
-"""Orders of machines worth a search, and simple layouts that no search result may be slower than."""
+"""Orders of machines that are worth searching, and simple layouts as an upper limit for the search."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from share_compute.planning.layout import Layout, PoolLayout, solo
 from share_compute.planning.network import transfer_s
 
 MOST_CANDIDATES: Final = 192
-"""Of larger fleets, the search looks at so many machines."""
+"""Maximum number of machines that a search considers; in larger clusters, it considers a selection."""
 _MOST_ALONE: Final = 8
 _MOST_LARGE: Final = 32
 
 
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return regions, the one that could do the job best alone first, each followed by the best linked that is left."""
+    """Return regions in a greedy order: first the one that is fastest alone, then always the nearest remaining one."""
     usable = list(rates)
     pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())
     inside: dict[int, list[float]] = {}
@@ -32,7 +32,7 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
         )
 
     def alone_s(region: int) -> float:
-        """Return about how long the fastest few machines of a region would take."""
+        """Return an estimate of the step time on the fastest machines of one region."""
         fastest = np.sort(inside[region])[::-1][: cost.num_layers]
         pools = np.arange(1, len(fastest) + 1)
         flow = (cost.workload.microbatches + pools - 1) * pass_s / np.cumsum(fastest)
@@ -50,10 +50,11 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return the machines that a search looks at: of a large fleet, the fastest of its best linked regions, and of all.
+    """Return the machines that a search considers; all of them up to `MOST_CANDIDATES`.
 
-    A slower machine of a region is not needed while faster ones with as much memory are left. So those with the most
-    memory are in, and the fastest of those that can hold the model alone.
+    In larger clusters these are the fastest machines of the best linked regions and the fastest of all. A slower
+    machine of a region is not needed while faster ones with as much memory are left. Therefore the machines with the
+    most memory are included, and the fastest ones that can hold the model alone.
     """
     if len(rates) <= MOST_CANDIDATES:
         return sorted(rates)
@@ -70,7 +71,7 @@ def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """Return orders to search: by links first, or by speed or memory over all regions."""
+    """Return the orders to search: some sort by region first, others by speed or memory over all regions."""
     chain = region_chain(cost, rates)
     place = {region: index for index, region in enumerate(chain)}
     memory, kinds = cost.memory_bytes, cost.kinds
@@ -97,7 +98,7 @@ def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ..
 
 
 def simple_layouts(cost: TrainingCost, order: Sequence[int], rates: Mapping[int, float]) -> Iterator[Layout]:
-    """Yield what needs no search: one machine alone; layers over the fastest few evenly, by speed, by memory."""
+    """Yield layouts that need no search: single machines, and layers split evenly, by speed or by memory."""
     layers, microbatches = cost.num_layers, cost.workload.microbatches
     for machine in order:
         yield solo(machine, layers, microbatches)
@@ -110,7 +111,7 @@ def simple_layouts(cost: TrainingCost, order: Sequence[int], rates: Mapping[int,
 
 
 def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches: int) -> Layout:
-    """Return pools of one, with layers in proportion to weights; each at least one layer."""
+    """Return stages of one machine each, with layers in proportion to weights, at least one layer each."""
     edges = np.rint(np.cumsum(weights) / np.sum(weights) * layers).astype(int).tolist()
     edges[-1] = layers
     for index in range(len(edges)):
@@ -127,7 +128,7 @@ def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches:
 
 
 def _counts(most: int) -> list[int]:
-    """Return numbers of machines to try: all up to 12, then every one that is a quarter larger, and the most."""
+    """Return numbers of machines to try: 2 to 12, then numbers that grow by a quarter, and finally ``most``."""
     counts = list(range(2, min(most, 12) + 1))
     while counts and counts[-1] < most:
         counts.append(min(most, counts[-1] * 5 // 4))

@@ -1,4 +1,7 @@
-"""Plans on paper, with all that people want to see around them: `share_compute.planning.report.dry_run` is the door."""
+"""Implements dry runs: a plan with its timeline, alternatives, islands and serving.
+
+`share_compute.planning.report.dry_run` is the public entry point.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _MOST_CELLS = 4096
-"""A timeline with more of them is no picture any more."""
+"""Maximum number of cells in a timeline; larger timelines cannot be displayed and are left out."""
 
 
 def report(
@@ -45,7 +48,7 @@ def report(
     compare: bool,
     serving: ServingWorkload | None,
 ) -> PlanReport:
-    """Plan a job on paper; see `share_compute.planning.report.dry_run`."""
+    """Plan a job without running it; see `share_compute.planning.report.dry_run`."""
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
     try:
         solution = solve(_with_strategy(spec, strategy), topology, profile, 0, {})
@@ -69,7 +72,7 @@ def timeline_of(
     profile: ModelProfile,
     timings: Mapping[str, MachineTimings],
 ) -> PlanTimeline:
-    """Lay out one step of a plan that was made before; see `share_compute.planning.report.lay_out`."""
+    """Simulate one step of an existing plan; see `share_compute.planning.report.lay_out`."""
     problem = unpredictable(plan, topology)
     if problem is not None:
         return PlanTimeline(problem=problem)
@@ -77,7 +80,7 @@ def timeline_of(
     known = holding(timings, usable, spec.training.batch_size // plan.microbatches)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, plan.microbatches), known)
     index = {machine.id: place for place, machine in enumerate(usable.contributors)}
-    # Who computes nothing in a step has no place in it.
+    # Members without microbatches are left out: the simulation needs at least one for each member.
     seats = [
         [place for place, member in enumerate(pool.members) if member.microbatches] for pool in plan.pools
     ]
@@ -141,7 +144,7 @@ def _timeline(solution: Solution) -> tuple[TimelineCell, ...]:
 def _alternatives(
     spec: TrainJob, topology: Topology, profile: ModelProfile, chosen: Solution
 ) -> tuple[Alternative, ...]:
-    """Return what every strategy makes of the job, the fastest first; those that find nothing come last."""
+    """Return the figures of every strategy's plan, the fastest first; strategies without a predicted step come last."""
     found = []
     for name in strategy_names():
         if name == chosen.plan.strategy:

@@ -1,7 +1,7 @@
-"""Cut a model into contiguous shares: strategies give partitions, a mapping makes shards of them.
+"""Cut a model into contiguous shares: strategies return partitions, which are mapped to shards.
 
-A strategy that only knows partitions is placed as most systems do it: the fastest machines, pools of machines that are
-alike, cuts at the nearest layers. One that knows better overrides `PartitioningStrategy.place`.
+A strategy that only defines partitions gets a default placement: the fastest machines, stages of similar machines, and
+cuts at the nearest layers. A strategy with a placement of its own overrides `PartitioningStrategy.place`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether it embeds."""
+        """Whether the shard includes the embedding."""
         return self.start == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the final norm and the head."""
+        """Whether the shard includes the final norm and the head."""
         return self.stop == self.num_layers
 
     def __len__(self) -> int:
@@ -65,22 +65,23 @@ class Candidate(NamedTuple):
 
 
 class PartitioningStrategy(ABC):
-    """A rule that shares a model out; found by name among the ``share_compute.partitioning`` entry points."""
+    """A rule that divides a model among machines, registered as a ``share_compute.partitioning`` entry point."""
 
     @abstractmethod
     def partition(self, topology: Topology) -> list[Partition]:
         """Return one partition for each contributor that gets work, in pipeline order, covering [0, 1].
 
-        No contributors, no partitions.
+        Without contributors the list is empty.
         """
 
     def place(self, problem: Problem) -> list[Candidate]:
-        """Return layouts to choose from, the one that looks best first; none when nothing fits.
+        """Return candidate layouts, the most promising first; an empty list if nothing fits.
 
-        Here: all machines, or the fastest where the job says how many pools it wants, cut as `partition` says.
+        The default returns one layout, cut as `partition` says. It uses all machines, or the fastest ones if the job
+        sets the number of stages.
 
         Raises:
-            PlanInfeasible: too few machines, layers or microbatches for what was asked.
+            PlanInfeasible: too few machines, layers or microbatches for the requested numbers.
         """
         pools = _form_pools(problem)
         contributors = problem.cost.topology.contributors
@@ -95,14 +96,14 @@ class PartitioningStrategy(ABC):
             shares = problem.cost.shares(members, shard.start, shard.stop)
             if (
                 shares is None
-            ):  # one is so slow that it is better left out, but this strategy leaves nobody out
+            ):  # a member is so slow that it gets no microbatch, but this strategy uses all members
                 shares = even_shares(problem.cost.workload.microbatches, len(members))
             layouts.append(PoolLayout(shard.start, shard.stop, members, shares))
         return [Candidate(Layout(tuple(layouts)))]
 
 
 def _form_pools(problem: Problem) -> list[list[int]]:
-    """Return the machines of each pool, by index: the fastest ones, those alike together."""
+    """Return the indices of each stage's machines: the fastest machines, similar ones in the same stage."""
     cost = problem.cost
     size = problem.members_per_pool or 1
     available, num_layers = cost.num_machines, cost.num_layers
@@ -116,7 +117,7 @@ def _form_pools(problem: Problem) -> list[list[int]]:
     )
     if size == 1:
         return [[machine] for machine in by_speed[:count]]
-    # The members of a pool sum their gradients: that takes devices of one kind, and short ways.
+    # The members of a stage sum their gradients, which requires devices of one kind and short links.
     alike = sorted(
         by_speed[: count * size], key=lambda machine: (cost.kinds[machine], cost.network.region[machine])
     )
@@ -130,7 +131,7 @@ def _form_pools(problem: Problem) -> list[list[int]]:
 
 
 def check_counts(machines: int, layers: int, microbatches: int, pools: int, members_per_pool: int) -> None:
-    """Raise PlanInfeasible when numbers alone forbid what was asked for."""
+    """Raise PlanInfeasible if the requested numbers are impossible, whatever memory and links there are."""
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",
@@ -159,7 +160,7 @@ def check_counts(machines: int, layers: int, microbatches: int, pools: int, memb
 
 
 def _as_one(index: int, members: list[Contributor]) -> Contributor:
-    """Return what a pool looks like to a strategy: the speed of all members, the memory of the smallest."""
+    """Return a stage as one machine: the sum of its members' speeds, the memory of the member with the least."""
     device = Device(
         kind="cpu",
         name=f"pool {index}",
@@ -172,7 +173,7 @@ def _as_one(index: int, members: list[Contributor]) -> Contributor:
 def _proportional(order: list[Contributor], weights: list[float]) -> list[Partition]:
     if not any(weights):
         weights = [1.0] * len(order)
-    # Sums are divided, not shares added: so the edges never fall, and the last is exactly 1.
+    # Dividing the running sums, instead of adding shares, keeps the edges from falling and makes the last exactly 1.
     sums = [0.0, *accumulate(weights)]
     edges = [part / sums[-1] for part in sums] if order else [0.0]
     return [
@@ -182,7 +183,7 @@ def _proportional(order: list[Contributor], weights: list[float]) -> list[Partit
 
 
 class UniformPartitioning(PartitioningStrategy):
-    """Every contributor gets the same share, in the order they joined."""
+    """Equal shares for all contributors, in the order in which they joined."""
 
     def partition(self, topology: Topology) -> list[Partition]:
         """Return equal partitions."""
@@ -191,7 +192,7 @@ class UniformPartitioning(PartitioningStrategy):
 
 
 class MemoryWeightedPartitioning(PartitioningStrategy):
-    """A ring in order of memory, largest first; shares in proportion to memory (the rule of exo)."""
+    """Shares in proportion to lent memory, largest first (the ring memory-weighted partitioning of exo)."""
 
     def partition(self, topology: Topology) -> list[Partition]:
         """Return partitions in proportion to lent memory."""
@@ -200,7 +201,7 @@ class MemoryWeightedPartitioning(PartitioningStrategy):
 
 
 class ComputeWeightedPartitioning(PartitioningStrategy):
-    """Shares in proportion to measured float32 FLOP/s, in the order they joined."""
+    """Shares in proportion to measured float32 FLOP/s, in the order in which contributors joined."""
 
     def partition(self, topology: Topology) -> list[Partition]:
         """Return partitions in proportion to measured speed."""
@@ -209,18 +210,18 @@ class ComputeWeightedPartitioning(PartitioningStrategy):
 
 
 def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model_id: str) -> list[Shard]:
-    """Make one shard of each partition: contiguous, without gap, overlap or empty shard.
+    """Return one shard for each partition: contiguous, without gap, overlap or empty shard.
 
     Each edge goes to the nearest layer boundary, then moves as little as needed to leave every shard a layer.
 
     Args:
-        partitions: in pipeline order, covering [0, 1].
-        num_layers: layers of the model.
-        model_id: copied into each shard.
+        partitions: partitions in pipeline order, covering [0, 1].
+        num_layers: number of layers of the model.
+        model_id: model id that is copied into each shard.
 
     Raises:
         PlanInfeasible: there are more partitions than layers.
-        UserError: no partitions, or they do not cover [0, 1] in order.
+        UserError: there are no partitions or no layers, or the partitions do not cover [0, 1] in order.
     """
     count = len(partitions)
     if not partitions or num_layers < 1:
@@ -258,7 +259,7 @@ def load_strategy(name: str) -> PartitioningStrategy:
     """Return the strategy of that name.
 
     Raises:
-        UserError: no such strategy; names the nearest.
+        UserError: there is no such strategy; the message suggests the nearest name.
     """
     for point in entry_points(group=ENTRY_POINTS, name=name):
         strategy: PartitioningStrategy = point.load()()

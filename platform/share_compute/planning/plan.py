@@ -1,4 +1,4 @@
-"""A plan: the ordered pools of one job at one epoch, with predicted time and reasons; and `make_plan`."""
+"""A plan: the ordered stages of one job at one epoch, with predicted time and reasons; and `make_plan`."""
 
 from __future__ import annotations
 
@@ -19,98 +19,98 @@ if TYPE_CHECKING:
 
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
-"""Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, the sum of a pool's gradients."""
+"""Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, summation of a stage's gradients."""
 
 
 class Bottleneck(StrictModel):
-    """What a step, or a request, would have to be rid of to be faster."""
+    """The cause that slows down a step or a request most."""
 
     kind: CauseKind
     where: str
-    """Name of the machine, or of both ends of the link."""
+    """Names of the machine, of both ends of the link, or of the machines that sum gradients."""
     sentence: str
-    """The same for people."""
+    """Explanation of the bottleneck for people."""
 
 
 class Bounded(StrictModel):
-    """A predicted time, with one that no plan for these machines is below."""
+    """A predicted time, with a lower bound for all plans on these machines."""
 
     lower_bound_s: float
     bottleneck: Bottleneck
     exact: bool
-    """Whether the search proved that no other plan has a smaller formula."""
+    """Whether the search proved that no other plan has a shorter time by the formula."""
     links_assumed: bool = False
-    """Whether no link was measured, so that communication is an assumption."""
+    """Whether no link was measured, so that communication times are assumptions."""
 
     @property
     @abstractmethod
     def bounded_s(self) -> float:
-        """The time that the bound is about."""
+        """The predicted time, in seconds, that the bound applies to."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float | None:
-        """How far the prediction is above the bound, as a share of it; None for a bound of 0."""
-        # Both are sums of the same times in another order: rounding must not put a plan below its bound.
+        """Excess of the prediction over the bound, as a share of the bound; None for a bound of 0."""
+        # Both are sums of the same times in another order. Rounding must not put a plan below its bound.
         return max(0.0, self.bounded_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else None
 
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_computed(cls, data: Any) -> Any:
-        """Let what was written be read: the gap is worked out anew."""
+        """Drop the computed ``gap`` from serialised data, so that it can be read back."""
         return {key: value for key, value in data.items() if key != "gap"} if isinstance(data, dict) else data
 
 
 class Prediction(Bounded):
-    """What the cost model says of a plan."""
+    """Predicted figures of a training plan."""
 
     step_s: float
-    """Of one optimizer step, by the event simulator of the schedule."""
+    """Time of one optimizer step, by the event simulator of the schedule."""
     formula_s: float
-    """The same by the formula that the search minimises."""
+    """Time of one optimizer step, by the formula that the search minimises."""
     samples_per_s: float
     tokens_per_s: float
 
     @property
     def bounded_s(self) -> float:
-        """The time of a step."""
+        """Predicted time of a step, in seconds."""
         return self.step_s
 
 
 NOT_MEASURED = "its speed was not measured, while that of others was"
-"""Why a machine is left out of which nothing can be predicted."""
+"""Reason for leaving out a machine whose step times cannot be predicted."""
 
 
 class IdleMachine(StrictModel):
-    """A contributor that the plan gives nothing."""
+    """A contributor without work in the plan."""
 
     contributor_id: str
     name: str
     reason: str
-    """Why, in one sentence."""
+    """Reason why the plan does not use the machine, in one sentence."""
 
 
 class MemberPlan(StrictModel):
-    """One contributor in a pool."""
+    """One contributor as a member of a stage."""
 
     contributor_id: str
     name: str
     microbatches: tuple[int, ...]
-    """Ids of the microbatches it computes in each step."""
+    """Ids of the microbatches that the member computes in each step."""
     memory_bytes: int
-    """Predicted need: weights, gradients, optimizer state and activations in flight."""
+    """Predicted memory need: weights, gradients, optimizer state and activations in flight."""
     lent_bytes: int | None = None
-    """What its owner lends; None in plans of older releases."""
+    """Memory that the machine's owner lends; None in plans of older releases."""
     busy_fraction: float | None = None
-    """Share of a step in which it computes, predicted."""
+    """Predicted share of a step in which the member computes; None if no machine's speed was measured."""
     reason: str
-    """Why it holds what it holds, in one sentence."""
+    """Reason why the member holds its layers, in one sentence."""
     standing: str = ""
-    """The part of the reason that the fields above do not say: why this machine, and with whom it shares."""
+    """Part of the reason that the other fields do not say: why this machine, and the members it shares with."""
 
 
 class PoolPlan(StrictModel):
-    """One shard and the members that each hold all of it."""
+    """One stage: a range of layers, and the members that each hold all of it."""
 
     start: int
     """First layer."""
@@ -121,45 +121,45 @@ class PoolPlan(StrictModel):
 
 
 def layer_span(start: int, stop: int) -> str:
-    """Return what people read for the layers [start, stop): ``layers 0-3``, counted from 0 as in the model's code."""
+    """Return the layers [start, stop) as text: ``layers 0-3``, counted from 0 as in the model's code."""
     return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
 
 
 class Plan(StrictModel):
-    """The ordered pools of one job, at one epoch."""
+    """The ordered stages of one job, at one epoch."""
 
     epoch: int
     model_id: str = "model"
-    """Name of the model that is cut: the job's."""
+    """Name of the model; equal to the job's name."""
     strategy: str
     num_layers: int
     parameters: int
-    """Of the whole model; tied weights count once."""
+    """Number of parameters of the whole model; tied weights count once."""
     pools: tuple[PoolPlan, ...]
     microbatches: int
-    """Pieces that a batch is cut into."""
+    """Number of microbatches that a batch is split into."""
     idle: tuple[IdleMachine, ...] = ()
-    """Contributors that got nothing, and why."""
+    """Contributors without work, and the reasons."""
     prediction: Prediction | None = None
-    """None where a machine's speed was not measured."""
+    """Predicted figures; None if no machine's speed was measured, and in serving plans."""
 
     @property
     def pool_sizes(self) -> list[int]:
-        """Members of each pool."""
+        """Number of members of each stage."""
         return [len(pool.members) for pool in self.pools]
 
     @property
     def machines(self) -> frozenset[str]:
-        """Ids of the contributors that hold a part."""
+        """Ids of the contributors that hold layers."""
         return frozenset(member.contributor_id for pool in self.pools for member in pool.members)
 
     @property
     def shares(self) -> tuple[tuple[int, ...], ...]:
-        """Microbatches of each member of each pool."""
+        """Number of microbatches of each member of each stage."""
         return tuple(tuple(len(member.microbatches) for member in pool.members) for pool in self.pools)
 
     def shard(self, pool: int) -> Shard:
-        """Return the shard of one pool."""
+        """Return the shard of the stage with index ``pool``."""
         return Shard(self.model_id, self.pools[pool].start, self.pools[pool].stop, self.num_layers)
 
 
@@ -171,24 +171,24 @@ def make_plan(
     *,
     timings: Timings = MappingProxyType({}),
 ) -> Plan:
-    """Lay a job over the machines by the strategy that it names.
+    """Return a plan of a job on the machines, by the strategy that the job names.
 
-    Machines whose speed was not measured are left out, unless that is so for all: then all count as alike, and the
-    plan predicts nothing.
+    Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as equal
+    and the plan has no prediction.
 
     Args:
-        spec: the job; where it leaves the number of microbatches open, the plan settles it.
-        topology: the machines that it may use, and the links between them.
-        profile: what its model costs.
-        epoch: copied into the plan.
+        spec: the job; if it does not set the number of microbatches, the plan chooses it.
+        topology: the machines that the job may use, and the links between them.
+        profile: cost profile of the job's model.
+        epoch: epoch that is copied into the plan.
         timings: measured times of layers, which replace estimates.
 
     Raises:
         PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how
-            much is missing, and what would make the job fit.
+            much is missing, and which changes would make the job fit.
         UserError: the model has nothing to train, or there is no such strategy.
     """
-    # Imported here, so that those who only read plans need no numpy.
+    # Imported here, so that reading plans needs no numpy.
     from share_compute.planning.planner import solve  # noqa: PLC0415
 
     return solve(spec, topology, profile, epoch, timings).plan

@@ -1,6 +1,6 @@
-"""Makes plans: asks the strategy for layouts, lets the event simulator choose among them, and says why.
+"""Makes plans: gets layouts from the strategy, chooses among them by simulation, and explains the choice.
 
-`share_compute.planning.plan.make_plan` is the door to this module.
+`share_compute.planning.plan.make_plan` is the public entry point.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from share_compute.training.schedule import blocks
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A plan with what it was made from."""
+    """A plan, with the cost model, layout and simulated step behind it."""
 
     plan: Plan
     cost: TrainingCost
-    """Of the machines that could be used, at the plan's number of microbatches."""
+    """Cost model of the usable machines, at the plan's number of microbatches."""
     layout: Layout
-    """The same as the plan, by index into ``cost.topology``."""
+    """Layout of the plan, with machines as indices into ``cost.topology``."""
     timeline: StepTimeline | None
-    """One step as the simulator laid it; None where no machine's speed was measured."""
+    """One simulated step; None if no machine's speed was measured."""
 
 
 def solve(
@@ -85,7 +85,7 @@ def solve(
 
 
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
-    """Return what the cost model must know of a job."""
+    """Return the cost model's description of a job."""
     training = spec.training
     return TrainingWorkload(
         batch_size=training.batch_size,
@@ -99,7 +99,10 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
 
 
 def microbatch_choices(spec: TrainJob) -> list[int]:
-    """Return the numbers of microbatches that may be chosen: the job's own, or all divisors of the batch."""
+    """Return the candidate numbers of microbatches: the job's own, or the divisors of the batch size.
+
+    Divisors below the required number of members per stage are left out.
+    """
     training = spec.training
     if training.microbatches is not None:
         return [training.microbatches]
@@ -113,7 +116,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _pools(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured: bool) -> int | None:
-    """Return how many pools there must be: as asked; all machines take part when none of them was measured."""
+    """Return the required number of stages: the requested one; without measured speeds, one that uses all machines."""
     asked = spec.parallelism.pools
     if asked is not None or measured:
         return asked
@@ -122,11 +125,11 @@ def _pools(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured:
 
 
 def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: Additions) -> Choice:
-    """Return what a strategy makes of the machines' measured speeds; at least one layout."""
+    """Return a strategy's choice for machines with measured speeds; it has at least one layout."""
     if isinstance(strategy, AutoPartitioning):
         choice = thorough(problems, additions)
         if not choice:
-            # The last one has the smallest microbatches, so it needs the least memory.
+            # The last problem has the smallest microbatches, so it needs the least memory.
             raise infeasible(strategy, problems[-1], None)
         return choice
     choice = Choice()
@@ -135,7 +138,7 @@ def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: 
 
 
 def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[Proposal]:
-    """Return all layouts that fit and that links can serve, best by the formula first."""
+    """Return all proposals that fit into memory and need no dead link, best by the formula first."""
     found: list[Proposal] = []
     tried: list[Layout] = []
     if isinstance(strategy, SearchingStrategy) and not isinstance(strategy, RecursivePartitioning):

@@ -1,4 +1,4 @@
-"""What a strategy is asked: one job's layers, on these machines, so that a step is short."""
+"""The input of a strategy: place one job's layers on machines so that a step is short."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from share_compute.planning.cost import TrainingCost
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One job on one topology, with what the submitter insists on.
+    """One job on one topology, with the numbers that the submitter requires.
 
     Args:
         cost: model, machines, links and batches, as times and bytes.
-        pools: exactly so many, when that was asked for.
-        members_per_pool: exactly so many in each, when that was asked for.
+        pools: required number of stages; None leaves it open.
+        members_per_pool: required number of members in each stage; None leaves it open.
     """
 
     cost: TrainingCost

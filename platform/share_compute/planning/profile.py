@@ -1,4 +1,4 @@
-"""What a model costs, layer by layer: counted from its own code, the same on every machine."""
+"""Cost profile of a model, layer by layer. It is counted from the model's code and does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Growth(NamedTuple):
     quadratic: float = 0.0
 
     def at(self, tokens: int) -> float:
-        """Return the quantity for one sample of so many tokens."""
+        """Return the quantity for one sample of ``tokens`` tokens."""
         return self.constant + (self.linear + self.quadratic * tokens) * tokens
 
 
@@ -28,35 +28,36 @@ NOTHING = Growth()
 
 
 class LayerProfile(StrictModel):
-    """One layer, or what stands before the first or after the last."""
+    """Cost profile of one layer, of the part before the first layer, or of the part after the last one."""
 
     parameters: int
-    """Numbers that it holds."""
+    """Number of parameters."""
     frozen: int = 0
-    """Of these, numbers that are not trained: they have no gradient, and no state of the optimizer."""
+    """Number of parameters that are not trained: these have no gradient and no optimizer state."""
     largest: int = 0
-    """Numbers of its largest parameter that is trained."""
+    """Size, in numbers, of the largest trained parameter."""
     forward_flops: Growth = NOTHING
     """Floating point operations of one sample's forward pass; a multiply and an add are two."""
     backward_flops: Growth = NOTHING
-    """The same for its backward pass, gradients of inputs and of parameters."""
+    """Floating point operations of one sample's backward pass, for gradients of inputs and of parameters."""
     forward_operations: int = 0
-    """Calls of kernels in a forward pass, whatever its size, without those that only look at a tensor otherwise."""
+    """Calls of kernels in a forward pass, whatever its size. Operations that only create a view are not counted."""
     backward_operations: int = 0
-    """The same for its backward pass."""
+    """Calls of kernels in a backward pass, counted as in ``forward_operations``."""
     activation_bytes: Growth = NOTHING
-    """What one sample's forward keeps for its backward, in float32, with its output; without its input and parameters.
+    """Bytes that one sample's forward keeps for its backward, in float32.
 
-    The head's has the logits and the two gradients of their size, which exist at one time while the loss goes backward.
+    They include the output, but not the input and the parameters. In the head they include the logits and two gradients
+    of the same size, which exist at the same time in the backward of the loss.
     """
     boundary_numbers: Growth = NOTHING
-    """Numbers that one sample hands to the next layer."""
+    """Numbers that one sample passes to the next layer."""
     cache_numbers: Growth = NOTHING
-    """Keys and values that one sequence keeps in generation."""
+    """Numbers in the key-value cache of one sequence in generation."""
 
 
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return several layers as one: what each holds and does is added up, and the last one hands on."""
+    """Return several layers as one: their costs are added, except ``largest`` and the last layer's boundary."""
     added: dict[str, int | Growth] = {}
     for name in LayerProfile.model_fields:
         values = [getattr(layer, name) for layer in layers]
@@ -68,10 +69,10 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Return the pieces of a model, of which those before the first that is trained go forward only.
+    """Return the pieces of a model without backward costs for the pieces before the first trained one.
 
-    They keep nothing but what enters that one. Only where something is frozen: pieces without parameters that a model
-    begins with are counted as they are.
+    These pieces keep only the input of the first trained piece. A model without frozen parameters is returned
+    unchanged, also if it begins with pieces without parameters.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0
@@ -86,29 +87,29 @@ def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerP
 
 
 class ModelProfile(StrictModel):
-    """All layers of a model, counted where they live. Tied weights count once, with the embedding."""
+    """Cost profiles of all parts of a model. Tied weights count once, in the embedding."""
 
     layers: tuple[LayerProfile, ...]
     embedding: LayerProfile = LayerProfile(parameters=0)
-    """Everything before the first layer; lives where layer 0 lives."""
+    """Everything before the first layer; always in the same shard as layer 0."""
     head: LayerProfile = LayerProfile(parameters=0)
-    """Everything after the last layer, without a tied head; lives where the last layer lives."""
+    """Everything after the last layer, without a tied head; always in the same shard as the last layer."""
     tied: int = 0
-    """Parameters of a head that is the embedding again: the last shard holds a second copy of these."""
+    """Number of parameters that the head shares with the embedding; the last shard holds a second copy of them."""
     tied_trains: bool = True
-    """Whether these are trained."""
+    """Whether the tied parameters are trained."""
     tied_name: str | None = None
-    """Stored name of that parameter, if it is trained."""
+    """Stored name of the tied parameter, if it is trained."""
     counted: bool = True
     """Whether operations and activations were counted from the model's code, not estimated from its parameters."""
 
     @cached_property
     def parameters(self) -> int:
-        """Parameters of the whole model."""
+        """Number of parameters of the whole model."""
         return sum(layer.parameters for layer in (self.embedding, *self.layers, self.head))
 
     def parameters_of(self, shard: Shard) -> int:
-        """Return the parameters that a member holding ``shard`` has in memory."""
+        """Return the number of parameters that a member with ``shard`` has in memory."""
         held = sum(layer.parameters for layer in self.layers[shard.start : shard.stop])
         if shard.is_first:
             held += self.embedding.parameters

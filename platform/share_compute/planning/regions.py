@@ -1,18 +1,19 @@
-"""From the few links that were measured to all links: machines whose links are alike form a region.
+"""Estimates all links from the few that were measured: machines with similar links form a region.
 
-Each contributor is measured to the head and to a few others only. What is between any two is completed so:
+Each contributor is measured to the head and to a few other machines only. The other links are estimated in these steps:
 
-1. The two directions of a link, and repeated measurements of it, count as the worse of them.
-2. Machines at one address are one host. Hosts are joined to regions, best links first, as long as what was measured
-   inside, and to the same third (the head, another host or region), stays alike: on average within a factor of
-   `ALIKE`, in latency and in bandwidth. Hosts that nothing tells apart from a region join it; others stay alone.
-3. Inside a region and between two, the median of what was measured there holds for all pairs.
-4. Regions between which nothing was measured reach each other over the best path through other regions or the
-   head: latencies add up, the smallest bandwidth counts. Without such a path nothing gets through: 0 bytes/s. That is
-   so, too, for a machine of which no link at all was measured, while others have some.
-5. When no link was measured at all, all machines are taken to share a LAN, and the network says that it is `assumed`.
+1. The two directions of a link, and repeated measurements of it, count as the worst of them.
+2. Machines at one address are one host. Hosts are joined to regions, best links first. Hosts stay joined as long as
+   their links inside the region, and to the same third place (the head, another host or region), are alike: on average
+   within a factor of `ALIKE`, in latency and in bandwidth. A host joins a region if no measurement contradicts it;
+   other hosts stay alone.
+3. The median of the measurements inside a region, or between two regions, holds for all pairs of machines there.
+4. Two regions without a measured link reach each other over the best path through other regions or the head. The
+   path's latency is the sum of its latencies, and its bandwidth is the smallest on it. Without such a path the link has
+   0 bytes/s. A machine without any measured link also has 0 bytes/s, if other machines have measured links.
+5. If no link was measured at all, all machines are assumed to share a LAN, and the network is marked as `assumed`.
 
-A measured link of 0 bytes/s is dead: no path around it is assumed, since members send to each other directly.
+A measured link of 0 bytes/s is dead. No path around it is assumed, since members send to each other directly.
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ from share_compute.planning.network import Floats, Network
 from share_compute.topology import HEAD, Topology, absurdities
 
 ALIKE = 2.0
-"""Links are alike when latency and bandwidth differ at most by this factor."""
+"""Links are alike if their latencies and bandwidths differ at most by this factor."""
 MOST_REGIONS = 256
-"""A topology that has more is clustered again with twice the factor: tables grow with the square of this."""
+"""Maximum number of regions: beyond it, hosts are clustered again with twice the factor.
+
+Tables grow with the square of the number of regions.
+"""
 ASSUMED_LATENCY_S = 1e-3
 ASSUMED_BYTES_PER_S = 1e8
-"""A LAN of 1 Gbit/s, where nothing was measured."""
+"""Assumption where no link was measured: a LAN of about 1 Gbit/s."""
 HOST_LATENCY_S = 2e-4
 HOST_BYTES_PER_S = 1e9
-"""Between processes of one host, where nothing was measured."""
+"""Assumed bandwidth between processes of one host, where none was measured."""
 _MESSAGE_BYTES = 1e6
-"""Paths are compared by the time that they take for a message of this size."""
+"""Size of the message whose transfer time compares paths."""
 _HEAD = -1
 _COARSEST = 2.0**10
-"""A factor that takes all live links for alike."""
+"""Factor with which all working links count as alike."""
 
 
 class _Measured(NamedTuple):
-    """A link between two places: machines by index, -1 for the head; the smaller first."""
+    """A link between two places: machines by index, -1 for the head; the smaller index first."""
 
     latency_s: float
     bytes_per_s: float
@@ -58,9 +62,9 @@ class _Measured(NamedTuple):
 
 
 def complete(topology: Topology) -> Network:
-    """Return all links of a topology.
+    """Return all links of a topology: measured ones, and estimates for the others.
 
-    Absurd figures, and links to machines that are not in the topology, are left out.
+    Measurements with absurd figures, and links to machines that are not in the topology, are ignored.
 
     Args:
         topology: machines, and the links that were measured.
@@ -83,7 +87,7 @@ def complete(topology: Topology) -> Network:
 
 
 def _merged(topology: Topology) -> list[_Measured]:
-    """Return each measured pair once, as the worse of all its measurements; best first."""
+    """Return each measured pair once, with the worst of its measurements; best links first."""
     places = {machine.id: index for index, machine in enumerate(topology.contributors)} | {HEAD: _HEAD}
     worst: dict[tuple[int, int], tuple[float, float]] = {}
     for link in topology.links:
@@ -98,7 +102,7 @@ def _merged(topology: Topology) -> list[_Measured]:
 
 
 def _hosts(topology: Topology) -> list[int]:
-    """Return for each machine the first machine at its address; itself where the address is not known."""
+    """Return for each machine the index of the first machine at its address; its own index if it has no address."""
     first: dict[str, int] = {}
     return [
         first.setdefault(machine.address, index) if machine.address else index
@@ -107,9 +111,9 @@ def _hosts(topology: Topology) -> list[int]:
 
 
 def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64], int]:
-    """Return the region of each machine, numbered in the order of their first machines, and the region of the lost.
+    """Return the region of each machine, and the region of unreachable machines (-1 if there are none).
 
-    The lost are machines that nothing reaches; -1 when there are none.
+    Regions are numbered in the order of their first machines.
     """
     between = [
         _Measured(latency_s, rate, *sorted((hosts[one] if one >= 0 else _HEAD, hosts[other])))
@@ -133,7 +137,7 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
         if len(set(roots)) <= MOST_REGIONS or factor > _COARSEST:
             break
         factor, least_evidence = factor * ALIKE, 1
-    # What nothing reaches has no label, and is one region. So is what is beyond all that is sensible.
+    # Unreachable hosts have no label. They and all groups beyond `MOST_REGIONS` - 1 share one region.
     sensible = dict.fromkeys(root for root in roots if root is not None)
     kept = set(list(sensible)[: MOST_REGIONS - 1])
     numbers: dict[int | None, int] = {}
@@ -144,9 +148,10 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
 
 
 def _home_of_head(between: Iterable[_Measured]) -> int | None:
-    """Return the host that the head runs on, as far as links tell: its path to the head is far better than others'.
+    """Return the host that the head runs on; None if the links do not show it.
 
-    That path is no network, so it must not tell this host from its neighbours.
+    Its path to the head is far better than that of all other hosts. This path crosses no network, so it must not
+    separate the host from its neighbours.
     """
     paths = [link for link in between if link.one == _HEAD]
     if len(paths) < 2:
@@ -175,7 +180,7 @@ def _tables(region: NDArray[np.int64], hosts: list[int], links: list[_Measured])
     hosts_of: dict[int, set[int]] = defaultdict(set)
     for machine, host in enumerate(hosts):
         hosts_of[int(region[machine])].add(host)
-    # The head stands in the tables as one region more while paths are sought.
+    # The head is one additional region in the tables while paths are searched.
     latency_s = np.full((count + 1, count + 1), np.inf)
     bytes_per_s = np.zeros((count + 1, count + 1))
     is_measured = np.zeros((count + 1, count + 1), dtype=bool)
@@ -201,7 +206,7 @@ def _median(links: Iterable[_Measured]) -> tuple[float, float]:
 
 
 def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[np.bool_]) -> None:
-    """Give each pair that was not measured its best path over others (Floyd and Warshall's order)."""
+    """Give each unmeasured pair of regions its best path over other regions (Floyd-Warshall algorithm)."""
     cost_s = _message_s(latency_s, bytes_per_s)
     for via in range(len(cost_s)):
         latency = latency_s[:, via, None] + latency_s[None, via, :]
@@ -216,7 +221,7 @@ def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[
 
 
 def _message_s(latency_s: Floats, bytes_per_s: Floats) -> Floats:
-    """Return how long a message takes; for ever where nothing is carried, also when that was measured as -0.0."""
+    """Return the time in seconds of a message; infinite for a bandwidth of 0, also if it was measured as -0.0."""
     with np.errstate(over="ignore"):
         carried_s = np.divide(
             _MESSAGE_BYTES, bytes_per_s, out=np.full_like(bytes_per_s, np.inf), where=bytes_per_s > 0

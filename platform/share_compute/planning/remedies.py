@@ -1,4 +1,4 @@
-"""What machines would have to lend so that something fits: tried on paper before anybody is told."""
+"""Remedies for infeasible jobs: more memory or more machines. Each is tried in the cost model before it is shown."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from share_compute.topology import Contributor, Topology
 _MOST_FACTOR = 64
 _NEWCOMERS = (1, 2, 4, 8, 16)
 _PARTS = 100
-"""Factors are told in hundredths."""
+"""Factors are searched and reported in hundredths."""
 
 
 def to_lend(needed_bytes: float) -> int:
-    """Return the least memory to lend, in bytes, of which a plan may fill so many."""
+    """Return the least memory to lend, in bytes, of which a plan may fill ``needed_bytes``."""
     lent = math.ceil(needed_bytes / MEMORY_SHARE)
     return lent if MEMORY_SHARE * lent >= needed_bytes else lent + 1  # the division may round down
 
 
 def lent_bytes(topology: Topology) -> int:
-    """Return what all machines lend together."""
+    """Return the bytes that all machines lend together."""
     return sum(machine.memory_bytes for machine in topology.contributors)
 
 
 def cut_off_text(topology: Topology) -> str:
-    """Return the end of a sentence that names the pairs of machines which do not reach each other; "" without any."""
+    """Return the end of a sentence that names the pairs of machines with dead links; "" if there are none."""
     pairs = [" - ".join(sorted(topology[end].name for end in pair)) for pair in topology.cut_off]
     return f"; these do not reach each other: {listed(pairs)}" if pairs else ""
 
 
 def largest(topology: Topology) -> int:
-    """Return the index of the machine that lends most memory; of equals, the fastest."""
+    """Return the index of the machine that lends most memory; ties go to the fastest."""
     machines = topology.contributors
     return max(
         range(len(machines)),
@@ -46,12 +46,12 @@ def largest(topology: Topology) -> int:
 
 
 def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology], bool]) -> list[str]:
-    """Return ways of lending more that do help, the fewest bytes first.
+    """Return ways of lending more memory that make the work fit, the fewest bytes first.
 
     Args:
         topology: the machines as they are; at least one.
-        whole_bytes: what one machine has to fill to do all of the work alone.
-        fits: whether the work fits other machines.
+        whole_bytes: memory that one machine fills if it does all of the work alone.
+        fits: predicate that says whether the work fits on given machines.
     """
     ways = []
     index, before = largest(topology), lent_bytes(topology)
@@ -70,12 +70,14 @@ def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology
 def more_machines(
     topology: Topology, network: Network, fits: Callable[[Topology, Network], bool]
 ) -> Iterator[str]:
-    """Give the fewest machines that help if they join, each like the one that lends most, and beside it.
+    """Yield the fewest additional machines that make the work fit, as a sentence; nothing if no tried number does.
+
+    Each additional machine is a copy of the machine that lends most, in the same region.
 
     Args:
         topology: the machines as they are; at least one.
-        network: their links.
-        fits: whether the work fits other machines.
+        network: links between the machines.
+        fits: predicate that says whether the work fits on given machines.
     """
     index = largest(topology)
     model = topology.contributors[index]
@@ -93,7 +95,10 @@ def more_machines(
 
 
 def most(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``limit`` that holds, where smaller ones do, too; 0 if none does."""
+    """Return the largest number up to ``limit`` that ``holds``, by bisection; 0 if none does.
+
+    All numbers below one that holds must hold, too.
+    """
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -102,7 +107,7 @@ def most(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 def _least_factor(fits: Callable[[float], bool]) -> float | None:
-    """Return the least factor above 1 that fits, to the hundredth; None where none does."""
+    """Return the least factor above 1 that fits, in hundredths; None if none up to `_MOST_FACTOR` does."""
     if not fits(_MOST_FACTOR):
         return None
     too_small = most(_MOST_FACTOR * _PARTS - 1, lambda part: part <= _PARTS or not fits(part / _PARTS))
@@ -125,7 +130,7 @@ def _with_memory(topology: Topology, index: int, memory_bytes: int) -> Topology:
 
 
 def _lending(machine: Contributor, memory_bytes: int) -> Contributor:
-    """Return the machine with other memory on the device that a member works on."""
+    """Return the machine with another memory size on the device that a member works on."""
     devices = tuple(
         replace(device, memory_bytes=memory_bytes) if device is machine.device else device
         for device in machine.devices

@@ -1,4 +1,4 @@
-"""A plan on paper: what people see before they submit, with all strategies side by side when they want."""
+"""Dry runs: the plan of a job before it is submitted, optionally with a comparison of all strategies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TimelineCell(StrictModel):
-    """One cell of one step, as the event simulator of the schedule laid it."""
+    """One cell of one step (a forward or a backward of one microbatch), as the event simulator scheduled it."""
 
     pool: int
     member: int
@@ -30,20 +30,24 @@ class TimelineCell(StrictModel):
 
 
 class TimelineTransfer(StrictModel):
-    """One tensor on its way from a member to a member of the next pool (F) or of the one before (B)."""
+    """One tensor on its way from a member to a member of the next stage (F) or of the previous one (B)."""
 
     microbatch: int
     kind: Literal["F", "B"]
     source: tuple[int, int]
-    """Pool, and place in it."""
+    """(stage, place of the member in it)."""
     target: tuple[int, int]
+    """(stage, place of the member in it)."""
     start_s: float
     stop_s: float
-    """It is there."""
+    """Time of arrival."""
 
 
 class TimelineUpdate(StrictModel):
-    """When one member updates its weights; before that it waits for sums of gradients and for word of other pools."""
+    """One member's update of its weights.
+
+    Before it, the member waits for the sums of gradients and for the messages of the other stages.
+    """
 
     pool: int
     member: int
@@ -52,35 +56,35 @@ class TimelineUpdate(StrictModel):
 
 
 class PlanTimeline(StrictModel):
-    """One step of a plan as the event simulator of the schedule lays it: predicted, with times that are known now."""
+    """One step of a plan as the event simulator predicts it, from the timings known now."""
 
     step_s: float | None = None
-    """None where nothing can be predicted; ``problem`` says why."""
+    """Predicted time of the step; None if nothing can be predicted: ``problem`` says why."""
     cells: tuple[TimelineCell, ...] = ()
-    """Pools and members are places in the plan; empty when there are too many cells to look at."""
+    """Cells of the step; their stages and members are places in the plan. Empty if there are too many to display."""
     transfers: tuple[TimelineTransfer, ...] = ()
     updates: tuple[TimelineUpdate, ...] = ()
     cell_count: int = 0
-    """Of the whole step, looked at or not."""
+    """Number of cells in the whole step, also if ``cells`` is empty."""
     problem: str | None = None
 
 
 class Alternative(StrictModel):
-    """What another strategy would have made of the same job."""
+    """The plan of one strategy for the same job, in figures."""
 
     strategy: str
     step_s: float | None = None
-    """Predicted; None when it finds no plan."""
+    """Predicted time of a step; None if there is no plan or nothing can be predicted."""
     samples_per_s: float | None = None
     pools: int = 0
     machines: int = 0
-    """Machines that hold something."""
+    """Number of machines that hold layers."""
     problem: str | None = None
-    """Why there is no plan."""
+    """Reason why there is no plan."""
 
 
 class IslandPlan(StrictModel):
-    """One island that trains on its own between synchronisations."""
+    """One island: machines that train on their own between synchronisations."""
 
     machines: tuple[str, ...]
     pools: int
@@ -89,19 +93,19 @@ class IslandPlan(StrictModel):
 
 
 class IslandProposal(StrictModel):
-    """Several islands in place of one lockstep over all machines. Not run yet: it tells what it would bring."""
+    """Several islands in place of lockstep over all machines. A prediction only: jobs cannot run this way yet."""
 
     islands: tuple[IslandPlan, ...]
     interval_steps: int
-    """Steps between synchronisations."""
+    """Number of steps between synchronisations."""
     synchronisation_s: float
     """Time of one synchronisation."""
     samples_per_s: float
-    """Of all islands together, synchronisation included."""
+    """Samples per second of all islands together, synchronisation included."""
 
 
 class ServingPrediction(Bounded):
-    """What the same machines would do for requests. The bound is on what the objective makes small."""
+    """Predicted serving on the same machines. The bound is on the time that the objective minimises."""
 
     objective: Literal["latency", "throughput"]
     plan: Plan
@@ -110,29 +114,29 @@ class ServingPrediction(Bounded):
     next_token_s: float
     """TPOT: of a request alone for objective latency, with all sequences in flight for throughput."""
     request_s: float
-    """From prompt to last token of a request alone."""
+    """Time of a request alone, from its prompt to its last token."""
     tokens_per_s: float
-    """With all sequences in flight."""
+    """Tokens per second with all sequences in flight."""
     within_limits: bool = True
-    """Whether it keeps the limits on first and next token; if not, no placement that was found does."""
+    """Whether the placement keeps the limits on first and next token; if not, no placement that was found does."""
     speeds_assumed: bool = False
     """Whether no machine's speed was measured, so that all times are assumptions."""
 
     @property
     def bounded_s(self) -> float:
-        """The time of a request alone for objective latency, from token to token for throughput."""
+        """Time of a request alone for objective latency, time from token to token for throughput."""
         return self.request_s if self.objective == "latency" else self.next_token_s
 
 
 class PlanReport(StrictModel):
-    """All that a dry run tells."""
+    """The result of a dry run."""
 
     plan: Plan
-    """Of training; where the machines can only serve the model, and that was asked for, the one of serving."""
+    """The training plan; the serving plan if serving was requested and the machines can only serve the model."""
     timeline: tuple[TimelineCell, ...] = ()
-    """One step; empty when it has too many cells to look at."""
+    """Cells of one step; empty if there are too many to display or nothing can be predicted."""
     alternatives: tuple[Alternative, ...] = ()
-    """Other strategies, when a comparison was asked for."""
+    """All installed strategies, if a comparison was requested."""
     islands: IslandProposal | None = None
     serving: ServingPrediction | None = None
 
@@ -146,29 +150,29 @@ def dry_run(
     compare: bool = False,
     serving: ServingWorkload | None = None,
 ) -> PlanReport:
-    """Plan a job on paper.
+    """Plan a job without running it.
 
     Args:
         spec: the job.
-        topology: the machines, real or imagined.
-        profile: what its model costs.
-        strategy: in place of the job's own.
-        compare: tell what every installed strategy would have made of it.
-        serving: tell, too, what the machines would do for requests.
+        topology: the machines, real or hypothetical.
+        profile: cost profile of the job's model.
+        strategy: strategy that replaces the job's own; None keeps the job's.
+        compare: whether to report the plan of every installed strategy.
+        serving: requests to predict serving for; None predicts none.
 
     Raises:
-        PlanInfeasible: the machines cannot hold it, for requests when ``serving`` asks for that; ``details`` says
-            what is missing, and what would make it fit.
+        PlanInfeasible: the machines cannot hold the model; with ``serving``, they cannot hold it for the requests.
+            ``details`` says how much is missing and which changes would make it fit.
         UserError: the model has nothing to train, or there is no such strategy.
     """
-    # Imported here, so that those who only read reports need no numpy.
+    # Imported here, so that reading reports needs no numpy.
     from share_compute.planning.paper import report  # noqa: PLC0415
 
     return report(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)
 
 
 def unpredictable(plan: Plan, topology: Topology) -> str | None:
-    """Return why nothing can be predicted of a plan on these machines; None when it can."""
+    """Return why no step of a plan can be predicted on these machines; None if it can be."""
     measured = {machine.id for machine in topology.contributors if 0 < machine.flops_per_s() < math.inf}
     unknown = {
         member.name
@@ -186,14 +190,14 @@ def lay_out(
     profile: ModelProfile,
     timings: Mapping[str, MachineTimings],
 ) -> PlanTimeline:
-    """Lay out one step of a plan that was made before.
+    """Simulate one step of an existing plan.
 
     Args:
         spec: the job.
-        plan: who holds what.
-        topology: the machines of the plan, maybe among others.
-        profile: what its model costs.
-        timings: what was timed of the job's layers; what does not hold any more is left out.
+        plan: the existing plan.
+        topology: the machines of the plan, possibly among others.
+        profile: cost profile of the job's model.
+        timings: timings of the job's layers by contributor id; timings that no longer hold are ignored.
     """
     from share_compute.planning.paper import timeline_of  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""The row of machines with the smallest sum: shortest paths over machines and layers.
+"""Finds the row of machines with the smallest sum of costs: shortest paths over machines and layers.
 
-A row is a way through a grid: each machine takes layers [start, stop) at the price of its stage, and hands on to
-another at the price of the hop. Machines of one region hop alike, so the best arrival is kept for each region and not
-for each machine.
+A row is a path through a grid. Each machine takes layers [start, stop) at the cost of its stage, and passes them on to
+the next machine at the cost of the hop. Machines of one region have the same hops, so only the best arrival in each
+region is kept, not the best one at each machine.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Row = list[tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """What a row's sum is made of; infinite where something may not be."""
+    """Costs that add up to the sum of a row; infinite for forbidden stages and links."""
 
     stage: Callable[[int], Floats]
-    """Of a machine, for layers [start, stop): ``[layers + 1, layers + 1]``, infinite where stop <= start."""
+    """Cost of layers [start, stop) on a machine: ``[layers + 1, layers + 1]``, infinite where stop <= start."""
     hop: Floats
-    """From a machine of one region to one of another, at the cut before a layer: ``[regions, regions, layers + 1]``."""
+    """Cost of a hop between machines of two regions, at the cut before a layer: ``[regions, regions, layers + 1]``."""
     back: Floats
-    """From the last machine back to the first, if it is another: ``[regions, regions]``."""
+    """Cost from the last machine back to the first, if they differ: ``[regions, regions]``."""
     region: NDArray[np.int64]
-    """Of each machine."""
+    """Region of each machine ``[machines]``."""
 
 
 def best_row(sums: Sums, machines: Sequence[int], pools: int | None = None) -> Row | None:
@@ -40,9 +40,9 @@ def best_row(sums: Sums, machines: Sequence[int], pools: int | None = None) -> R
     Takes 2^n * n steps over n machines, each over all pairs of cuts.
 
     Args:
-        sums: prices.
-        machines: those that may stand in the row, each once.
-        pools: only rows of so many machines.
+        sums: costs of stages and links.
+        machines: machines that may be in the row, each once.
+        pools: exact number of machines in the row; None allows any.
     """
     if not machines:
         return None
@@ -56,7 +56,7 @@ def best_row(sums: Sums, machines: Sequence[int], pools: int | None = None) -> R
 
 
 class _Subsets:
-    """All rows that start in one region, so that the way back has its price."""
+    """All rows that start in one region, so that the cost of the way back is known."""
 
     def __init__(self, sums: Sums, stages: dict[int, Floats], first_region: int) -> None:
         self._sums, self._first = sums, first_region
@@ -65,11 +65,11 @@ class _Subsets:
         self._regions = [int(sums.region[machine]) for machine in self._machines]
         self._cuts = self._stages[0].shape[0]
         count = len(self._machines)
-        # Smallest sum of a row over exactly these machines, by its last machine and the layers that it covers.
+        # Smallest sum of a row over exactly the machines of a subset, by its last machine and the layers it covers.
         self._sum = np.full((1 << count, count, self._cuts), np.inf)
 
     def best(self, pools: int | None) -> tuple[float, Row] | None:
-        """Return the smallest sum and its row."""
+        """Return the smallest sum and its row; None if no sum is finite."""
         count = len(self._machines)
         most = min(count, self._cuts - 1) if pools is None else pools
         ends: list[tuple[float, int, int]] = []
@@ -112,12 +112,12 @@ class _Subsets:
 
 
 def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
-    """Return the row with the smallest sum whose machines keep an order; any may be left out. The way back is free.
+    """Return the row with the smallest sum whose machines are in the given order; None if none is finite.
 
-    Takes one step over all pairs of cuts for each machine.
+    Machines may be left out, and the way back costs nothing. Takes one step over all pairs of cuts for each machine.
     """
     regions, cuts = sums.hop.shape[0], sums.hop.shape[2]
-    # For each region and cut: the smallest sum of a row that ends there, and who is its last.
+    # For each region and cut: the smallest sum of a row that ends there, and the place of its last machine.
     ended = np.full((regions, cuts), np.inf)
     ender = np.full((regions, cuts), -1)
     starts, befores = np.zeros((len(order), cuts), dtype=np.int64), np.full((len(order), cuts), -1)

@@ -1,19 +1,19 @@
-"""One training step on paper: the real schedule, cell by cell, with links that carry one tensor after the other.
+"""Event simulation of one training step: the real schedule, cell by cell, with links that carry one tensor at a time.
 
-Where the formula of `share_compute.planning.cost` bounds a step from the waits that it must contain, this module lays
-out all of them: each member runs its actions in the order of `share_compute.training.schedule`, as early as its inputs
-arrive. The order of a member's actions is fixed, and both ends of a link take turns in it, so every cell's time follows
-from times that are known before: no clock has to tick, one pass over the cells is enough.
+The formula of `share_compute.planning.cost` bounds a step by waits that it must contain. This module simulates all
+waits: each member runs its actions in the order of `share_compute.training.schedule`, as early as its inputs arrive.
+The order of a member's actions is fixed, and so is the order of tensors on a link. Every cell's time therefore follows
+from times that are already known, and one pass over the cells is enough.
 
-- A link carries one tensor after the other in each direction; size / bandwidth keeps it busy, latency does not. Both
-  directions work at once, sending does not hold up computing.
-- Machines of one host whose threads are more than its cores share these evenly among those that compute at a moment
-  (processor sharing, Kleinrock 1967). Then cells take longer than alone, and are laid out by a clock that ticks.
-- Members of a pool start to sum gradients when all of them are in their last backward; a last bucket follows it.
-- The member of a pool of one sends its gradient to its buddy, over the best link, before the step counts.
-- Copies of a tied weight, in the first and the last pool, are exchanged.
-- The update waits for word from all pools (the gradient's norm; the commit), which takes one latency. What a member
-  does once in a step beside all this (`call` in the formula) follows it, and does not count as computing.
+- A link carries one tensor after the other in each direction. A tensor occupies it for size / bandwidth; latency does
+  not occupy it. Both directions work at the same time, and sending does not delay computing.
+- Machines of one host that use more threads than it has cores share the cores evenly among the ones that compute at a
+  moment (processor sharing, Kleinrock 1967). Cells then take longer than alone, and an event queue orders them by time.
+- Members of a stage start to sum gradients when all of them are in their last backward; a last bucket follows it.
+- The member of a stage of one sends its gradient to its backup member, over the best link, before the step counts.
+- The first and the last stage exchange the gradients of tied weights.
+- The update waits for messages from all stages (the gradient's norm; the commit), which takes one latency. The fixed
+  work of a member in each step (`call` in the formula) follows the update and does not count as computing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from share_compute.training.schedule import Action, one_forward_one_backward
 
 
 class SimulatedCell(NamedTuple):
-    """When one member computes one cell."""
+    """One cell (a forward or a backward of one microbatch) and the time in which a member computes it."""
 
     pool: int
     member: int
-    """Place in the pool."""
+    """Place of the member in the stage."""
     microbatch: int
     kind: Literal["F", "B"]
     start_s: float
@@ -46,45 +46,49 @@ class SimulatedCell(NamedTuple):
 
 
 class SimulatedTransfer(NamedTuple):
-    """When one tensor is on its way between two members."""
+    """One tensor between two members, and the time of its transfer."""
 
     microbatch: int
     kind: Literal["F", "B"]
-    """An activation, or the gradient of one."""
+    """F: an activation; B: the gradient of one."""
     source: tuple[int, int]
-    """Pool, and place in it."""
+    """(stage, place of the member in it)."""
     target: tuple[int, int]
+    """(stage, place of the member in it)."""
     start_s: float
-    """The link begins to carry it."""
+    """Time when the link begins to carry the tensor."""
     stop_s: float
-    """It is there."""
+    """Time of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """One simulated step; times count from its start."""
+    """One simulated step. All times are in seconds from its start."""
 
     step_s: float
-    """Until the last member has updated its weights; infinite where something never arrives."""
+    """Time until the last member has updated its weights; infinite if a tensor or message never arrives."""
     cells: tuple[SimulatedCell, ...]
-    """By pool, member and time."""
+    """Cells, ordered by stage, member and time."""
     busy_fractions: dict[int, float]
     """Share of the step in which a machine computes, by its index in the topology."""
     updates: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """When a machine begins and ends to update its weights, by its index in the topology."""
+    """(begin, end) of each machine's weight update, by its index in the topology."""
     transfers: tuple[SimulatedTransfer, ...] = ()
-    """Between pools, in the order they are sent; only where they were asked for."""
+    """Transfers between stages; empty unless requested."""
     slowdowns: dict[int, float] = field(default_factory=dict)
-    """By how much the cells of a machine take longer because others share its cores, by its index in the topology."""
+    """Ratio of a machine's cell times to those on cores of its own, by its index in the topology.
+
+    Empty if no cores are shared.
+    """
 
 
 def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = False) -> StepTimeline:
-    """Lay out one step of a layout.
+    """Simulate one step of a layout.
 
     Args:
         cost: tables of the job on its machines.
-        layout: pools in pipeline order; each pool's shares add up to the step's microbatches.
-        with_transfers: tell when tensors are on their way, too; searches have no use for it.
+        layout: stages in pipeline order; each stage's shares add up to the step's microbatches.
+        with_transfers: whether to record transfers, too; searches do not need them.
     """
     transfers: list[SimulatedTransfer] | None = [] if with_transfers else None
     pipeline = _Pipeline(cost, layout, transfers)
@@ -128,7 +132,7 @@ def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = 
 
 @dataclass(slots=True)
 class _Member:
-    """One member on its way through its actions."""
+    """State of one member in the simulation."""
 
     pool: int
     place: int
@@ -137,45 +141,45 @@ class _Member:
     backward_s: float
     actions: list[Action]
     free_s: float = 0.0
-    """When it is done with what it has begun."""
+    """Time when the member has finished the cells that it has begun."""
     cells: list[SimulatedCell] = field(default_factory=list)
 
     @property
     def next(self) -> Action | None:
-        """What it computes next, or computes now."""
+        """The action that the member computes now or next; None after the last one."""
         return self.actions[len(self.cells)] if len(self.cells) < len(self.actions) else None
 
     def takes_s(self, action: Action) -> float:
-        """Return how long an action takes on cores of its own."""
+        """Return the time in seconds of an action on cores of its own."""
         return self.forward_s if action.kind == "F" else self.backward_s
 
 
 @dataclass(slots=True)
 class _Host:
-    """Cores that members share; each member that computes gets the same share of what it wants."""
+    """Cores that members share; each computing member gets the same fraction of the threads that it uses alone."""
 
     threads: float
     wants: dict[int, int] = field(default_factory=dict)
-    """Threads by machine."""
+    """Threads that each machine uses alone, by machine."""
     left_s: dict[int, float] = field(default_factory=dict)
-    """By machine that computes: seconds that are left of its cell, on cores of its own."""
+    """Remaining seconds of the current cell on cores of its own, by computing machine."""
     at_s: float = 0.0
 
     @property
     def rate(self) -> float:
-        """Speed of what computes now, as a share of that on cores of its own."""
+        """Current speed of the computing members, as a share of their speed on cores of their own."""
         wanted = sum(self.wants[machine] for machine in self.left_s)
         return min(1.0, self.threads / wanted) if wanted else 1.0
 
     def advance(self, now_s: float) -> None:
-        """Let time pass."""
+        """Advance the cells in progress to the time ``now_s``."""
         done_s = (now_s - self.at_s) * self.rate
         self.left_s = {machine: left_s - done_s for machine, left_s in self.left_s.items()}
         self.at_s = now_s
 
 
 class _Pipeline:
-    """Runs all cells of a step."""
+    """Simulates all cells of a step."""
 
     def __init__(self, cost: TrainingCost, layout: Layout, transfers: list[SimulatedTransfer] | None) -> None:
         self._cost = cost
@@ -183,7 +187,7 @@ class _Pipeline:
         self._count = cost.workload.microbatches
         self.members = [list(_members(cost, layout, index)) for index in range(len(layout.pools))]
         self._starts = [pool.start for pool in layout.pools]
-        # Of each microbatch in each pool: who computes it, and when its input and its gradient arrive there.
+        # For each stage and microbatch: the member that computes it, and the arrival times of its input and gradient.
         self._owners = [
             [member for member, share in zip(members, pool.shares, strict=True) for _ in range(share)]
             for members, pool in zip(self.members, layout.pools, strict=True)
@@ -191,7 +195,7 @@ class _Pipeline:
         blank = [[math.nan] * self._count for _ in layout.pools]
         self._arrived = {"F": blank, "B": [list(row) for row in blank]}
         self._arrived["F"][0] = [0.0] * self._count
-        self._arrived["B"][-1] = [0.0] * self._count  # where the loss is, a backward follows its own forward
+        self._arrived["B"][-1] = [0.0] * self._count  # stage of the loss: a backward follows its own forward
         self._link_free_s: dict[tuple[int, int], float] = {}
 
     def run(self) -> None:
@@ -206,12 +210,12 @@ class _Pipeline:
         assert all(member.next is None for members in self.members for member in members)
 
     def run_on(self, hosts: Sequence[_Host]) -> None:
-        """Compute every cell as early as its input allows, and as fast as shared cores let it."""
+        """Compute every cell as early as its input allows, and as fast as shared cores allow."""
         host_of = {machine: host for host in hosts for machine in host.wants}
         by_machine = {member.machine: member for members in self.members for member in members}
         events: list[tuple[float, int, _Member]] = []
         numbers = count()
-        current: dict[int, int] = {}  # by machine: number of its event that holds; earlier ones are outdated
+        current: dict[int, int] = {}  # number of the valid event, by machine; earlier events are outdated
 
         def plan(at_s: float, member: _Member) -> None:
             current[member.machine] = number = next(numbers)
@@ -248,7 +252,7 @@ class _Pipeline:
         assert all(member.next is None for member in by_machine.values())
 
     def _begin_s(self, member: _Member) -> float | None:
-        """Return when a member can begin its next cell; None while its input is not known to arrive."""
+        """Return the time when a member can begin its next cell; None while the arrival of its input is unknown."""
         action = member.next
         if action is None:
             return None
@@ -256,7 +260,7 @@ class _Pipeline:
         return None if math.isnan(arrived_s) else max(member.free_s, arrived_s)
 
     def _complete(self, member: _Member, action: Action, start_s: float, stop_s: float) -> _Member | None:
-        """Write one cell down and send what comes out; return who was waiting for it."""
+        """Record one cell and send its output; return the member that was waiting for this output, or None."""
         forward = action.kind == "F"
         member.free_s = stop_s
         cell = SimulatedCell(member.pool, member.place, action.microbatch, action.kind, start_s, stop_s)
@@ -276,7 +280,7 @@ class _Pipeline:
         return target if target.next == action else None
 
     def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
-        """Return when the link begins to carry a tensor, and when it arrives."""
+        """Return (time when the link begins to carry a tensor, time of arrival)."""
         latency_s, bytes_per_s = self._cost.network.link(source, target)
         carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.boundary_bytes[cut]))
         start_s = max(at_s, self._link_free_s.get((source, target), 0.0))
@@ -286,7 +290,7 @@ class _Pipeline:
 
 
 def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
-    """Return the cores of all machines of a layout; nothing where each has cores of its own."""
+    """Return the cores of all machines of a layout; an empty list if no host's cores are overcommitted."""
     if not cost.host_threads:
         return []
     shared: dict[str, _Host] = {host: _Host(threads) for host, threads in cost.host_threads.items()}
@@ -318,7 +322,7 @@ def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member
 
 
 def _prepared_s(cost: TrainingCost, pool: PoolLayout, members: list[_Member]) -> float:
-    """Return when the gradients of a pool are summed."""
+    """Return the time when the gradients of a stage are summed."""
     done_s = max(member.free_s for member in members)
     ring_s = cost.ring_s(pool)
     if ring_s == 0:
@@ -328,11 +332,11 @@ def _prepared_s(cost: TrainingCost, pool: PoolLayout, members: list[_Member]) ->
 
 
 def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:
-    """Return when pools are prepared with the exchange of a tied weight's gradient, which lives in two of them."""
+    """Return when each stage's gradients are ready, after the first and the last exchanged those of tied weights."""
     if not cost.profile.tied or len(prepared) == 1:
         return prepared
     size = cost.profile.tied * FLOAT_BYTES
-    # Each first member sends to all members of the other pool; these are links of their own.
+    # The first member of each of the two stages sends to all members of the other one; each transfer has its own link.
     ends = ((layout.pools[0], layout.pools[-1]), (layout.pools[-1], layout.pools[0]))
     sent_s = [
         max(cost.network.transfer_s(source.members[0], target, size) for target in other.members)
@@ -343,10 +347,10 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
 
 
 def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
-    """Return for each machine when its weights are updated, and how long it takes.
+    """Return (time when its weights are updated, seconds that the update takes) for each machine.
 
-    Word from one pool takes the latency from its first member. Of all pools of a region, the latest decides; for that
-    pool itself, the one before.
+    A message from a stage takes the latency from its first member. The latest stage of each region decides; for the
+    members of that stage itself, the second latest of its region does.
     """
     latest: dict[int, list[tuple[float, int]]] = {}
     for index, pool in enumerate(layout.pools):

@@ -1,4 +1,4 @@
-"""The search for the layout with the smallest predicted step: exact for few machines, near it for many."""
+"""The search for the layout with the shortest predicted step: exact for few machines, heuristic for many."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from share_compute.planning.orders import orders, shortlist, simple_layouts
 
 Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
 _EXACT_BUDGET: Final = 60_000_000
-"""Candidates that the search over all orders looks at before it gives up its proof; some seconds."""
+"""Maximum number of candidates in the search over all orders; beyond it nothing is proved. Takes some seconds."""
 _ORDERS_BUDGET: Final = 60_000_000
-"""Candidates in the orders of many machines; one more order is searched while there are less."""
+"""Number of candidates beyond which no further order of many machines is searched."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)
-"""Members of a pool that are tried where not all can be."""
+"""Numbers of members per stage that are tried if not all numbers can be."""
 _VARIED, _VARIED_WIDTH = 16, 8
-"""Machines, and suffixes kept, in the search for layouts with other numbers of pools."""
+"""Number of machines, and of suffixes kept, in the search for layouts with other numbers of stages."""
 _KEPT_OF_ORDER: Final = 3
 _NEAR: Final = 2.0
-"""Finalists that are there for their kind take at most so many times as long as the best."""
+"""Maximum step time of finalists that are chosen for their kind, as a multiple of the best step time."""
 
 
 class Found(NamedTuple):
-    """One layout that fits, as far as each pool by itself tells."""
+    """One layout in which each stage, considered by itself, fits into memory."""
 
     layout: Layout
     step_s: float
-    """By the formula of `share_compute.planning.cost`."""
+    """Step time by the formula of `share_compute.planning.cost`."""
     exact: bool
-    """Whether no layout of these machines, with the pools that were asked for, has a smaller formula: proved."""
+    """Whether the search proved that no layout of these machines with the requested stages has a shorter step."""
 
 
 def search(
@@ -52,25 +52,26 @@ def search(
     finalists: int = 8,
     limits: Limits | None = None,
 ) -> list[Found]:
-    """Find layouts with a small predicted step, all different and within memory, as far as one pool by itself tells.
+    """Find different layouts with a short predicted step, in which each stage by itself fits into memory.
 
-    What is proved: for up to `MOST_MACHINES` usable machines, ``auto`` goes through all sets of machines, all orders
-    of pools, all members that may pool, and all cuts of the layers. If it comes to the end within its budget, the first
-    layout is the best there is, and ``exact`` says so. It also says so where the step equals the lower bound. Of models
-    with more than `MOST_LAYERS` layers, neighbours are searched as one; then only the bound can prove a layout best.
+    For up to `MOST_MACHINES` usable machines, ``auto`` enumerates all sets of machines, all orders of stages, all
+    members that may share a stage, and all cuts of the layers. If it finishes within its budget, the first layout is
+    optimal by the formula, and its ``exact`` is true. ``exact`` is also true if the step equals the lower bound. In
+    models with more than `MOST_LAYERS` layers neighbouring layers are grouped. Then only the lower bound can prove that
+    a layout is optimal.
 
     Args:
-        cost: the objective.
-        pools: exactly that many pools.
-        members_per_pool: exactly that many members in each pool.
-        method: ``dynamic_programming`` takes machines in the order of the topology; ``recursive`` halves machines and
-            layers again and again; ``orders`` tries simple layouts, several orders and local moves; ``auto`` does that
-            too, and all orders where it can.
-        finalists: most layouts to return; those behind the first differ from it in pools or come close to it.
-        limits: in place of those of the number of machines, to measure what they cost.
+        cost: the cost model whose step is minimised.
+        pools: exact number of stages; None allows any.
+        members_per_pool: exact number of members in each stage; None allows any.
+        method: ``dynamic_programming`` takes machines in the order of the topology. ``recursive`` halves machines and
+            layers recursively. ``orders`` tries simple layouts, several orders and local moves. ``auto`` does the same
+            as ``orders``, and searches all orders if the machines are few enough.
+        finalists: maximum number of layouts; layouts behind the first differ from it in kind or machines, or are fast.
+        limits: limits that replace the default ones for the number of machines, to measure their cost.
 
     Returns:
-        The fastest first; empty when nothing fits.
+        Layouts, the fastest first; an empty list if nothing fits.
     """
     deep = None
     if cost.num_layers > MOST_LAYERS and method != "recursive":
@@ -88,7 +89,7 @@ def search(
     fine = _Search(cost, pools, members_per_pool)
     fine.offer(layout for each in run.results(finalists) if (layout := deep.refined(each.layout)))
     if not fine.known and fine.sizes:
-        # Some machine may hold a layer where it cannot hold a group.
+        # A machine that cannot hold a group of layers may hold a single layer.
         fine.offer(halve(cost, fine.rates, fine.candidates))
     return fine.results(finalists)
 
@@ -101,19 +102,20 @@ def all_below(
     members_per_pool: int | None = None,
     budget: float,
 ) -> tuple[list[Layout], int]:
-    """Find, of each set of at most `MOST_MACHINES` machines, the layouts that no other of the set replaces.
+    """Find for each set of machines the layouts below a ceiling that no other layout of the set dominates.
 
-    One replaces another if its formula is as good with the same first pool, as the schedule sees it.
+    A layout dominates another if its formula is as good and both have the same first stage in the schedule.
 
     Args:
-        cost: the objective.
-        ceiling_s: only those whose formula is below it.
-        pools: exactly that many pools.
-        members_per_pool: exactly that many members in each pool.
-        budget: candidates to look at; then the largest sets are left out.
+        cost: the cost model.
+        ceiling_s: step time by the formula that layouts must be below.
+        pools: exact number of stages; None allows any.
+        members_per_pool: exact number of members in each stage; None allows any.
+        budget: maximum number of candidates to examine; beyond it, the largest sets are left out.
 
     Returns:
-        The fastest first, and how many candidates were looked at. None of models with more than `MOST_LAYERS` layers.
+        Layouts, the fastest first, and the number of examined candidates. Returns no layouts for more than
+        `MOST_MACHINES` machines or for models with more than `MOST_LAYERS` layers.
     """
     run = _Search(cost, pools, members_per_pool)
     if not run.sizes or len(run.candidates) > MOST_MACHINES or cost.num_layers > MOST_LAYERS:
@@ -155,7 +157,7 @@ class _Search:
             self.sizes = list(range(1, widest + 1))
 
     def offer(self, layouts: Iterable[Layout]) -> None:
-        """Take layouts into account that may fit and have the pools that were asked for."""
+        """Add layouts that may fit and have the requested numbers of stages and members."""
         for layout in layouts:
             if layout in self.known or not self._as_asked(layout):
                 continue
@@ -180,7 +182,7 @@ class _Search:
         return self._forced or limits_for(len(self.candidates))
 
     def _search(self, order: Sequence[int], ceiling_s: float, pools: int | None, width: int | None) -> int:
-        """Search one order of machines; return how many candidates that took."""
+        """Search one order of machines; return the number of examined candidates."""
         suffixes = Suffixes(self.cost, self.options, ceiling_s)
         sizes = self.sizes
         if width is not None and self.members_per_pool is None:
@@ -190,7 +192,7 @@ class _Search:
         return suffixes.looked_at
 
     def auto(self, *, any_order: bool) -> None:
-        """Try everything that the number of machines allows."""
+        """Run all searches that the number of machines allows."""
         found = orders(self.cost, self.rates)[: self._limits.orders]
         for order in found[:3]:
             self.offer(simple_layouts(self.cost, order, self.rates))
@@ -214,7 +216,7 @@ class _Search:
             self._vary()
 
     def _beam(self) -> None:
-        """Search all orders of the machines that look best, with the most promising suffixes alone."""
+        """Search all orders of the fastest machines with a beam: only the most promising suffixes are kept."""
         chosen = sorted(self.candidates, key=lambda machine: (-self.rates[machine], machine))
         suffixes = Suffixes(self.cost, self.options, self.best_s)
         ids, _ = best_in_any_order(
@@ -228,7 +230,7 @@ class _Search:
         self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
 
     def _starts(self) -> list[Layout]:
-        """Return good layouts with different orders of machines, for local moves to begin with."""
+        """Return good layouts with different orders of machines, as starting points of local moves."""
         by_order: dict[tuple[int, ...], Layout] = {}
         for layout in sorted(self.known, key=lambda layout: (self.known[layout], layout)):
             by_order.setdefault(layout.machines, layout)
@@ -240,10 +242,10 @@ class _Search:
         return min(self.known, key=lambda layout: (self.known[layout], layout))
 
     def _vary(self) -> None:
-        """Look for good layouts that differ in kind, for the simulator to choose from.
+        """Search good layouts of other kinds, for the simulator to choose from.
 
-        It sees waits that the formula does not price, which differ by the number of pools, and between pools of one and
-        of several.
+        The simulator includes waits that the formula omits. These differ with the number of stages, and between stages
+        of one and of several members.
         """
         count, used = len(self.best.pools), self.best.machines
         order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]
@@ -257,7 +259,7 @@ class _Search:
             self.offer(self._of_single_machines(ceiling_s))
 
     def _of_single_machines(self, ceiling_s: float) -> list[Layout]:
-        """Search once more without pools of several members."""
+        """Search again with one member in each stage."""
         single = _Search(self.cost, self.pools, 1, self._forced)
         single.options, single.best_s = self.options, ceiling_s
         if len(self.candidates) > MANY:
@@ -267,7 +269,7 @@ class _Search:
         return list(single.known)
 
     def results(self, finalists: int) -> list[Found]:
-        """Return the best, the best of each kind, the best of each set of machines, then whatever is fast."""
+        """Return the best layout, the best of each kind, the best of each set of machines, then other fast ones."""
         ranked = sorted(self.known, key=lambda layout: (self.known[layout], layout))
         near = [layout for layout in ranked if self.known[layout] <= _NEAR * self.best_s]
         kinds = {_kind(layout): layout for layout in reversed(near)}
@@ -284,5 +286,5 @@ class _Search:
 
 
 def _kind(layout: Layout) -> tuple[int, bool]:
-    """Return what finalists shall differ in: the number of pools, and whether each is one machine."""
+    """Return the kind of a layout: the number of stages, and whether each stage has one machine."""
     return len(layout.pools), len(layout.machines) == len(layout.pools)

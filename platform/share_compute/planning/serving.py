@@ -1,13 +1,15 @@
-"""Where a model is served best: the shortest request, or the most tokens a second within limits of latency.
+"""The search for the best serving layout: the shortest request, or the most tokens per second within latency limits.
 
-Both objectives come down to a row of machines with the smallest sum of stages and hops. For few machines all orders of
-all subsets are searched, as shortest paths over (machines used, last machine, layers placed); for many, some orders
-are, and then all orders of the few that promise most. Throughput is the smallest time between tokens that some row
-keeps: a row keeps it if no stage and no link takes longer and a token's way round is not longer either, so the same
-search answers for one bound after the other. Each machine alone is always a candidate.
+Both objectives reduce to finding the row of machines with the smallest sum of stages and hops. For few machines, all
+orders of all subsets are searched, as shortest paths over (machines used, last machine, layers placed). For many
+machines, some orders are searched, and then all orders of the few most promising machines. Each machine alone is always
+a candidate.
 
-Where all machines of a row measure the same, a request takes as long wherever the layers are cut. The most even cut is
-taken then: no machine is busier than it must be.
+Throughput is determined by the smallest feasible time between tokens. A time is feasible if some row has no longer
+stage, no longer link and no longer round trip of a token. The same search therefore tests one time after the other.
+
+If all machines of a row have the same speed, a request takes equally long wherever the layers are cut. The most even
+cut is chosen then, so that the busiest machine works as little as possible.
 """
 
 from __future__ import annotations
@@ -27,36 +29,42 @@ from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
 __all__ = ["FoundServing", "ServingCost", "search_serving"]
 
 _ALL_ORDERS = {"latency": 10, "throughput": 8}
-"""Machines up to which all orders are searched."""
+"""Maximum number of machines for which all orders are searched, by objective."""
 _TOLERANCE = 1e-9
 _HALVINGS = 12
-"""Bounds that are tried, each halfway to what is known not to be kept, before the next is just below the best."""
+"""Maximum number of bisection steps, each halfway to the largest infeasible time, before the search restarts.
+
+A restart tests a time just below the best one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundServing:
-    """A layout that fits, with what it would do."""
+    """A layout that fits, with its predicted times."""
 
     layout: Layout
     first_token_s: float
     """TTFT of a request alone."""
     next_token_s: float
-    """TPOT: alone for objective latency, with all sequences in flight for throughput."""
+    """TPOT: of a request alone for objective latency, with all sequences in flight for throughput."""
     tokens_per_s: float
-    """With all sequences in flight."""
+    """Tokens per second with all sequences in flight."""
     within_limits: bool
-    """Whether it keeps the limits on first and next token."""
+    """Whether the layout keeps the limits on first and next token; always true for objective latency."""
     exact: bool
-    """Whether no layout is better, proved. With a limit on the first token, layouts that it forbids hide others."""
+    """Whether the search proved that no layout is better.
+
+    Never true for throughput with a limit on the first token: layouts beyond the limit may hide better ones.
+    """
 
 
 def search_serving(cost: ServingCost, *, finalists: int = 8, pools: int | None = None) -> list[FoundServing]:
-    """Return the best layouts found, best first; those beyond the limits last; [] when the model fits nowhere.
+    """Return the best layouts found, best first and layouts beyond the limits last; [] if the model fits nowhere.
 
     Args:
         cost: tables of the deployment on its machines.
-        finalists: most layouts to return.
-        pools: only layouts of so many machines in a row.
+        finalists: maximum number of layouts.
+        pools: exact number of stages, one machine each; None allows any.
     """
     objective = cost.workload.objective
     search = _fastest if objective == "latency" else _widest
@@ -98,7 +106,7 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         request_s = one.first_token_s + new * one.next_token_s
         if cost.workload.objective == "throughput":
             return not one.within_limits, -one.tokens_per_s, request_s, one.layout
-        # Sums of the same times in another order differ in their last bits.
+        # Sums of the same times in another order differ by rounding.
         return not one.within_limits, float(f"{request_s:.12g}"), _longest_s(cost, one.layout), one.layout
 
     found.sort(key=rank)
@@ -108,7 +116,7 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
 
 
 def _orders(cost: ServingCost, machines: Sequence[int]) -> Iterator[list[int]]:
-    """Orders of machines of which the best row may be a part: neighbours that are near, then the strongest first."""
+    """Yield orders of machines to search: the fastest first, the largest memory first, then region by region."""
     batch = cost.batches(min(len(machines), cost.num_layers))[1]
     strength = {
         "turn": cost.token_s(batch)[:, -1],
@@ -125,7 +133,7 @@ def _orders(cost: ServingCost, machines: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[FoundServing]) -> list[int]:
-    """Return the few machines worth to be tried in all orders: of the best layouts, then the fastest."""
+    """Return the few machines to try in all orders: the machines of the best layouts, then the fastest ones."""
     limit = _ALL_ORDERS[cost.workload.objective]
     chosen = dict.fromkeys(machine for one in found for machine in one.layout.machines)
     speed = cost.token_s(1)[:, -1]
@@ -136,7 +144,7 @@ def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[Found
 def _fastest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, pools: int | None = None
 ) -> list[Layout]:
-    """Find the row with the shortest request."""
+    """Find the layout with the shortest request; an empty list if there is none."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
@@ -151,7 +159,7 @@ def _fastest(
 
 
 def _longest_s(cost: ServingCost, layout: Layout) -> float:
-    """Return how long the busiest machine computes for one request."""
+    """Return the time in which the busiest machine computes for one request."""
     times = cost.request_parts_s
     return max(
         float(times[pool.members[0], pool.stop] - times[pool.members[0], pool.start]) for pool in layout.pools
@@ -159,10 +167,10 @@ def _longest_s(cost: ServingCost, layout: Layout) -> float:
 
 
 def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
-    """Return the same machines in the same order, cut so that the busiest computes as short as possible."""
+    """Return the same machines in the same order, cut so that the busiest machine computes for the shortest time."""
     num_layers = cost.num_layers
     longest_s = np.full(num_layers + 1, np.inf)
-    """Of the machines so far, by the number of layers that they have."""
+    """Compute time of the busiest machine so far, by the number of layers placed."""
     longest_s[0] = 0.0
     starts: list[NDArray[np.int64]] = []
     for machine in layout.machines:
@@ -186,13 +194,13 @@ def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
 def _widest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, asked: int | None = None
 ) -> Iterator[Layout]:
-    """Find rows with ever shorter time between tokens, for each number of pools."""
+    """Yield rows with ever shorter time between tokens, for each number of stages."""
     alone = machines if asked is None else ()
     best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
     most = min(len(machines), cost.num_layers)
     counts: Iterable[int] = range(2, most + 1)
     if order is not None:
-        # There the number of pools is not part of the search: it only says how large batches are.
+        # In a given order the search chooses the number of stages; here the number only determines the batch size.
         counts = [count for count in (2, 4, 8, 16) if count <= most]
     if asked is not None:
         counts = [asked] if 2 <= asked <= most else []
@@ -218,16 +226,16 @@ def _widest(
 
 
 def _time_kept(cost: ServingCost, layout: Layout) -> float:
-    """Return the loaded time between tokens; infinite where the layout does not fit or answers too late."""
+    """Return the loaded time between tokens; infinite if the layout does not fit or exceeds the first-token limit."""
     limit = cost.workload.first_token_limit_s
     late = limit is not None and cost.first_token_s(layout) > limit
     return math.inf if late or not cost.fits(layout) else cost.next_token_s(layout, loaded=True)
 
 
 def _kept(cost: ServingCost, pools: int, aim_s: float) -> Sums:
-    """Return the way round of a token where no stage and no link takes longer than ``aim_s`` allows.
+    """Return the costs of a token's round trip, infinite for stages and links that take longer than ``aim_s`` allows.
 
-    With a limit on the first token, that time is added in proportion to what the limit leaves of the aim.
+    With a limit on the first token, the time to the first token is added with weight ``aim_s`` / limit.
     """
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     limit = cost.workload.first_token_limit_s
@@ -263,7 +271,7 @@ def _best(
 
 
 def _stage(cost: ServingCost, times: Floats, machine: int) -> Floats:
-    """Return the time of layers [start, stop) on a machine; infinite where they do not fit."""
+    """Return the time of layers [start, stop) on a machine ``[layers + 1, layers + 1]``; infinite without memory."""
     return np.where(cost.needed_bytes <= cost.memory_bytes[machine], _differences(times[machine]), np.inf)
 
 
@@ -272,6 +280,6 @@ def _differences(sums: Floats) -> Floats:
 
 
 def _carried(size_bytes: Floats, bytes_per_s: Floats) -> Floats:
-    """Return size / bandwidth ``[regions, regions, sizes]``; infinite where nothing gets through."""
+    """Return size / bandwidth ``[regions, regions, sizes]``; infinite on dead links."""
     rate = bytes_per_s[:, :, None]
     return np.where(rate > 0, size_bytes / np.where(rate > 0, rate, 1.0), np.inf)

@@ -1,13 +1,13 @@
-"""A time below which no layout serves, by the formula of `share_compute.planning.serving_cost`.
+"""Lower bound on the time of any serving layout, by the formula of `share_compute.planning.serving_cost`.
 
-One machine alone is looked at as it is. Of several, all of these hold for each number of pools; the largest counts, and
-of all numbers the smallest:
+Each machine alone is evaluated exactly. For several machines, each number of stages has the bounds below, and the
+largest of them counts. The result is the smallest value over all numbers of stages.
 
-- Each layer takes at least what it takes on the machine that is fastest for it, and a token passes at least the best
-  link between two pools, and the best one back.
-- With all sequences in flight, the work of all layers fits into the speed of as many machines as there are pools, and
-  the best link carries all of them.
-- There are at least as many pools as it takes machines to hold the model with all caches, those with most memory first.
+- Each layer takes at least its time on the machine that is fastest for it. A token takes at least the best link between
+  each two stages, and the best link back.
+- With all sequences in flight, the fastest machines, one for each stage, must do the work of all layers, and the best
+  link must carry all sequences.
+- The number of stages is at least the number of machines, largest memory first, that hold the model with all caches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
 
 
 def objective_s(cost: ServingCost, layout: Layout) -> float:
-    """Return what the objective makes small: the time of a request alone, or from token to token with all in flight."""
+    """Return the time in seconds that the objective minimises.
+
+    That is the time of a request alone (latency), or from token to token with all sequences in flight (throughput).
+    """
     if cost.workload.objective == "latency":
         return cost.request_s(layout)
     return cost.next_token_s(layout, loaded=True)
 
 
 def serving_bound_s(cost: ServingCost) -> float:
-    """Return a time that `objective_s` of no layout that fits is below; infinite where no machine can compute."""
+    """Return a lower bound of `objective_s` over all layouts that fit; infinite if no machine can compute."""
     smallest = min(float(cost.needed_bytes[layer, layer + 1]) for layer in range(cost.num_layers))
     able = np.isfinite(cost.prompt_s[:, -1]) & (cost.memory_bytes >= smallest)
     usable = np.flatnonzero(able)
@@ -44,7 +47,7 @@ def serving_bound_s(cost: ServingCost) -> float:
         return bound_s
     relaxation = _Relaxation(cost, usable)
     if cost.workload.objective == "latency":
-        return min(bound_s, relaxation.request_s(fewest))  # more pools only add links
+        return min(bound_s, relaxation.request_s(fewest))  # more stages only add links
     return min(bound_s, *(relaxation.next_token_s(pools) for pools in range(fewest, most + 1)))
 
 
@@ -56,7 +59,7 @@ class _Relaxation:
         self._work = lru_cache(maxsize=None)(self._work_of)
 
     def request_s(self, pools: int) -> float:
-        """Return the bound on one request alone over so many pools."""
+        """Return the bound on one request alone over ``pools`` stages."""
         cost, new = self._cost, self._cost.workload.new_tokens
         each = self._prompt_s + new * np.diff(cost.token_s(1)[self._usable], axis=1)
         size = (cost.boundary_bytes(cost.workload.prompt_tokens) + new * cost.boundary_bytes(1))[1:-1].min()
@@ -64,7 +67,7 @@ class _Relaxation:
         return float(each.min(axis=0).sum()) + (pools - 1) * hop_s + self._link_s(new, new * TOKEN_ID_BYTES)
 
     def next_token_s(self, pools: int) -> float:
-        """Return the bound on the time from token to token, with all sequences in flight over so many pools."""
+        """Return the bound on the time from token to token, with all sequences in flight over ``pools`` stages."""
         cost, workload = self._cost, self._cost.workload
         count, batch = cost.batches(pools)
         pass_s, work_s, speeds = self._work(batch)
@@ -75,28 +78,29 @@ class _Relaxation:
         return max(round_s, count * work_s / float(speeds[pools - 1]), count * carry_s)
 
     def _work_of(self, batch: int) -> tuple[float, float, Floats]:
-        """Return what a token and a turn take where each layer is on its fastest machine, and sums of speeds.
+        """Return the times of a token and an engine step with each layer on its fastest machine, and sums of speeds.
 
-        The speeds are shares of those fastest: the first is that of the fastest machine, the second of the fastest two.
+        A machine's speed is its largest share of the fastest speed for a layer. The first sum is the speed of the
+        fastest machine, the second is that of the fastest two, and so on.
         """
         token_s = np.diff(self._cost.token_s(batch)[self._usable], axis=1)
         turn_s = token_s + batch * self._prompt_s / self._cost.workload.new_tokens
         least_s = turn_s.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(turn_s > 0, least_s / turn_s, 0.0).max(axis=1)
-        # A machine for which all layers take no time does no part of the work that is counted.
+        # A machine on which all layers take no time does no part of the counted work; its speed counts as 1.
         speeds = np.cumsum(np.sort(np.where(share > 0, share, 1.0))[::-1])
         return float(token_s.min(axis=0).sum()), float(least_s.sum()), speeds
 
     def _link_s(self, messages: int, size_bytes: float) -> float:
-        """Return what so many messages with so many bytes together take over the best link; infinite without one."""
+        """Return the time of messages with ``size_bytes`` in total over the best link; infinite without a link."""
         with np.errstate(divide="ignore", invalid="ignore"):
             times = messages * self._latency_s + size_bytes / self._bytes_per_s
         return float(np.where(self._bytes_per_s > 0, times, np.inf).min(initial=np.inf))
 
 
 def _links(cost: ServingCost, usable: Ints) -> tuple[Floats, Floats]:
-    """Return latency and bandwidth of the links between two usable machines, one of each kind."""
+    """Return latency and bandwidth of the links between usable machines, one for each pair of regions."""
     regions, counts = np.unique(cost.network.region[usable], return_counts=True)
     joined = ~np.eye(len(regions), dtype=bool) | (counts > 1)[:, None]
     pairs = np.ix_(regions, regions)

@@ -1,8 +1,8 @@
 """The cost model of serving: one formula for the time of tokens, and the tables that its search reads.
 
-A request has P prompt tokens and N new ones; pools of one machine each stand in a row. Alone ::
+A request has P prompt tokens and N new tokens. A pipeline has stages p of one machine each. For a request alone ::
 
-    first token (TTFT) = sum of prompt(p) over all pools + sum of hop(P) over the links between neighbours
+    first token (TTFT) = sum of prompt(p) over all stages + sum of hop(P) over the links between neighbours
     next token (TPOT)  = round(1)
 
     round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + the token ids' way back
@@ -13,19 +13,21 @@ A request has P prompt tokens and N new ones; pools of one machine each stand in
                                         (weight bytes + b * cache bytes) / memory bandwidth)
                                     + operations * overhead of one
 
-The head sees a prompt's last token only; an embedding is looked up, not read. A token's FLOPs and its cache are those
-half way through the N new tokens. Where prompts were timed, what they took against their estimates corrects both.
-With all c concurrent sequences in flight, n = min(pools, c) batches of b = ceil(c / n) sequences go round, and each
-sequence brings its prompt once in N tokens ::
+The head computes only the last token of a prompt. The embedding is looked up, so its weights are not read. A token's
+FLOPs are the mean over the N new tokens, and its cache is the mean of the caches before and after them. If prompts were
+timed, the ratio of measured to estimated prompt times corrects both prompt(p) and token(p, b).
 
-    turn(p)    = token(p, b) + b * prompt(p) / N             what a pool works for one batch and one token
-    carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from pool p to p + 1
-    next token = max(round(b), n * turn(p), n * carry(p)) over all pools p
+With all c concurrent sequences in flight, n = min(stages, c) batches of b = ceil(c / n) sequences circulate. Each
+sequence adds one prompt in N tokens ::
+
+    turn(p)    = token(p, b) + b * prompt(p) / N             one engine step: a stage's work for one batch and one token
+    carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from stage p to p + 1
+    next token = max(round(b), n * turn(p), n * carry(p)) over all stages p
     tokens/s   = c / next token
 
-Memory of a machine: weights, the cache of c sequences of P + N tokens, and the working memory of the widest layer on
-one prompt. Machines that share a pool's sequences would be replicas; whole pipelines are replicated instead, so a
-layout has pools of one.
+A machine's memory holds weights, the cache of c sequences of P + N tokens, and the working memory of the widest layer
+on one prompt. Members that share the sequences of one stage would be replicas. Whole pipelines are replicated instead,
+so each stage has one machine.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ TOKEN_ID_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class ServingCost(CostTables):
-    """Tables and formula of one deployment on one topology; timings are of forwards on one prompt."""
+    """Tables and formula of one deployment on one topology; ``timings`` hold forwards on one prompt."""
 
     workload: ServingWorkload
 
@@ -57,7 +59,7 @@ class ServingCost(CostTables):
 
     @cached_property
     def needed_bytes(self) -> Floats:
-        """Memory of a machine with layers [start, stop) ``[layers + 1, layers + 1]``; infinite where it has none."""
+        """Bytes a machine needs for layers [start, stop) ``[layers + 1, layers + 1]``; infinite where stop <= start."""
         number, span = BYTES[self.workload.dtype], self.num_layers + 1
         tokens = self.workload.prompt_tokens + self.workload.new_tokens
         cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
@@ -72,60 +74,60 @@ class ServingCost(CostTables):
 
     @cached_property
     def held_bytes(self) -> Floats:
-        """Memory of the weights of layers [start, stop) ``[layers + 1, layers + 1]``."""
+        """Bytes of the weights of layers [start, stop) ``[layers + 1, layers + 1]``."""
         number, weight = BYTES[self.workload.dtype], WEIGHT_BYTES[self.workload.dtype]
         held = self._of_layers(lambda layer: layer.parameters) * weight
         held[0] += self.profile.embedding.parameters * number
         held[-1] += self.profile.head.parameters * weight
         total = sums(held)
         between = total[None, :] - total[:, None]
-        between[1:, -1] += self.profile.tied * number  # the second copy
+        between[1:, -1] += self.profile.tied * number  # the second copy of tied weights
         return between
 
     def packed_bytes(self, start: int, stop: int) -> float:
-        """Return the memory that packing adds to that of layers [start, stop) at most; integers are not packed."""
+        """Return the maximum bytes that packing the weights of layers [start, stop) adds; integers are not packed."""
         if self.workload.dtype != "int8":
             return float(self.held_bytes[start, stop])
         return float(self.profile.tied * BYTES[self.workload.dtype]) if stop == self.num_layers else 0.0
 
     @cached_property
     def request_parts_s(self) -> Floats:
-        """Time of the first l layers for one request of its own, ``[machines, layers + 1]``; infinite without speed."""
+        """Time of the first l layers for one request alone, ``[machines, layers + 1]``; infinite without a speed."""
         return self.prompt_s + self.workload.new_tokens * self.token_s(1)
 
     @cached_property
     def prompt_s(self) -> Floats:
-        """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without speed."""
+        """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without a speed."""
         return self.corrected_s(self._prompt_estimates, self.timed("forward"))
 
     def token_s(self, batch: int) -> Floats:
-        """Return the time of the first l layers for one token of each of ``batch`` sequences, as `prompt_s`."""
+        """Return the time of the first l layers for one token of each of ``batch`` sequences, shaped as `prompt_s`."""
         prompt, new = self.workload.prompt_tokens, self.workload.new_tokens
         flops = self._flops(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
         cache = self._of_layers(
             lambda layer: (layer.cache_numbers.at(prompt) + layer.cache_numbers.at(prompt + new)) / 2
         )
         moved = self._weight_bytes + batch * cache * BYTES[self.workload.dtype]
-        # Only prompts are timed: estimates of one machine are wrong alike.
+        # Only prompts are timed. Estimates of one machine are assumed to be wrong by the same factor for tokens.
         factors = self.corrections(self._prompt_estimates, self.timed("forward"))
         return sums(self.estimated_s(batch * flops, moved, self._operations) * factors)
 
     def boundary_bytes(self, tokens: float) -> Floats:
-        """Return what so many tokens carry over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        """Return the bytes of ``tokens`` tokens over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
         number = BYTES[self.workload.dtype]
         inner = [tokens * number * layer.boundary_numbers.at(1) for layer in self.profile.layers[:-1]]
         return np.array([0.0, *inner, 0.0])
 
     @cached_property
     def _prompt_estimates(self) -> Floats:
-        """Time of each layer for one prompt ``[machines, layers]``."""
+        """Estimated time of each layer for one prompt ``[machines, layers]``."""
         prompt = self.workload.prompt_tokens
         flops = self._flops(lambda growth: growth.at(prompt))
         return self.estimated_s(flops, self._weight_bytes, self._operations)
 
     @cached_property
     def _weight_bytes(self) -> Floats:
-        """What each layer's weights make a pass read ``[layers]``."""
+        """Bytes of weights that a forward pass reads in each layer ``[layers]``."""
         read = self._of_layers(lambda layer: layer.parameters)
         read[-1] += self.profile.head.parameters
         read *= WEIGHT_BYTES[self.workload.dtype]
@@ -151,20 +153,20 @@ class ServingCost(CostTables):
     # -- the formula ---------------------------------------------------------------------------------------------
 
     def batches(self, pools: int) -> tuple[int, int]:
-        """Return (batches in flight, sequences in each) when all concurrent sequences go round so many pools."""
+        """Return (batches in flight, sequences in each batch) for all concurrent sequences on ``pools`` stages."""
         count = min(pools, self.workload.concurrent)
         return count, math.ceil(self.workload.concurrent / count)
 
     def first_token_s(self, layout: Layout) -> float:
-        """Return the time from a prompt to its first token, alone (TTFT)."""
+        """Return the time from a prompt to its first token (TTFT) of a request alone."""
         return self._through(layout, self.prompt_s) + self._hops(layout, self.workload.prompt_tokens)
 
     def next_token_s(self, layout: Layout, *, loaded: bool = False) -> float:
         """Return the time from token to token (TPOT) of a request.
 
         Args:
-            layout: pools of one machine.
-            loaded: with all concurrent sequences in flight instead of alone.
+            layout: stages of one machine each.
+            loaded: whether all concurrent sequences are in flight, instead of one request alone.
         """
         count, batch = self.batches(len(layout.pools)) if loaded else (1, 1)
         times = self.token_s(batch)
@@ -178,7 +180,7 @@ class ServingCost(CostTables):
         return max(trip, count * self._slowest_turn(layout, times, batch)) if loaded else trip
 
     def tokens_per_s(self, layout: Layout) -> float:
-        """Return the tokens a second with all concurrent sequences in flight."""
+        """Return the tokens per second with all concurrent sequences in flight."""
         each_s = self.next_token_s(layout, loaded=True)
         return self.workload.concurrent / each_s if each_s > 0 else math.inf
 
@@ -187,7 +189,7 @@ class ServingCost(CostTables):
         return self.first_token_s(layout) + self.workload.new_tokens * self.next_token_s(layout)
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether no machine needs more memory than a plan may fill of it."""
+        """Return whether every machine's need stays within the memory that a plan may fill."""
         return all(
             self.needed_bytes[pool.start, pool.stop] <= self.memory_bytes[machine]
             for pool in layout.pools

@@ -1,4 +1,4 @@
-"""Why a model is served where it is: what the objective waits for, and for each machine a sentence."""
+"""Explanations of serving plans: the bottleneck of the objective, and one sentence for each machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from share_compute.planning.serving_parts import Part, trip_parts, turn_parts
 from share_compute.planning.words import bytes_text, seconds_text
 
 _MOST_TRIED = 12
-"""Idle machines of which it is worked out what would be with them: the fastest."""
+"""Maximum number of idle machines for which placements with them are evaluated: the fastest ones."""
 _NOTICEABLE = 1.001
 _ALIKE = 1.05
-"""Machines that differ by less count as equal."""
+"""Ratio below which two machines count as equal."""
 
 
 class ServingExplanation:
@@ -30,8 +30,8 @@ class ServingExplanation:
     Args:
         cost: tables of the deployment on its machines.
         layout: the placement.
-        exact: whether none is better, proved.
-        measured: whether the machines' speeds were measured, and not assumed.
+        exact: whether the search proved that no placement is better.
+        measured: whether the machines' speeds were measured rather than assumed.
     """
 
     def __init__(self, cost: ServingCost, layout: Layout, *, exact: bool, measured: bool) -> None:
@@ -41,7 +41,7 @@ class ServingExplanation:
         self._objective_s = objective_s(cost, layout)
 
     def bottleneck(self) -> Bottleneck:
-        """Return the largest part of what the objective makes small."""
+        """Return the largest part of the time that the objective minimises."""
         trip = trip_parts(self._cost, self._layout)
         trip_s = sum(part.seconds for part in trip)
         worst = self._largest(trip)
@@ -61,7 +61,7 @@ class ServingExplanation:
         return max(parts, key=lambda part: part.seconds)
 
     def _kind(self, part: Part, layout: Layout) -> CauseKind:
-        """Return what a part waits for; memory where a machine would take less than half without waiting for it."""
+        """Return the kind of a part; memory if the machine takes less than half the time without waiting for memory."""
         if part.kind != "compute":
             return part.kind
         (machine,) = part.machines
@@ -81,11 +81,11 @@ class ServingExplanation:
     # -- machines of the placement -------------------------------------------------------------------------------
 
     def busy_fraction(self, place: int) -> float:
-        """Return the share of the time in which the machine of a pool works."""
+        """Return the share of the objective's time in which the machine of stage ``place`` works."""
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return what the machine of a pool takes, and why it is there."""
+        """Return the speeds and the busy time of the machine of stage ``place``, and why it was chosen."""
         (machine,) = self._layout.pools[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
@@ -122,14 +122,14 @@ class ServingExplanation:
     # -- machines without work -----------------------------------------------------------------------------------
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
-        """Return for each machine that serves nothing why."""
+        """Return the reason why each machine without layers has none."""
         whole_s = self._whole_s
         tried = set(sorted(machines, key=lambda machine: (whole_s[machine], machine))[:_MOST_TRIED])
         return {machine: self._why_out(machine, tried=machine in tried) for machine in machines}
 
     @cached_property
     def _whole_s(self) -> Floats:
-        """What each machine would take for all layers, of a request or of one batch and token ``[machines]``."""
+        """Time of each machine for all layers, for one request or for one engine step of a batch ``[machines]``."""
         new, prompt_s = self._cost.workload.new_tokens, self._cost.prompt_s[:, -1]
         if self._alone:
             return prompt_s + new * self._cost.token_s(1)[:, -1]
@@ -143,7 +143,7 @@ class ServingExplanation:
 
     @cached_property
     def _slowest_s(self) -> float:
-        """What the slowest machine of the placement would take for all layers."""
+        """Time that the slowest machine of the placement would need for all layers."""
         return max(float(self._whole_s[machine]) for machine in self._layout.machines)
 
     def _why_out(self, machine: int, *, tried: bool) -> str:
@@ -161,7 +161,7 @@ class ServingExplanation:
         return f"{serve} best of what was found" + (", and it is slower than each of them" if slower else "")
 
     def _with(self, machine: int) -> Iterator[tuple[float, Layout]]:
-        """Give placements with one machine more, or with it in the place of another, and what they would take."""
+        """Yield (objective in seconds, placement) with one more machine, or with it in the place of another."""
         pools = self._layout.pools
         for place, pool in enumerate(pools):
             for new in _with_part(pool, machine):
@@ -186,7 +186,7 @@ class ServingExplanation:
             return taken
         kind = self._kind(part, layout)
         if kind == "compute" and not self._computes_slower(machine):
-            kind = "memory"  # of two speeds, the one that others have more of
+            kind = "memory"  # the plan's fastest machine does not compute faster, so memory bandwidth is to blame
         return f"{taken}, because {blamed(self._cost, kind, part.machines, machine)}"
 
     def _computes_slower(self, machine: int) -> bool:
@@ -195,7 +195,7 @@ class ServingExplanation:
         return _ALIKE * speeds[machine] < speeds[best]
 
     def _fault(self, machine: int, layout: Layout) -> Part | None:
-        """Return the largest part that the machine brings; its speed is not at fault where others are no faster."""
+        """Return the largest part that involves the machine; without its speed if no machine of the plan is faster."""
         parts = trip_parts(self._cost, layout)
         turns = [] if self._alone else turn_parts(self._cost, layout)
         if turns and self._largest(turns).seconds >= sum(part.seconds for part in parts):

@@ -1,4 +1,4 @@
-"""When no machines can hold a model for requests: what is missing, in bytes, and what would fit, each tried."""
+"""Errors for models that cannot be served: the missing bytes, and remedies. Each remedy was tried in the model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from share_compute.planning.words import bytes_text, exact_bytes_text
 from share_compute.planning.workload import ServingWorkload
 
 _MOST_MACHINES_TRIED = 64
-"""Of more machines, remedies are tried on so many that lend most: what fits them fits all."""
+"""Maximum number of machines that remedies are tried on: the ones that lend most. A fit on these is a fit on all."""
 
 
 def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
-    """Return the error that explains why nothing serves these requests.
+    """Return the error that explains why no placement serves these requests.
 
     Args:
         cost: the deployment for which `search_serving` found nothing.
-        pools: machines that were to stand in a row; None leaves it to the search.
+        pools: requested number of stages, one machine each; None if the search may choose it.
     """
     if pools is not None and (wrong := _wrong_count(cost, pools)):
         return wrong
@@ -64,7 +64,7 @@ def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
 
 
 def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
-    """Return the error for a number of machines that cannot be, whatever they lend; None where it can."""
+    """Return the error for a number of stages that is impossible whatever the machines lend; None if it is possible."""
     layers, machines = cost.num_layers, cost.num_machines
     if pools > layers:
         return PlanInfeasible(
@@ -84,7 +84,7 @@ def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
 
 
 def _remedies(cost: ServingCost, pools: int | None) -> Iterator[str]:
-    """Give what could be asked or lent instead, the smallest change first."""
+    """Yield changes to the request or to the lent memory that make the model fit, the smallest change first."""
 
     def fits_with(concurrent: int) -> bool:
         return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), pools)
@@ -107,7 +107,7 @@ def _remedies(cost: ServingCost, pools: int | None) -> Iterator[str]:
 
 
 def _fits(cost: ServingCost, pools: int | None) -> bool:
-    """Return whether some layout fits and all its links work. Limits and objective do not matter for that."""
+    """Return whether some layout fits and all its links work; limits and objective are ignored."""
     if cost.num_machines > _MOST_MACHINES_TRIED:
         lending = [machine.memory_bytes for machine in cost.topology.contributors]
         order = sorted(range(cost.num_machines), key=lambda machine: (-lending[machine], machine))

@@ -1,4 +1,4 @@
-"""What a request, or a token among many, is made of in time: machines and links, one by one."""
+"""Splits the time of a request, or of a token among many sequences, into parts: one for each machine and link."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of what the objective makes small."""
+    """A part of the time that the objective minimises."""
 
     kind: CauseKind
-    """``compute`` stands for memory bandwidth, too, until somebody looks which it is."""
+    """Kind of the part; ``compute`` includes waiting for memory bandwidth, which callers tell apart."""
     machines: tuple[int, ...]
-    """The machine, or both ends of the link; by index."""
+    """Indices of the machine, or of both ends of the link."""
     seconds: float
 
 
 def trip_parts(cost: ServingCost, layout: Layout) -> list[Part]:
-    """Return what a request alone takes, part by part; for objective throughput what a token's way round takes."""
+    """Return the parts of a request's time alone; for objective throughput, the parts of one token's round trip."""
     batch = cost.batches(len(layout.pools))[1]
     if cost.workload.objective == "latency":
         new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
@@ -59,7 +59,7 @@ def _trip(
 
 
 def turn_parts(cost: ServingCost, layout: Layout) -> list[Part]:
-    """Return what each machine and each link is busy from token to token, with all sequences in flight."""
+    """Return the busy time of each machine and each link from token to token, with all sequences in flight."""
     count, batch = cost.batches(len(layout.pools))
     each = batch / cost.workload.new_tokens
     times = cost.token_s(batch) + each * cost.prompt_s

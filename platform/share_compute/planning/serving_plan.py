@@ -1,4 +1,4 @@
-"""Plans of deployments: where a model is served, with predicted times and reasons."""
+"""Plans of deployments: the machines that serve a model, with predicted times and reasons."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ def plan_serving(
     pools: int | None = None,
     epoch: int = 0,
 ) -> ServingPrediction:
-    """Return the best placement for requests, with what it would do and why.
+    """Return the best placement for requests, with predicted times and reasons.
 
     Args:
-        name: of the model.
+        name: name of the model.
         topology: the machines that may be used, and the links between them.
-        profile: what the model costs.
+        profile: cost profile of the model.
         workload: the requests.
-        pools: machines that are to stand in a row; None leaves it to the search.
-        epoch: copied into the plan.
+        pools: required number of stages, one machine each; None leaves it to the search.
+        epoch: epoch that is copied into the plan.
 
     Raises:
-        PlanInfeasible: the machines cannot hold it; ``details`` says what is missing, and what would make it fit.
+        PlanInfeasible: the machines cannot hold the model; ``details`` says how much is missing, and which changes
+            would make it fit.
     """
     usable = with_nominal_speeds(topology)
     cost = ServingCost(profile, usable, complete(usable), workload)

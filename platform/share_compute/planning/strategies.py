@@ -1,4 +1,4 @@
-"""The strategies that search: placements by predicted time, where the simple ones follow one figure of each machine."""
+"""Strategies that search placements by predicted time. Simple strategies use only one figure of each machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from share_compute.planning.workload import TrainingWorkload
 from share_compute.topology import MOST_BYTES, Contributor, Topology
 
 NOMINAL_FLOPS_PER_S = 1e9
-"""Taken for the speed of every machine where none was measured: then all are alike."""
+"""Assumed FLOP/s of every machine if no machine's speed was measured."""
 _FINALISTS = 16
 _NAMELESS_LAYERS = 64
 _NAMELESS = LayerProfile(
@@ -35,16 +35,16 @@ _NAMELESS = LayerProfile(
     backward_flops=Growth(linear=2e8),
     boundary_numbers=Growth(linear=4096),
 )
-"""About a layer of a model of 3 billion parameters; without size: a cut follows speeds and links alone."""
+"""Roughly a layer of a model with 3 billion parameters. It has no parameters, so only speeds and links decide cuts."""
 
 
 class SearchingStrategy(PartitioningStrategy):
-    """Minimises the predicted time of a step, under what fits into memory."""
+    """Minimises the predicted time of a step among layouts that fit into memory."""
 
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
     def place(self, problem: Problem) -> list[Candidate]:
-        """Return the best layouts that the search finds, best by the formula first; none when nothing fits."""
+        """Return the best layouts of the search, best by the formula first; an empty list if nothing fits."""
         cost = problem.cost
         check_counts(
             cost.num_machines,
@@ -63,7 +63,7 @@ class SearchingStrategy(PartitioningStrategy):
         return [Candidate(layout, exact) for layout, _, exact in found]
 
     def partition(self, topology: Topology) -> list[Partition]:
-        """Return partitions for a nameless model of equal layers, one machine a pool."""
+        """Return partitions for a generic model of equal layers, with one machine in each stage."""
         if not topology.contributors:
             return []
         topology = _with_boundless_memory(with_nominal_speeds(topology))
@@ -82,42 +82,42 @@ class SearchingStrategy(PartitioningStrategy):
 
 
 class DynamicProgrammingPartitioning(SearchingStrategy):
-    """The best cuts for the machines in the order they joined; some may get nothing."""
+    """Optimal cuts for the machines in the order in which they joined; some machines may get no layers."""
 
     method = "dynamic_programming"
 
 
 class RecursivePartitioning(SearchingStrategy):
-    """Halves machines and layers together, again and again."""
+    """Halves machines and layers together, recursively."""
 
     method = "recursive"
 
 
 class AutoPartitioning(SearchingStrategy):
-    """All orders, all numbers of pools and members: exact for few machines, by local search for many.
+    """Searches all orders and all numbers of stages and members: exactly for few machines, by local search for many.
 
-    What the other strategies propose competes, too: the formula that the search minimises is not the whole truth, and
-    whoever chooses among the candidates by a simulation shall never end with less than a simpler strategy gives.
+    The proposals of the other strategies are candidates, too. The formula that the search minimises is only a bound, so
+    without them a choice by simulation could be slower than a simpler strategy.
     """
 
     method = "auto"
 
     def place(self, problem: Problem) -> list[Candidate]:
-        """Return what the search finds and what the other strategies propose, without what is there already."""
+        """Return the layouts of the search, followed by further layouts that the other strategies propose."""
         candidates = self.search(problem)
         known = {candidate.layout for candidate in candidates}
         return candidates + [each for each in self.simpler(problem) if each.layout not in known]
 
     def search(self, problem: Problem) -> list[Candidate]:
-        """Return what the search finds alone."""
+        """Return the layouts of the search, without those of other strategies."""
         return super().place(problem)
 
     def simpler(self, problem: Problem, *, in_order: bool = True) -> list[Candidate]:
-        """Return what the other strategies propose, each layout once.
+        """Return the layouts that the other strategies propose, each layout once.
 
         Args:
-            problem: the job.
-            in_order: dynamic programming as well, which takes seconds for many machines.
+            problem: the job on its machines.
+            in_order: whether to include dynamic programming, which takes seconds for many machines.
         """
         layouts = dict.fromkeys(
             layout
@@ -129,12 +129,12 @@ class AutoPartitioning(SearchingStrategy):
 
 
 def _proposed(rival: PartitioningStrategy, problem: Problem) -> list[Layout]:
-    """Return what a strategy proposes that fits and that links can serve."""
+    """Return a strategy's proposals that fit into memory and need no dead link."""
     cost = problem.cost
     try:
         layouts = [candidate.layout for candidate in rival.place(problem)]
     except PlanInfeasible:
-        return []  # it needs all machines, where a search may leave some out
+        return []  # the strategy must use all machines, but a search may leave some out
     return [layout for layout in layouts if cost.fits(layout) and math.isfinite(cost.step_s(layout))]
 
 
@@ -148,12 +148,12 @@ _RIVALS: tuple[PartitioningStrategy, ...] = (
 
 
 def is_measured(machine: Contributor) -> bool:
-    """Whether a usable speed of the machine is known."""
+    """Return whether the machine has a measured, usable speed."""
     return 0 < machine.flops_per_s() < math.inf
 
 
 def with_nominal_speeds(topology: Topology) -> Topology:
-    """Return the topology without machines of unknown speed; with all alike in speed where none is known."""
+    """Return the topology without machines of unknown speed; with `NOMINAL_FLOPS_PER_S` for all if none is known."""
     measured = tuple(machine for machine in topology.contributors if is_measured(machine))
     if measured:
         return replace(topology, contributors=measured)

@@ -1,12 +1,13 @@
-"""What the cost models of training and of serving share: machines, memory, the time of layers, its correction.
+"""Common parts of the cost models of training and serving: machines, memory, and the time of layers.
 
 The estimated time of a layer on a machine is ::
 
     max(FLOPs / measured FLOP/s, bytes moved / measured memory bandwidth) + operations * measured overhead of one
 
-A layer that a profiler timed there takes that time instead. Layers of the machine that were not timed are scaled by
-what its timed ones took against their estimates, and machines without timed layers by the median of those of their
-kind, or of all: what was measured must not make a machine look fast only because nobody looked.
+If a profiler timed the layer on the machine, the measured time replaces the estimate. The other layers of a timed
+machine are scaled by the ratio of its measured to its estimated times. Machines without timed layers are scaled by the
+median ratio of the machines of their kind, or else of all machines. Otherwise a machine could look faster than timed
+ones only because it was not timed.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from share_compute.planning.workload import Workload
 from share_compute.topology import Topology
 
 MEMORY_SHARE = 0.9
-"""Of the lent memory, how much a plan may fill: the rest is for the process and for what the model does not know."""
+"""Share of the lent memory that a plan may fill.
+
+The rest is for the process and for memory that the cost model does not include.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class CostTables:
-    """One job on one topology, as tables.
+    """Tables of one job on one topology.
 
     Args:
-        profile: the model.
+        profile: cost profile of the model.
         topology: the machines.
-        network: their links.
-        workload: what the model is used for.
+        network: links between the machines.
+        workload: the training steps or the requests.
         timings: measured times, which replace and correct estimates.
     """
 
@@ -50,16 +54,16 @@ class CostTables:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return len(self.profile.layers)
 
     @property
     def num_machines(self) -> int:
-        """Machines of the topology."""
+        """Number of machines of the topology."""
         return len(self.topology.contributors)
 
     def part(self, machines: Sequence[int]) -> Self:
-        """Return the same on some of the machines, numbered anew in the order given."""
+        """Return the tables of the job on some of the machines, renumbered in the given order."""
         contributors = self.topology.contributors
         return replace(
             self,
@@ -69,18 +73,21 @@ class CostTables:
 
     @cached_property
     def memory_bytes(self) -> Floats:
-        """What a plan may fill of each machine ``[machines]``."""
+        """Bytes that a plan may fill on each machine ``[machines]``."""
         lent = [machine.memory_bytes for machine in self.topology.contributors]
         return MEMORY_SHARE * np.array(lent, dtype=np.float64)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Kind of device of each machine: the members of a pool sum gradients, which takes devices of one kind."""
+        """Kind of device of each machine; "" without a device.
+
+        The members of a stage sum gradients, which requires devices of one kind.
+        """
         return tuple(machine.device.kind if machine.devices else "" for machine in self.topology.contributors)
 
     @cached_property
     def host_threads(self) -> Mapping[str, int]:
-        """Threads of each host on which the CPUs of several machines want more than there are, by host."""
+        """Threads of each host whose CPU machines use more threads than it has, by host."""
         wanted: dict[str, int] = defaultdict(int)
         found: dict[str, int] = {}
         for kind, machine in zip(self.kinds, self.topology.contributors, strict=True):
@@ -91,18 +98,18 @@ class CostTables:
 
     @cached_property
     def memory_bytes_per_s(self) -> Floats:
-        """Memory bandwidth of each machine ``[machines]``; infinite where none was measured."""
+        """Memory bandwidth of each machine in bytes/s ``[machines]``; infinite where none was measured."""
         rates = np.array([machine.memory_bytes_per_s for machine in self.topology.contributors], np.float64)
         return np.where((rates > 0) & np.isfinite(rates), rates, np.inf)
 
     @cached_property
     def overhead_s(self) -> Floats:
-        """What one small operation takes on each machine ``[machines]``; 0 where it was not measured."""
+        """Seconds of one small operation on each machine ``[machines]``; 0 where it was not measured."""
         return np.array([machine.overhead_s for machine in self.topology.contributors], dtype=np.float64)
 
     @cached_property
     def _flops_per_s(self) -> Floats:
-        """Speed of each machine in what the job computes in ``[machines]``; 0 where none was measured."""
+        """FLOP/s of each machine in the job's dtype, or else in its base dtype ``[machines]``; 0 if not measured."""
         dtype, machines = self.workload.dtype, self.topology.contributors
         speeds = np.array(
             [machine.flops_per_s(dtype) or machine.flops_per_s() for machine in machines], np.float64
@@ -110,11 +117,11 @@ class CostTables:
         return np.where((speeds > 0) & np.isfinite(speeds), speeds, 0.0)
 
     def estimated_s(self, flops: Floats, moved_bytes: Floats, operations: Floats) -> Floats:
-        """Return the time of each layer on each machine ``[machines, layers]``; infinite without speed.
+        """Return the time of each layer on each machine ``[machines, layers]``; infinite without a speed.
 
         Args:
             flops: floating point operations of each layer ``[layers]``.
-            moved_bytes: what each layer reads of its weights and cache ``[layers]``.
+            moved_bytes: bytes that each layer reads of its weights and cache ``[layers]``.
             operations: calls of kernels in each layer ``[layers]``.
         """
         speed = self._flops_per_s[:, None]
@@ -130,10 +137,10 @@ class CostTables:
         ]
 
     def corrections(self, estimated_s: Floats, timed: Sequence[Mapping[int, float]]) -> Floats:
-        """Return by what to multiply the estimates of each machine ``[machines, 1]``.
+        """Return the factors that correct the estimates of each machine ``[machines, 1]``.
 
         Args:
-            estimated_s: of each layer ``[machines, layers]``.
+            estimated_s: estimated seconds of each layer ``[machines, layers]``.
             timed: measured seconds by layer, of each machine.
         """
         own = np.ones(self.num_machines)
@@ -153,7 +160,7 @@ class CostTables:
         """Return the time of the first l layers on each machine ``[machines, layers + 1]``.
 
         Args:
-            estimated_s: of each layer ``[machines, layers]``.
+            estimated_s: estimated seconds of each layer ``[machines, layers]``.
             timed: measured seconds by layer, of each machine.
         """
         times = estimated_s * self.corrections(estimated_s, timed)

@@ -1,13 +1,13 @@
-"""What `auto` does beyond a search by the formula: it looks for the layout whose simulated step is shortest.
+"""The complete search of `auto`: finds the layout with the shortest simulated step.
 
-The formula bounds the simulation from below and is near it, but the layout that it likes best may be some percent
-slower than another. So all that it cannot rule out is simulated, as far as the budgets reach:
+The formula bounds the simulation from below and is close to it. Still, the layout with the smallest formula may be some
+percent slower than another. Therefore all layouts that the formula cannot rule out are simulated, within the budgets:
 
-1. What simpler strategies propose, at all numbers of microbatches: no plan is slower than one of theirs.
-2. What the search finds at the numbers that look best.
-3. Of up to `MOST_MACHINES` machines, of each set of them, the layouts that no other replaces and whose formula is below
-   the best step so far.
-4. Layouts near the best ones, and near those.
+1. Proposals of the simpler strategies, at all numbers of microbatches. No plan is then slower than one of theirs.
+2. Results of the search, at the most promising numbers of microbatches.
+3. For up to `MOST_MACHINES` machines: the layouts of each set of machines that no other layout of the set dominates and
+   whose formula is below the best step so far.
+4. Layouts near the best ones, repeatedly.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from share_compute.planning.search import all_below
 from share_compute.planning.strategies import AutoPartitioning
 
 _LOOKED_AT = 6_000_000
-"""Candidates to look at for layouts that the formula does not rule out, over all numbers of microbatches."""
+"""Budget of candidates in the search for layouts that the formula does not rule out, over all microbatch numbers."""
 _CELLS = 1_000_000
-"""Cells to lay out for them, and at most as many for layouts near the best; two seconds or three."""
+"""Budget of simulated cells for these layouts, and for each search near the best ones; takes two or three seconds."""
 _PATIENCE = 8
-"""Layouts around which nothing faster is found, one after the other, before it stops looking."""
+"""Number of consecutive layouts without a faster neighbour after which the local search stops."""
 
 
 def thorough(problems: Sequence[Problem], additions: Additions) -> Choice:
-    """Return the choice among all that `auto` can think of; empty when nothing fits.
+    """Return the choice among all layouts that `auto` considers; empty if nothing fits.
 
     Args:
         problems: the job at each number of microbatches that may be chosen.
-        additions: remembers what is tried with idle machines.
+        additions: cache of layouts with one more machine.
 
     Raises:
-        PlanInfeasible: numbers alone forbid what was asked for.
+        PlanInfeasible: the requested numbers are impossible, whatever memory and links there are.
     """
     auto, choice = AutoPartitioning(), Choice()
     quickly = worth_searching(problems)
@@ -63,7 +63,7 @@ def thorough(problems: Sequence[Problem], additions: Additions) -> Choice:
 
 
 def proposed(problem: Problem, candidates: Iterable[Candidate]) -> list[Proposal]:
-    """Return the candidates that fit and that links can serve, with what they take by the formula."""
+    """Return the candidates that fit into memory and need no dead link, with their step time by the formula."""
     cost = problem.cost
     found = []
     for candidate in candidates:
@@ -74,7 +74,7 @@ def proposed(problem: Problem, candidates: Iterable[Candidate]) -> list[Proposal
 
 
 def _promising(problems: Sequence[Problem], quickly: Sequence[Problem], choice: Choice) -> list[Problem]:
-    """Return as many problems as a quick look finds worth a search: those with the best layout so far."""
+    """Return the problems with the best layouts so far, as many as ``quickly`` has; ``quickly`` if there are none."""
     least: dict[int, float] = {}
     for proposal in choice.proposals:
         count = proposal.cost.workload.microbatches
@@ -87,7 +87,7 @@ def _promising(problems: Sequence[Problem], quickly: Sequence[Problem], choice: 
 
 
 def _all_that_is_left(problems: Sequence[Problem], choice: Choice) -> None:
-    """Simulate what the formula does not rule out; the numbers of microbatches that promise most first."""
+    """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first."""
     if problems[0].cost.num_machines > MOST_MACHINES:
         return
     left, cells = _LOOKED_AT, _CELLS
@@ -109,13 +109,13 @@ def _all_that_is_left(problems: Sequence[Problem], choice: Choice) -> None:
 
 
 def _polish(problems: Sequence[Problem], choice: Choice, additions: Additions, seen: set[Layout]) -> None:
-    """Look around the best layouts, from one after the other, until several have none near them that is faster.
+    """Simulate layouts near the best ones until `_PATIENCE` layouts in a row have no faster neighbour.
 
     Args:
-        problems: the job.
-        choice: takes what is found.
-        additions: of idle machines.
-        seen: layouts that were looked around; grows.
+        problems: the job, once for each number of microbatches.
+        choice: the choice that new layouts are offered to.
+        additions: cache of layouts with one more machine.
+        seen: layouts whose neighbours were tried; grows.
     """
     until, patience = choice.cells + _CELLS, _PATIENCE
     while patience and choice.cells < until:

@@ -1,4 +1,4 @@
-"""Measured times of layers: what the cost model takes instead of estimates, and how long they hold."""
+"""Measured times of layers, which replace the cost model's estimates, and the conditions under which they hold."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from share_compute.strict import StrictModel
 from share_compute.topology import BASE_DTYPE, Device, Topology
 
 _MOST_CHANGE = 1.5
-"""Two probes of one machine differ by less while nothing changed there; beyond it, what was timed is of the past."""
+"""Maximum ratio between two probes of an unchanged machine; with a larger one, its timings no longer hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTiming:
-    """What a profiler measured of one layer on one machine, for one microbatch."""
+    """Measured times of one layer on one machine, for one microbatch."""
 
     forward_s: float
     backward_s: float
 
 
 Timings: TypeAlias = Mapping[str, Mapping[int, LayerTiming]]
-"""By contributor id and layer; layer 0 with the embedding, the last with the head."""
+"""Timings by contributor id and layer; layer 0 includes the embedding, the last layer includes the head."""
 
 
 class MachineTimings(StrictModel):
-    """What was timed on one machine, and what it was timed under."""
+    """Timings of one machine, and the conditions they were taken under."""
 
     microbatch_size: int = Field(ge=1)
-    """Samples in the microbatch that the times are of."""
+    """Samples in the timed microbatch."""
     device: Device
-    """What computed, as the probe had measured it."""
+    """Device that computed, with the figures of its probe."""
     layers: dict[int, LayerTiming]
-    """By place in the whole model."""
+    """Timings by layer index in the whole model."""
 
 
 def merged(
     kept: Mapping[str, MachineTimings], new: Mapping[str, MachineTimings]
 ) -> dict[str, MachineTimings]:
-    """Return all that is known of each machine, by contributor id: what was kept, and over it what is new.
+    """Return all timings of each machine, by contributor id: the new ones, and kept ones of other layers.
 
-    What was kept of a machine is dropped when it was timed under something else.
+    Kept timings of a machine are dropped if they were taken with another microbatch size or device condition.
     """
     return {**kept, **{machine: _over(kept.get(machine), timed) for machine, timed in new.items()}}
 
@@ -57,12 +57,12 @@ def _over(before: MachineTimings | None, new: MachineTimings) -> MachineTimings:
 
 
 def holding(kept: Mapping[str, MachineTimings], topology: Topology, microbatch_size: int) -> Timings:
-    """Return what still holds: of machines that are there and as fast as they were, for microbatches of this size.
+    """Return the timings that still hold: of present, unchanged machines, for microbatches of this size.
 
     Args:
-        kept: by contributor id; a machine that comes back has the id that it had.
+        kept: timings by contributor id; a machine that comes back has the same id as before.
         topology: the machines, as they are now.
-        microbatch_size: in samples.
+        microbatch_size: samples in one microbatch.
     """
     return {
         machine.id: timed.layers

@@ -1,4 +1,4 @@
-"""Quantities as people read them, the same in every sentence of a plan."""
+"""Formats quantities for people, in the same way in every sentence of a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LONG = ((365.25 * 86400, "years", 2), (86400, "days", 2), (3600, "h", 2), (60, "min", 2))
-"""Seconds, unit, and the least number of it."""
+"""(seconds in the unit, unit, least amount that is written in this unit)."""
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 
 
@@ -21,7 +21,7 @@ def exact_bytes_text(size_bytes: float) -> str:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Return ``3.0 MB/s``: rates of links count in powers of ten."""
+    """Return ``3.0 MB/s``: rates of links use powers of ten."""
     return _scaled(bytes_per_s, 1000, _DECIMAL) + "B/s"
 
 
@@ -43,7 +43,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return ``93%``; never 0% for something, nor 100% for less than all."""
+    """Return ``93%``; never 0% for a positive share, nor 100% for a share below 1."""
     if 0 < share < 0.01:
         return "under 1%"
     return f"{min(share, 0.99) if share < 1 else share:.0%}"

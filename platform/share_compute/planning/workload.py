@@ -1,4 +1,4 @@
-"""What a plan is made for: how a model is used, apart from where."""
+"""Workloads that plans are made for: training steps or requests, independent of the machines."""
 
 from __future__ import annotations
 
@@ -6,38 +6,43 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Objective: TypeAlias = Literal["latency", "throughput"]
-"""What a model is served for: the shortest answer, or most tokens a second within the limits."""
+"""Objective of serving: the shortest answer, or the most tokens per second within the limits."""
 ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-"""What the weights of a served model are held as."""
+"""Data type of the weights of a served model."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
-"""Bytes of one number that is computed, by dtype; beside weights in int8 all is float32."""
+"""Bytes of one computed number, by dtype; with int8 weights all other numbers are float32."""
 WEIGHT_BYTES = {**BYTES, "int8": 1}
 """Bytes of one weight of a layer or head, by dtype."""
 AUTOCAST_KEPT = 0.7
-"""Of what a layer keeps in float32, how much it keeps where products are in two bytes: norms and sums stay float32, and
-so does what runs past them. Measured on Llama."""
+"""Activation bytes of a layer with two-byte products, as a share of those in float32.
+
+Norms and sums stay float32, and so does the residual stream. Measured on Llama.
+"""
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Gradients are summed in pieces of this size: most of a sum hides behind the backward pass, latency does not count."""
+"""Size of the buckets in which gradients are summed.
+
+Most of a sum is then hidden behind the backward pass, and latency is negligible.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkload:
-    """Optimizer steps over batches; the objective is samples a second."""
+    """Optimizer steps over batches; the objective is samples per second."""
 
     batch_size: int
     """Samples in one step."""
     microbatches: int
-    """Pieces that a batch is cut into."""
+    """Number of microbatches that a batch is split into."""
     sequence_length: int = 1
-    """Tokens in one sample; 1 where samples are no text."""
+    """Tokens in one sample; 1 if samples are not text."""
     optimizer_tensors: int = 2
-    """Tensors as large as the weights that the optimizer keeps."""
+    """Number of tensors as large as the weights that the optimizer keeps."""
     dtype: str = "float32"
-    """What it computes in; weights, gradients and optimizer state are float32."""
+    """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
-    """Whether only what enters a layer is kept for its backward, which computes the rest again."""
+    """Whether a layer keeps only its input for the backward, which recomputes the rest."""
     buddies: bool = False
-    """Whether what only one machine holds is copied to another: that one gets the gradient of each step, too."""
+    """Whether state that only one machine holds has a backup on another one, which gets the gradient of each step."""
 
     @property
     def microbatch_size(self) -> float:
@@ -47,14 +52,14 @@ class TrainingWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ServingWorkload:
-    """Requests of a prompt and generated tokens; the objective is latency or throughput."""
+    """Requests with a prompt and generated tokens; the objective is latency or throughput."""
 
     objective: Objective = "latency"
-    """Shortest time of one request alone, or most tokens a second within the limits."""
+    """Shortest time of one request alone, or most tokens per second within the limits."""
     prompt_tokens: int = 512
     new_tokens: int = 128
     concurrent: int = 16
-    """Most sequences that are generated at one time; their cache is reserved."""
+    """Maximum number of sequences that are generated at the same time; their cache is reserved."""
     first_token_limit_s: float | None = None
     """TTFT limit for objective throughput."""
     next_token_limit_s: float | None = None

@@ -11,11 +11,11 @@ from share_compute.protocol.roster import Worker
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the digests of one stage say.
+    """Result of comparing the digests of one stage.
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: members of which some hold a wrong gradient, and it cannot be told which. Empty where it can.
+        disputed: members of which some hold a wrong gradient, if the digests do not tell which; else empty.
     """
 
     deviating: frozenset[Worker] = frozenset()
@@ -23,19 +23,20 @@ class Agreement:
 
 
 def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agreement:
-    """Compare the digests of one stage.
+    """Return the members of a stage whose gradient is wrong or disputed, from its digests.
 
-    More than half of the members outvote the others. Where there is no such majority, all cells are computed again and
-    each member is compared with its own first answer: the same inputs give the same bits, so a member whose answer
-    changed is wrong. Nobody is wrong for certain where all members changed theirs and agree now.
+    More than half of the members outvote the others. Without such a majority, all cells are computed again, and each
+    member is compared with its own first answer. The same inputs give the same bits, so a member whose answer changed
+    is wrong. If all members changed their answers and agree now, no member is wrong for certain.
 
-    A first answer stands when its member is gone, so the loss of one member does not let its opponent win. A member
-    that came later computes with weights that a member in dispute gave to it. So it has a voice only while all first
-    members are there, and only for one of their first answers: another one may come from those weights.
+    The first answer of a member that is gone still counts, so the loss of one member does not let its opponent win. A
+    member that joined later computes with weights that it received from a disputed member. So its digest counts only
+    while all first members are present, and only if it equals one of their first answers: another answer may come from
+    those weights.
 
     Args:
-        digests: of the reduced gradient, by member of the stage.
-        before: the first answers, where the step was computed again since no majority was found; else empty.
+        digests: digest of the reduced gradient, by member of the stage.
+        before: the first answers, if the step was computed again because there was no majority; else empty.
     """
     everybody = frozenset(digests.keys() | before.keys())
     gone, late = before.keys() - digests.keys(), digests.keys() - before.keys() if before else set()

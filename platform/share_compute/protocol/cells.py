@@ -1,4 +1,4 @@
-"""What a roster means for one member: its cells in order, what each needs, and who needs what it makes."""
+"""Cells of one member under a membership: their order, their inputs, and the receivers of their outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:
 
 
 def holders(roster: Roster, step: int, pool: int) -> list[list[int]]:
-    """Return, for each member of a pool, the microbatches whose gradients it holds when the step's cells are done."""
+    """Return, for each member of a stage, the microbatches whose gradients it holds when the step's cells are done."""
     tasks = roster.tasks_of(step)[pool]
     held = [task.worker if task.adds else task.holder for task in tasks]
     return [
@@ -39,14 +39,14 @@ def holders(roster: Roster, step: int, pool: int) -> list[list[int]]:
 
 
 def needed(roster: Roster, step: int, pool: int, action: Action) -> Label | None:
-    """Return what must have come from another member before a cell can run."""
+    """Return the tensor that must arrive from another member before a cell can run; None if no tensor must."""
     if action.kind == "F":
         return Label(step, "activation", action.microbatch, pool - 1) if pool > 0 else None
     return Label(step, "gradient", action.microbatch, pool + 1) if pool + 1 < len(roster.pools) else None
 
 
 def delivery(roster: Roster, step: int, pool: int, action: Action) -> tuple[Label, Worker] | None:
-    """Return to whom goes what a cell made; None where nobody needs it, or has it from whoever kept it."""
+    """Return (label, receiver), or None if no neighbour needs the tensor or a kept copy will be sent again."""
     tasks = roster.tasks_of(step)
     if action.kind == "F":
         label = Label(step, "activation", action.microbatch, pool)

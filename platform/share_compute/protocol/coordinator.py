@@ -1,11 +1,11 @@
-"""The coordinator's side of the step protocol: what is committed, who is in, and when the next epoch begins.
+"""The coordinator's side of the step protocol: commits, membership, and the start of the next epoch.
 
-`CoordinatorMachine.handle` takes one event and returns effects. What a record says is true before anybody is told: an
-epoch is recorded before members are halted for it, and a step before they apply it. So whoever takes over after a
-crash reads the record, starts a later epoch, and goes on with the open step.
+`CoordinatorMachine.handle` takes one event and returns effects. The step log is written before any member is notified:
+an epoch is recorded before members are halted for it, and a step before they apply it. So a coordinator that takes over
+after a crash reads the step log, starts a later epoch, and goes on with the open step.
 
-In each phase the coordinator has told its members one word (`Halt`, `Form`, `Commit` or `Proceed`) and waits for their
-answers; ticks without news let it say the word again to those who have not answered.
+In each phase the coordinator has sent its members one message (`Halt`, `Form`, `Commit` or `Proceed`) and waits for
+their answers. After ticks without news it repeats the message to the members that have not answered.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ from share_compute.protocol.roster import Roster, Worker
 
 @dataclass(frozen=True, slots=True)
 class Assemble:
-    """Begin an epoch with these members: at the start, when somebody wants in or out, or when nothing moves.
+    """Begin an epoch with these members: at the start, when a member joins or leaves, or when nothing moves.
 
-    Who wants out is among them: it reports what it has, and the plan leaves it out.
+    A member that wants to leave is among them: it reports what it holds, and the plan leaves it out.
     """
 
     workers: frozenset[Worker]
     waits: bool = False
-    """Whether a step under way is committed first, so that nothing of it is done twice."""
+    """Whether a step in progress is committed first, so that no part of it is done twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A member is dead, or has been silent for too long."""
+    """A member is dead, or has been unresponsive for too long."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Take the steps up to this one, then pause. A step that members were told to begin is taken in any case."""
+    """Run the steps up to this one, then pause. A step that members were told to begin is run in any case."""
 
     until: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What `Record` asked for is durable; this is what the record says now."""
+    """The request of `Record` is durable. The fields hold the current state of the step log."""
 
     epoch: int
     committed: int
-    """Last committed step. A coordinator that was replaced may have committed one more before its epoch was over."""
+    """Last committed step. A coordinator that was replaced may have committed one more before its epoch ended."""
     scale: float = 1.0
-    """Of that step."""
+    """Gradient factor of that step."""
     generation: int = 0
-    """Of that step."""
+    """Generation of that step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The record refused: another coordinator has begun an epoch. This one is over."""
+    """The step log refused: another coordinator has begun an epoch. This coordinator is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The answer to `Plan`: the next epoch's roster; what its members lack is with them."""
+    """The answer to `Plan`: the membership of the next epoch. Its members have received what they lacked."""
 
     form: Form
 
@@ -94,7 +94,7 @@ class Unplanned:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Some time went by: say again what nobody has answered."""
+    """Some time went by: repeat the message to members that have not answered."""
 
 
 Order = Assemble | Lost | Continue | Recorded | Superseded | Planned | Unplanned | Tick
@@ -105,37 +105,38 @@ Event = Order | ToCoordinator
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write down, in one transaction, that the epoch has begun, or that the step is committed in it.
+    """Record in one transaction that the epoch has begun, or that the step is committed in it.
 
-    An epoch must be later than the record's, a step must be in the record's epoch: else the answer is `Superseded`.
+    An epoch must be later than the epoch in the step log, and a step must be in that epoch. Otherwise the answer is
+    `Superseded`.
     """
 
     epoch: int
     step: int | None = None
     scale: float = 1.0
     generation: int = 0
-    """Of the step, as `Form` says it."""
+    """Generation of the step, as in `Form`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Find a roster for these members, bring to them what they lack, and answer `Planned` or `Unplanned`.
+    """Find a membership for these members, bring them the state that they lack, and answer `Planned` or `Unplanned`.
 
-    A later `Record` of an epoch ends it: nobody waits for the answer any more.
+    A later `Record` of an epoch cancels it: the coordinator no longer waits for the answer.
     """
 
     epoch: int
     committed: int
     scale: float
-    """Of the committed step; whoever replays a buddy's log needs it."""
+    """Gradient factor of the committed step. A replay of a backup's log needs it."""
     reports: Mapping[Worker, Report]
     without: frozenset[Worker] = frozenset()
-    """Members that are there, and that the roster must leave out: others may load what they hold."""
+    """Members that are present and that the membership must leave out. Others may load what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell a member."""
+    """Send a message to a member."""
 
     worker: Worker
     message: ToMember
@@ -143,7 +144,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A step is committed: its figures may be told to the world."""
+    """A step is committed: its figures may be published."""
 
     step: int
     prepared: Mapping[Worker, Prepared]
@@ -157,31 +158,31 @@ class Suspect:
     step: int
     what: str
     accuser: Worker | None = None
-    """As `Blame` has it."""
+    """Member on whose word alone the suspicion rests, as in `Blame`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A machine made wrong numbers; what follows depends on who says so."""
+    """A machine made wrong numbers. The consequence depends on the accuser."""
 
     worker: Worker
     step: int
     what: str
-    """What it made, for people."""
+    """Defect in the machine's numbers, as text for people."""
     is_grave: bool = False
-    """Whether no second offence is waited for: its numbers looked right, and were not."""
+    """Whether one offence is enough, since the numbers looked right and were wrong."""
     accuser: Worker | None = None
-    """The member on whose word alone it rests; None where the coordinator knows it, or the machine says it of itself.
+    """Member on whose word alone the blame rests. None if the coordinator knows it, or the machine reports it itself.
     See `quarantines`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expel:
-    """A member is out, and its process is to be ended: nothing that it holds counts."""
+    """A member is excluded, and its process is to be ended: nothing that it holds counts."""
 
     worker: Worker
     why: str = ""
-    """Reason, where the member is not blamed."""
+    """Reason, if the member is not blamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class StartOver:
 
     step: int
     workers: frozenset[Worker] = frozenset()
-    """Members that hold different gradients; none where numbers are not finite."""
+    """Members that hold different gradients; empty if numbers are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +200,14 @@ class Diverged:
 
     step: int
     by: frozenset[Worker] = frozenset()
-    """Machines that found the same; none where members computed the step twice and none found the cell."""
+    """Machines with the same result; empty if members computed the step twice and none found the cell."""
     is_alone: bool = False
-    """Whether there was no other machine that could compute the cell."""
+    """Whether no other machine could compute the cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disputed:
-    """Members hold different gradients, also when they compute them again. The job cannot go on."""
+    """Members hold different gradients even after they computed them again. The job cannot go on."""
 
     step: int
     workers: frozenset[Worker]
@@ -214,7 +215,7 @@ class Disputed:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """All members have applied the last step that was asked for. Said again after an epoch that begins meanwhile."""
+    """All members have applied the last requested step. Repeated after an epoch that begins meanwhile."""
 
     step: int
 
@@ -233,7 +234,7 @@ Phase = Literal[
     "over",
 ]
 _MOST_NAME = 80
-"""Characters that are shown of a member's name which another one made up."""
+"""Limit on the characters that are shown of a member's name which another member made up."""
 _WAITS_FOR_MEMBERS: frozenset[Phase] = frozenset({"halting", "forming", "stepping", "pausing"})
 
 
@@ -241,12 +242,12 @@ class CoordinatorMachine:
     """One job's coordinator.
 
     Args:
-        epoch: last epoch that the record knows.
+        epoch: last epoch in the step log.
         committed: last committed step.
-        decide: given what all members prepared, returns what the gradient is multiplied by; None where its numbers are
-            not finite.
-        patience: ticks without news after which an epoch is taken to be stuck, and the next begins. A coordinator whose
-            members follow another one finds out by this.
+        decide: function from the `Prepared` of all members to the gradient factor; None if their numbers are not
+            finite.
+        patience: ticks without news after which an epoch counts as stuck, and the next begins. A coordinator whose
+            members follow another coordinator finds out by this.
     """
 
     def __init__(
@@ -269,35 +270,35 @@ class CoordinatorMachine:
         self._next: set[Worker] | None = None
         """Members of an epoch that begins once the open step is committed."""
         self._word: ToMember | None = None
-        """Last thing that all members were told."""
+        """Last message that was sent to all members."""
         self._answered: set[Worker] = set()
         self._reports: dict[Worker, Report] = {}
         self._prepared: dict[Worker, Prepared] = {}
         self._quiet_ticks = 0
         self._roster: Roster | None = None
-        """Of the last epoch that members were told of."""
+        """Membership of the last epoch that members were notified of."""
         self._doubts = Doubts()
-        """About the open step."""
+        """Open questions about the numbers of the open step."""
         self.accusations = Accusations()
-        """Of members against others, in all steps."""
+        """Accusations of members against others, in all steps."""
 
     @property
     def phase(self) -> Phase:
-        """What it is doing."""
+        """Current phase of the protocol."""
         return self._phase
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since members gave the last news that is waited for."""
+        """Ticks since the last awaited news from a member."""
         return self._quiet_ticks
 
     @property
     def prepared(self) -> Mapping[Worker, Prepared]:
-        """What members said of the open step."""
+        """Messages of prepared members about the open step."""
         return self._prepared
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: PLR0911 - a return for each event
-        """Take in one event and return what must be done."""
+        """Process one event and return the effects to carry out."""
         if self._phase == "over":
             return []
         if isinstance(event, ToCoordinator):
@@ -320,7 +321,7 @@ class CoordinatorMachine:
             case Tick():
                 return self._on_tick()
 
-    # -- who is in ---------------------------------------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------------------------------------
 
     def _on_assemble(self, assemble: Assemble) -> list[Effect]:
         self._next = set(assemble.workers)
@@ -341,14 +342,14 @@ class CoordinatorMachine:
         return self._change()
 
     def _change(self) -> list[Effect]:
-        """Begin the next epoch, unless something is being written: then it begins when that is done."""
+        """Begin the next epoch. If a write is in progress, the epoch begins when the write is done."""
         if self._phase == "recording step":
             self._next = set(self.workers) if self._next is None else self._next
             return []
         if self._next is not None:
             self.workers, self._next = self._next, None
         if self._phase == "recording epoch":
-            return []  # nobody was told of this one yet, so it serves
+            return []  # no member knows this epoch yet, so it is reused
         if not self.workers:
             self._phase = "idle"
             return []
@@ -398,7 +399,7 @@ class CoordinatorMachine:
         pauses, generation = self.until <= self.committed, self._doubts.generation
         return self._say(replace(planned.form, pauses=pauses, generation=generation), "forming")
 
-    # -- what members say --------------------------------------------------------------------------------------------
+    # -- messages of members -----------------------------------------------------------------------------------------
 
     def _on_heard(self, message: ToCoordinator) -> list[Effect]:
         if message.epoch != self.epoch or message.worker not in self.workers:
@@ -447,22 +448,20 @@ class CoordinatorMachine:
                 return []
 
     def _rest(self) -> list[Effect]:
-        """All members pause: let them, or go on when more steps are asked for."""
+        """Pause now that all members have paused, or go on if more steps are asked for."""
         if self.until <= self.committed:
             self._phase = "paused"
             return [Pause(self.committed)]
         return self._say(Proceed(self.epoch, self.committed + 1), "stepping")
 
     def _plan(self) -> Plan:
-        """Ask for the next roster. What is of an earlier generation of the open step does not count."""
+        """Ask for the next membership. Results of an earlier generation of the open step do not count."""
         reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
         open_step = self.committed + 1
         generations = (report.generation for report in reports.values() if report.step == open_step)
         self._doubts.generation = max(self._doubts.generation, *generations, 0)
         if self._doubts.answers and any(map(self._has_answer, reports.values())):
-            self._doubts.generation += (
-                1  # others would copy its sum, and agree with it without one of their own
-            )
+            self._doubts.generation += 1  # others would copy its sum, and agree with it without their own
         for worker, report in reports.items():
             if report.generation != self._doubts.generation:
                 reports[worker] = Report(report.epoch, worker, report.applied)
@@ -470,14 +469,14 @@ class CoordinatorMachine:
         return Plan(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
 
     def _has_answer(self, report: Report) -> bool:
-        """Return whether a member holds the reduced gradient of the open step, as it was computed last."""
+        """Return whether a member holds the reduced gradient of the open step in its latest generation."""
         is_of_step = (report.step, report.generation) == (self.committed + 1, self._doubts.generation)
         return is_of_step and report.is_reduced
 
     # -- numbers that cannot be used ---------------------------------------------------------------------------------
 
     def _on_rejected(self, rejected: Rejected) -> list[Effect]:  # noqa: PLR0911 - a return for each verdict
-        """A bad tensor counts as the loss of the machine that made it, unless any machine would make it."""
+        """Treat a bad tensor as the loss of the machine that made it, unless any machine would make such a tensor."""
         source, accuser, step = rejected.source, rejected.worker, self.committed + 1
         assert self._roster is not None
         if source not in self._roster.everybody:
@@ -497,12 +496,12 @@ class CoordinatorMachine:
         if rejected.is_certain:
             return [Blame(source, step, rejected.what, accuser=witness), *self._expel(frozenset({source}))]
         self._doubts.suspect, self._doubts.what, self._doubts.accuser = source, rejected.what, witness
-        # Its numbers may be in sums already, its own and those of others.
+        # The suspect's numbers may already be in sums, its own and those of others.
         self._doubts.generation += 1
         return [Suspect(source, step, rejected.what, witness), *self._change()]
 
     def _expel(self, workers: frozenset[Worker], why: str = "") -> list[Effect]:
-        """Go on without members whose numbers or words are wrong."""
+        """Exclude members whose numbers or accusations are wrong, and go on without them."""
         effects: list[Effect] = [Expel(worker, why) for worker in sorted(workers)]
         self.workers -= workers
         if self._next is not None:
@@ -510,7 +509,7 @@ class CoordinatorMachine:
         return effects + self._change()
 
     def _judge(self) -> list[Effect]:
-        """All members are prepared: commit the step if its numbers can be used."""
+        """Commit the step, for which all members are prepared, if its numbers can be used."""
         assert self._roster is not None
         step = self.committed + 1
         deviating, disputed = self._doubts.deviating(self._roster, self._prepared)
@@ -537,7 +536,7 @@ class CoordinatorMachine:
         self._doubts.generation += 1
         return [StartOver(step, workers), *self._change()]
 
-    # -- telling -----------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def _say(self, word: ToMember, phase: Phase) -> list[Effect]:
         self._word, self._phase = word, phase
@@ -555,6 +554,7 @@ class CoordinatorMachine:
         self._quiet_ticks += 1
         if self._quiet_ticks > self.patience:
             return self._change()
-        # Not at the first tick, which may follow at once on what was said; then ever less often: a step takes its time.
+        # Not at the first tick, which may directly follow the message. Then ever less often (ticks 2, 4, 8, ...), since
+        # a step takes time.
         is_due = self._quiet_ticks > 1 and self._quiet_ticks.bit_count() == 1
         return self._tell(self.workers - self._answered) if is_due else []

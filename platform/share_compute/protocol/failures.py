@@ -1,4 +1,4 @@
-"""Scripts of failures: what goes wrong, at which point of the protocol, in which step, at whom.
+"""Fault-injection scripts: the kind of each failure, its protocol point, its step and its member.
 
 The same script drives the simulated world and real processes.
 """
@@ -16,24 +16,24 @@ from share_compute.protocol.roster import Worker
 
 
 class FailureKind(Enum):
-    """What goes wrong."""
+    """Kind of an injected failure."""
 
     kill = "kill"
     """The process ends at once, with all that it holds."""
     stop = "stop"
-    """The process stands still for a while, with its sockets open; then it goes on as if nothing had been."""
+    """The process stalls for a while, with its sockets open. Then it goes on as if nothing had happened."""
     partition = "partition"
-    """The process and ``peers`` do not reach each other for a while."""
+    """The process and ``peers`` cannot reach each other for a while."""
     delay = "delay"
-    """What is sent at the point arrives later."""
+    """The message that is sent at the point arrives later."""
     duplicate = "duplicate"
-    """What is sent at the point arrives twice."""
+    """The message that is sent at the point arrives twice."""
     reorder = "reorder"
-    """What is sent at the point is overtaken by the next thing that goes the same way."""
+    """The message that is sent at the point is overtaken by the next message on the same route."""
     drop = "drop"
-    """What is sent at the point never arrives."""
+    """The message that is sent at the point never arrives."""
     corrupt = "corrupt"
-    """What is sent at the point arrives with a flipped bit."""
+    """The message that is sent at the point arrives with a flipped bit."""
     reshape = "reshape"
     """The tensor that is sent at the point has another shape than the model says."""
     retype = "retype"
@@ -45,14 +45,14 @@ class FailureKind(Enum):
     deviate = "deviate"
     """The numbers that the process makes or sends at the point are finite and wrong."""
     accuse = "accuse"
-    """The process rejects the tensor that arrives at the point, although it is what the model makes."""
+    """The process rejects the tensor that arrives at the point, although the tensor is correct."""
 
     def __str__(self) -> str:
         return self.value
 
     @property
     def is_of_message(self) -> bool:
-        """Whether it happens to one message, not to a process."""
+        """Whether the failure happens to one message, not to a process."""
         of_process = FailureKind.kill, FailureKind.stop, FailureKind.partition, FailureKind.accuse
         return self not in (*of_process, *_MADE)
 
@@ -63,36 +63,37 @@ class FailureKind(Enum):
 
     @property
     def is_offence(self) -> bool:
-        """Whether the machine is at fault: its numbers are wrong, or what it says of those of others."""
+        """Whether the machine is at fault: its own numbers are wrong, or its claims about those of others."""
         return self.is_wrong_number or self is FailureKind.accuse
 
     @property
     def lasts(self) -> bool:
-        """Whether it has a duration."""
+        """Whether the failure has a duration."""
         return self in (FailureKind.stop, FailureKind.partition, FailureKind.delay)
 
 
 _MISFITS = frozenset({FailureKind.reshape, FailureKind.retype, FailureKind.resize})
 _MADE = frozenset({FailureKind.poison, FailureKind.deviate})
 _MAKING = frozenset({Point.tensor_sending, Point.cell_starting, Point.reduce_done, Point.prepared_sending})
-"""Points at which a member makes numbers, or sends them or their digest."""
+"""Points at which a member makes numbers, or sends numbers or their digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that goes wrong, once.
+    """One failure, which happens once.
 
     Args:
-        kind: what.
-        point: where in the protocol; whose point it is says whether a member or the coordinator is meant.
-        worker: at which member; None: at whichever passes the point first. Not for points of the coordinator.
-        step: in which open step; None: in any.
-        occurrence: at which passing of the point by such a process in such a step, from 1.
-        duration_s: how long it lasts, of a kind that lasts.
+        kind: kind of the failure.
+        point: point of the protocol; its role says whether a member or the coordinator is meant.
+        worker: member at which it happens; None: the first member that passes the point. None for points of the
+            coordinator.
+        step: open step in which it happens; None: any step.
+        occurrence: number of the passing of the point by such a process in such a step, from 1.
+        duration_s: duration in seconds, for a kind that has one.
         peers: members that a partition cuts off; empty: everybody.
 
     Raises:
-        UserError: these do not go together.
+        UserError: the arguments do not fit together.
     """
 
     kind: FailureKind
@@ -136,7 +137,7 @@ class FailureScript:
     """Failures that wait for their points. Each happens once.
 
     Args:
-        failures: in any order; several may be due at one passing.
+        failures: failures in any order; several may be due at one passing.
     """
 
     def __init__(self, failures: Sequence[Failure] = ()) -> None:
@@ -149,12 +150,12 @@ class FailureScript:
         return tuple(self._waiting)
 
     def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
-        """Return what happens now that a process passes a point.
+        """Return the failures that happen now that a process passes a point.
 
         Args:
-            point: which.
-            worker: the member; None of the coordinator.
-            step: its open step.
+            point: point that is passed.
+            worker: the member; None for the coordinator.
+            step: open step of the process.
         """
         due = []
         for failure in list(self._waiting):

@@ -1,11 +1,11 @@
-"""A member's side of the step protocol: what it may do next, given what it has and what it heard.
+"""A member's side of the step protocol: its next effects, given its results and the messages that it received.
 
-`MemberMachine.handle` takes one event and returns effects, which somebody carries out: the actor with torch and
-sockets, the simulator with symbols. Every effect of the kind `Compute`, `Reduce`, `Apply` is answered by an event; one
-is under way at a time. Messages of another epoch and tensors that came before change nothing.
+`MemberMachine.handle` takes one event and returns effects. A driver carries them out: the actor with torch and sockets,
+the simulator with symbols. Every effect of the kind `Compute`, `Reduce`, `Apply` is answered by an event, and one of
+them runs at a time. Messages of another epoch and duplicate tensors change nothing.
 
-A reduction in which a member of the pool is missing must end: whoever carries it out answers `ReduceFailed` when a
-peer is gone, when its deadline is over, and when this member was halted.
+A reduction in which a member of the stage is missing must end. The driver answers `ReduceFailed` when a peer is gone,
+when the deadline of the reduction has passed, and when this member was halted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Phase = Literal["computing", "reducing", "broken", "tying", "logging", "prepared
 
 @dataclass
 class _Step:
-    """What is there of one step."""
+    """Progress of a member in one step."""
 
     number: int
     generation: int = 0
@@ -68,15 +68,15 @@ class _Step:
     arrived: set[Label] = field(default_factory=set)
     is_reduced: bool = False
     is_complete: bool = False
-    """Whether it holds all that the update needs: also the other pool's sum of a parameter that two share."""
+    """Whether the member holds all that the update needs, including the other stage's sum of a shared parameter."""
 
 
 class MemberMachine:
     """One member of one job, over all its epochs.
 
     Args:
-        worker: its name.
-        applied: last step whose update its weights have; -1 of a newcomer, which has no weights.
+        worker: name of the member.
+        applied: last step whose update the weights contain; -1 for a new member, which has no weights.
     """
 
     def __init__(self, worker: Worker, applied: int) -> None:
@@ -84,15 +84,15 @@ class MemberMachine:
         self.epoch = 0
         self.applied = applied
         self.roster: Roster | None = None
-        """None while it is halted."""
+        """Membership of the current epoch; None while the member is halted."""
         self._step = _Step(applied + 1)
         self._rejected: dict[Label, Rejected] = {}
-        """Tensors of this epoch that it could not use; said again until another epoch begins."""
+        """Tensors of this epoch that the member could not use. They are reported again until another epoch begins."""
         self._early: list[Label] = []
-        """Tensors from members that began the epoch, or applied, sooner than this one."""
+        """Tensors from members that began the epoch, or applied the last step, before this member did."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
-        """Places of those that keep a copy and have the gradient of the open step."""
+        """Positions in `Roster.keepers` of the members that have received the gradient of the open step."""
         self._phase: Phase = "computing"
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None
@@ -105,13 +105,13 @@ class MemberMachine:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it holds all that the update of the open step needs."""
+        """Whether the member holds all that the update of the open step needs."""
         return self._step.is_complete
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: PLR0911 - a return for each event
-        """Take in one event and return what must be done."""
+        """Process one event and return the effects to carry out."""
         match event:
             case Halt():
                 return self._on_halt(event)
@@ -131,7 +131,7 @@ class MemberMachine:
     def _on_word(  # noqa: PLR0911 - a return for each event
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | Tick
     ) -> list[Effect]:
-        """Take in what concerns only a member that is not halted."""
+        """Process any other event. A halted member only keeps early tensors and reports misfits."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.roster is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.roster is None:
@@ -157,7 +157,7 @@ class MemberMachine:
 
     def _on_halt(self, halt: Halt) -> list[Effect]:
         if halt.epoch < self.epoch or (halt.epoch == self.epoch and self._halt is None):
-            return []  # of an epoch that is over, or that has begun already
+            return []  # an epoch that is over, or that has already begun
         if halt.epoch > self.epoch:
             self._early.clear()
             self._rejected.clear()
@@ -167,7 +167,7 @@ class MemberMachine:
         return self._settle()
 
     def _settle(self) -> list[Effect]:
-        """Once nothing is under way any more: apply what was committed meanwhile, then report."""
+        """Apply the step that was committed meanwhile, if any, then report; wait while an effect is running."""
         halt = self._halt
         assert halt is not None
         if self._running is not None:
@@ -205,7 +205,7 @@ class MemberMachine:
         if self.roster is not None:
             return self._prepare() if self._phase == "prepared" else [Tell(Formed(self.epoch, self.worker))]
         if self._running is not None or form.roster.step != self.applied + 1:
-            return []  # not settled yet: it will be told again
+            return []  # not settled yet; the coordinator will send `Form` again
         self._halt = None
         self.roster = form.roster
         effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
@@ -213,7 +213,8 @@ class MemberMachine:
         if is_stale or not form.keeps_step or self.worker in form.roster.forgets:
             effects.append(Discard())
             self._step = _Step(form.roster.step, form.generation)
-        # Of what came in earlier epochs only the sum of the shared parameter counts; what else is needed is sent again.
+        # Among tensors of earlier epochs only the sum of the shared parameter counts. Other needed tensors are sent
+        # again.
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
         for resend in form.roster.resends:
@@ -240,7 +241,7 @@ class MemberMachine:
         return self._begin()
 
     def _answer(self) -> list[Effect]:
-        """Say again what the coordinator waits for, if it is so."""
+        """Repeat the answer that the coordinator waits for, if there is one."""
         if self._phase == "prepared":
             return self._prepare()
         return [Tell(Applied(self.epoch, self.worker, self.applied))] if self._phase == "paused" else []
@@ -255,7 +256,7 @@ class MemberMachine:
         return self._tie() if self._phase == "tying" else self._next()
 
     def _reject(self, source: Worker, label: Label, what: str, *, is_certain: bool) -> list[Effect]:
-        """Say that a tensor cannot be used: this epoch does not go on."""
+        """Report that a tensor cannot be used, so that this epoch cannot go on."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
         return [Tell(rejected)]
@@ -289,7 +290,7 @@ class MemberMachine:
         return self._deliver(computed.action) + self._next()
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """A cell's result is not finite, and may be in sums already: none of the step counts."""
+        """Discard the whole step: a cell's result is not finite, and may already be in sums."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.roster is None:
             return [Discard(), *self._settle()]
@@ -327,10 +328,10 @@ class MemberMachine:
         self._step.arrived |= {label for label in self._early if label.step == self._step.number}
         self._early.clear()
 
-    # -- doing -------------------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> list[Effect]:
-        """Begin the open step of the epoch, or go on with it, unless it waits for a word."""
+        """Begin or resume the open step of the epoch, unless the step waits for `Proceed`."""
         assert self.roster is not None
         if self._pauses:
             self._phase = "paused"
@@ -340,7 +341,7 @@ class MemberMachine:
         return self._next()
 
     def _next(self) -> list[Effect]:
-        """Start the next cell when its input is there; after the last one, the reduction."""
+        """Start the next cell when its input has arrived; start the reduction after the last cell."""
         if self._running is not None or self._phase != "computing" or self.roster is None:
             return []
         if not self._waiting:
@@ -364,13 +365,13 @@ class MemberMachine:
         return self.roster.tasks_of(self._step.number)[self._pool][action.microbatch]
 
     def _deliver(self, action: Action) -> list[Effect]:
-        """Send what a cell made to who needs it."""
+        """Send the output of a cell to the member that needs it."""
         assert self.roster is not None
         sent = delivery(self.roster, self._step.number, self._pool, action)
         return [Send(*sent)] if sent else []
 
     def _finish(self) -> list[Effect]:
-        """Reduce, or copy the reduced gradient where some members of the pool have it already."""
+        """Reduce, or copy the reduced gradient if some members of the stage already have it."""
         roster, number = self.roster, self._step.number
         assert roster is not None
         holders = roster.reduced.get(self._pool, ()) if number == roster.step else ()
@@ -380,7 +381,7 @@ class MemberMachine:
         return self._start(Reduce(number, holders[0] if holders else None))
 
     def _tie(self, *, sends: bool = False) -> list[Effect]:
-        """Exchange the sums of a parameter that the first and the last pool share."""
+        """Exchange the sums of a parameter that the first and the last stage share."""
         roster, number = self.roster, self._step.number
         assert roster is not None
         pool, last = self._pool, len(roster.pools) - 1
@@ -399,7 +400,7 @@ class MemberMachine:
         return self._log()
 
     def _log(self) -> list[Effect]:
-        """Give the gradient to those that keep a copy and do not have it."""
+        """Send the gradient to the members that hold a copy and lack it."""
         unlogged = self._unlogged()
         if not unlogged:
             return self._prepare()

@@ -1,4 +1,4 @@
-"""What a member's machine takes in and gives out, beside messages."""
+"""Events and effects of a member's state machine, apart from messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from share_compute.training.schedule import Action
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A tensor came from another member, and is kept for the cell that needs it."""
+    """A tensor arrived from another member, and is kept for the cell that needs it."""
 
     epoch: int
     label: Label
@@ -21,27 +21,27 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A tensor came whole from another member, and is not what the blueprint says; it was dropped."""
+    """A complete tensor from another member does not match the blueprint; it was dropped."""
 
     epoch: int
     source: Worker
     label: Label
     what: str
-    """The defect of the tensor, for people."""
+    """Defect of the tensor, as text for people."""
     is_certain: bool
-    """False where it is only not finite."""
+    """False if the only defect is that the tensor is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A tensor that another member sent here was lost, or damaged on its way: only another epoch brings it."""
+    """A tensor that another member sent here was lost, or damaged on its way. Only another epoch brings it."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The weights were brought to this member while it was halted: they have the updates up to this step."""
+    """Weights were loaded into this member while it was halted. They contain the updates up to this step."""
 
     epoch: int
     applied: int
@@ -49,46 +49,46 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The cell is done; its output, if any, is there to be sent."""
+    """The cell is done; its output, if any, is ready to be sent."""
 
     action: Action
     is_finite: bool = True
-    """False where it was to be checked, and some of its result is not finite."""
+    """False if a check was requested, and some of the result is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The pool's gradient is complete here."""
+    """This member holds the complete gradient of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceFailed:
-    """The reduction ended without result."""
+    """The reduction ended without a result."""
 
     is_spoilt: bool = True
-    """Whether the sums that went in are gone; not where some member never came, so that nothing was exchanged."""
+    """Whether the sums that went in are lost. False if some member never joined, so that nothing was exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One of those that keep a copy has the reduced gradient."""
+    """A member that holds a copy has received the reduced gradient."""
 
     epoch: int
     step: int
     place: int
-    """Its place among them."""
+    """Position of that member in `Roster.keepers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The weights have the update of this step."""
+    """The weights contain the update of this step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Who keeps a copy has not answered in the time that a gradient takes: give it once more."""
+    """The time that a gradient takes has passed: send unacknowledged gradients, and rejections, once more."""
 
 
 Event = (
@@ -120,11 +120,11 @@ class Compute:
     adds: bool
     """Whether its backward adds to the gradient."""
     has_backward: bool
-    """Whether its backward is run, too; a forward without one need not keep what that would need."""
+    """Whether its backward is run, too. A forward without a backward need not keep the inputs of one."""
     is_last: bool
-    """Whether nothing is left to be added afterwards: reductions may start inside."""
+    """Whether no later cell adds to the gradient. Reductions may start inside the last cell."""
     is_checked: bool = False
-    """Whether it must be found out if the result is finite."""
+    """Whether to check that the result is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum the gradients of the pool's members, or copy the sum from the one that has it."""
+    """Sum the gradients of the stage's members, or copy the sum from the member that has it."""
 
     step: int
     source: Worker | None = None
@@ -145,12 +145,12 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Give the reduced gradient to one that keeps a copy of what this member holds."""
+    """Send the reduced gradient to a member that holds a copy of this member's state."""
 
     step: int
     keeper: Worker
     place: int
-    """Its place among all that do."""
+    """Position of the receiver in `Roster.keepers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +163,12 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget everything of the open step but the weights."""
+    """Discard everything of the open step but the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the coordinator. The one who carries it out adds to `Prepared` what the machine does not know."""
+    """Send a message to the coordinator. The driver adds to `Prepared` what the state machine does not know."""
 
     message: ToCoordinator
 

@@ -1,7 +1,7 @@
-"""What the coordinator and the members tell each other. Who gets a message of another epoch drops it.
+"""Messages between the coordinator and the members. The receiver drops a message of another epoch.
 
-Only the coordinator says things again: whoever hears something twice answers again. In a step without failures each
-member is told `Commit` and tells `Prepared`, and nothing else.
+The coordinator repeats messages, and a member that receives one twice answers again. Members repeat only `Rejected`. In
+a step without failures each member receives `Commit` and sends `Prepared`, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,54 +13,54 @@ from typing import Literal, NamedTuple
 from share_compute.protocol.roster import Roster, Worker
 
 Cargo = Literal["activation", "gradient", "tied", "log"]
-"""What travels between members: over a boundary; of a parameter that two pools share; to a buddy."""
+"""Kind of tensor between members: over a stage boundary, sum of a parameter that two stages share, or for a backup."""
 
 
 class Label(NamedTuple):
-    """Names one tensor on its way between members: all that have this name are equal."""
+    """Name of one tensor on its way between members. All tensors with this name are equal."""
 
     step: int
     cargo: Cargo
     microbatch: int
     pool: int
-    """Pool that sent it."""
+    """Stage that sent the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Coordinator to member: stop what you do in older epochs, and report what you have."""
+    """Coordinator to member: stop the work of older epochs, and report what you hold."""
 
     epoch: int
     committed: int
-    """Last committed step. A member that holds its reduced gradient applies it before it reports."""
+    """Last committed step. A member that holds the reduced gradient of this step applies it before it reports."""
     scale: float = 1.0
-    """Of that step, as `Commit` says it."""
+    """Gradient factor of that step, as in `Commit`."""
     generation: int = 0
-    """Of that step: a gradient of an earlier generation is not applied."""
+    """Generation of that step. A gradient of an earlier generation is not applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Member to coordinator: what it holds, after it halted."""
+    """Member to coordinator: what the member holds after it halted."""
 
     epoch: int
     worker: Worker
     applied: int
-    """Last step whose update its weights have."""
+    """Last step whose update the weights contain."""
     step: int = 0
-    """Open step that the rest speaks of."""
+    """Open step that the following fields describe."""
     summed: frozenset[int] = frozenset()
-    """Microbatches whose gradients it holds, added up in the tree's order."""
+    """Microbatches whose gradients the member holds, added in the order of the `SummationTree`."""
     forwarded: frozenset[int] = frozenset()
-    """Microbatches that it has run forward, and can run backward."""
+    """Microbatches that the member has run forward and can run backward."""
     activations: frozenset[int] = frozenset()
-    """Microbatches whose output it keeps for the pool behind."""
+    """Microbatches whose output the member keeps for the next stage."""
     gradients: frozenset[int] = frozenset()
-    """Microbatches whose gradient it keeps for the pool before."""
+    """Microbatches whose input gradient the member keeps for the previous stage."""
     is_reduced: bool = False
-    """Whether it holds the sum over all microbatches."""
+    """Whether the member holds the sum over all microbatches."""
     generation: int = 0
-    """Of the open step, as `Form` says it: what belongs to an earlier one does not count."""
+    """Generation of the open step, as in `Form`. Results of an earlier generation do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Form:
 
     roster: Roster
     keeps_step: bool = True
-    """Whether what is done of the open step still counts; not after shards have changed."""
+    """Whether completed work of the open step still counts. False after shards have changed."""
     pauses: bool = False
     """Whether the open step waits for `Proceed`."""
     generation: int = 0
-    """Times that the open step was started over because its numbers were in doubt. Members that hold something of an
-    earlier generation discard it. In a step that was started over, members check each cell's result."""
+    """Number of restarts of the open step because its numbers were in doubt. Members discard results of an earlier
+    generation. In a restarted step, members check each cell's result."""
 
     @property
     def epoch(self) -> int:
@@ -84,7 +84,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """Member to coordinator: it has begun the epoch."""
+    """Member to coordinator: the member has begun the epoch."""
 
     epoch: int
     worker: Worker
@@ -92,24 +92,24 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Member to coordinator: it holds the reduced gradient of the step, and so do all that keep a copy of its shard."""
+    """Member to coordinator: it holds the reduced gradient of the step, and so do all with a copy of its shard."""
 
     epoch: int
     worker: Worker
     step: int
     squared_norms: Mapping[str, float] = field(default_factory=dict)
-    """Of the gradient of each parameter: summed in one order for all, whatever the pools."""
+    """Squared norm of the gradient of each parameter. All members sum in one order, whatever the stages."""
     losses: Mapping[int, float] = field(default_factory=dict)
-    """By microbatch; the last pool knows them."""
+    """Loss by microbatch. Only the last stage knows the losses."""
     digest: str = ""
-    """Of the reduced gradient: members of a pool must agree."""
+    """Digest of the reduced gradient. Members of a stage must agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Member to coordinator: only another epoch lets it go on.
+    """Member to coordinator: only another epoch lets the member go on.
 
-    Its reduction ended without result, or a tensor for it was lost on its way.
+    Its reduction ended without a result, or a tensor for it was lost on its way.
     """
 
     epoch: int
@@ -118,9 +118,9 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Member to coordinator: a tensor is not what the blueprint says. The member does not use it.
+    """Member to coordinator: a tensor does not match the blueprint. The member does not use it.
 
-    A member may reject the result of its own cell: then it is the source itself.
+    A member may reject the result of its own cell. Then the member is the source itself.
     """
 
     epoch: int
@@ -129,10 +129,10 @@ class Rejected:
     """Member that computed the tensor."""
     label: Label
     what: str
-    """The defect of the tensor, for people."""
+    """Defect of the tensor, as text for people."""
     is_certain: bool = True
-    """Whether only a broken machine makes such a tensor. False where it is not finite: a model that diverges makes such
-    tensors on any machine, so another one computes the cell before its source is blamed."""
+    """Whether only a broken machine makes such a tensor. False for a tensor that is not finite: a model that diverges
+    makes such tensors on any machine. So another machine computes the cell before its source is blamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Commit:
     epoch: int
     step: int
     scale: float = 1.0
-    """What the gradient is multiplied by first, to clip it."""
+    """Factor by which the gradient is multiplied before the update, to clip it."""
     pauses: bool = False
     """Whether the next step waits for `Proceed`."""
 
@@ -157,9 +157,9 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Member to coordinator: its weights have the update of the step, and it pauses.
+    """Member to coordinator: the weights contain the update of the step, and the member pauses.
 
-    Nobody is told of an update after which a member goes on: that it prepares the next step says it.
+    A member that does not pause sends no message about its update: its `Prepared` for the next step implies it.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""The named points of the step protocol: where failures are injected, in the simulated world and in real processes."""
+"""The named points of the step protocol at which failures are injected, in simulated and in real processes."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from share_compute.protocol.messages import (
 
 
 class Point(StrEnum):
-    """A point that a process passes. Who it is, and in which step, stands beside it.
+    """A point that a process passes. The process and its step are given beside it.
 
-    ``sending`` points are passed once for each message, before it leaves: killed there, nobody hears it. What comes
-    after the last of several is the next point of the same process.
+    ``sending`` points are passed once for each message, before it leaves. If the process is killed there, nobody
+    receives the message. After the last of several messages comes the next point of the same process.
     """
 
     halt_heard = "member halt heard"
-    """A member heard of a new epoch, and has not stopped yet."""
+    """A member was notified of a new epoch, and has not stopped yet."""
     report_sending = "member report sending"
-    """A member has stopped; the coordinator does not know what it has."""
+    """A member has stopped; the coordinator does not know what it holds."""
     weights_loaded = "member weights loaded"
-    """Weights were brought to a member; it has not begun an epoch with them."""
+    """Weights were loaded into a member; it has not begun an epoch with them."""
     form_heard = "member form heard"
-    """A member heard who does what, and has not begun."""
+    """A member received the membership, and has not begun the epoch."""
     formed_sending = "member formed sending"
     """A member has begun the epoch; the coordinator does not know it."""
     cell_starting = "member cell starting"
-    """A member has what a cell needs, and begins it."""
+    """A member has the inputs of a cell, and begins the cell."""
     cell_done = "member cell done"
-    """A cell is done: its result is nowhere but here."""
+    """A cell is done: its result exists only here."""
     tensor_sending = "member tensor sending"
     """An activation, a gradient or the sum of a shared parameter is to be sent to another member."""
     tensor_heard = "member tensor heard"
-    """A tensor came, and nothing was done with it."""
+    """A tensor arrived, and is not processed yet."""
     reduce_starting = "member reduce starting"
     """A member has all its gradients; its peers do not have them."""
     reduce_done = "member reduce done"
     """A member has the reduced gradient; its peers may not."""
     reduce_failed = "member reduce failed"
-    """A reduction ended without result; the sums that went in are gone."""
+    """A reduction ended without a result; the sums that went in are lost."""
     broken_sending = "member broken sending"
     """The coordinator does not know that a reduction failed, or that a tensor was rejected."""
     log_sending = "member log sending"
-    """A member that is alone in its pool has the reduced gradient; its buddy does not."""
+    """A member that is alone in its stage has the reduced gradient; its backup does not."""
     log_heard = "member log heard"
-    """The buddy has the reduced gradient; the member does not know it."""
+    """The backup has the reduced gradient; the member does not know it."""
     prepared_sending = "member prepared sending"
     """A member is prepared; the coordinator does not know it."""
     commit_heard = "member commit heard"
-    """A member heard that the step is recorded, and has not applied it."""
+    """A member was notified that the step is recorded, and has not applied it."""
     apply_starting = "member apply starting"
     """A member is about to change its weights."""
     apply_done = "member apply done"
@@ -70,20 +70,20 @@ class Point(StrEnum):
     applied_sending = "member applied sending"
     """A member pauses; the coordinator does not know it."""
     proceed_heard = "member proceed heard"
-    """A member heard that the pause is over."""
+    """A member was notified that the pause is over."""
 
     epoch_recording = "coordinator epoch recording"
     """The coordinator is about to record a new epoch."""
     epoch_recorded = "coordinator epoch recorded"
-    """The record has the new epoch; nobody was told."""
+    """The step log has the new epoch; no member was notified."""
     halt_sending = "coordinator halt sending"
-    """Members before this one were told to stop."""
+    """Members before this one were told to halt."""
     report_heard = "coordinator report heard"
-    """A member's report came."""
+    """A member's report arrived."""
     planning = "coordinator planning"
-    """All reports are there; no plan is made."""
+    """All reports have arrived; no plan is made yet."""
     planned = "coordinator planned"
-    """The plan is made, weights were moved; no member knows the plan."""
+    """The plan is made and weights were moved; no member knows the plan."""
     form_sending = "coordinator form sending"
     """Members before this one know the plan."""
     formed_heard = "coordinator formed heard"
@@ -91,28 +91,28 @@ class Point(StrEnum):
     prepared_heard = "coordinator prepared heard"
     """A member is prepared; after the last one the step is recorded."""
     broken_heard = "coordinator broken heard"
-    """A member said that its reduction failed, or that it rejected a tensor."""
+    """A member reported that its reduction failed, or that it rejected a tensor."""
     step_recording = "coordinator step recording"
     """All members are prepared; the step is not recorded."""
     step_recorded = "coordinator step recorded"
-    """The step is recorded, so it is committed; nobody was told."""
+    """The step is recorded, so it is committed; nobody was notified."""
     commit_sending = "coordinator commit sending"
-    """Members before this one were told of the commit."""
+    """Members before this one were notified of the commit."""
     applied_heard = "coordinator applied heard"
     """A member pauses."""
     pausing = "coordinator pausing"
-    """All members pause; nobody outside was told."""
+    """All members pause; nobody outside was notified."""
     proceed_sending = "coordinator proceed sending"
-    """Members before this one were told that the pause is over."""
+    """Members before this one were notified that the pause is over."""
 
     @property
     def role(self) -> Literal["member", "coordinator"]:
-        """Whose point it is."""
+        """Role of the process that passes the point."""
         return "member" if self.startswith("member") else "coordinator"
 
     @property
     def is_sending(self) -> bool:
-        """Whether one message or tensor leaves at it, which can be delayed, duplicated, reordered or corrupted."""
+        """Whether a message or tensor leaves at the point, which can be delayed, duplicated, reordered or corrupted."""
         return self.endswith("sending")
 
 
@@ -128,7 +128,7 @@ SENDING: Mapping[type[ToCoordinator | ToMember], Point] = {
     Rejected: Point.broken_sending,
     Applied: Point.applied_sending,
 }
-"""The point that whoever sends a message passes."""
+"""Point that the sender of a message passes, by message type."""
 
 HEARD: Mapping[type[ToCoordinator | ToMember], Point] = {
     Halt: Point.halt_heard,
@@ -142,4 +142,4 @@ HEARD: Mapping[type[ToCoordinator | ToMember], Point] = {
     Rejected: Point.broken_heard,
     Applied: Point.applied_heard,
 }
-"""The point that whoever hears a message passes."""
+"""Point that the receiver of a message passes, by message type."""

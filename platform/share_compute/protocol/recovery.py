@@ -1,4 +1,4 @@
-"""What must be done of an open step after members were lost: the least that gives every pool its whole gradient."""
+"""The rest of an open step after members were lost: the least work that gives every stage its whole gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from share_compute.protocol.roster import Resend, Task, Tasks, Worker
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What is left to do of an open step; fields of `Roster`."""
+    """Remaining work of an open step. The fields are those of `Roster`."""
 
     tasks: Tasks
     resends: tuple[Resend, ...]
@@ -27,17 +27,18 @@ def recover(
     reports: Mapping[Worker, Report],
     step: int,
 ) -> Recovery:
-    """Return the cells that are left of a step, the kept tensors that they need, and what counts already.
+    """Return the remaining cells of a step, the kept tensors that they need, and the results that already count.
 
-    Gradients that a living member holds stay valid, since the weights have not moved. Of the others, cells are done
-    again by members of the same pool. A cell needs what came over its boundaries: where a living member of the
-    neighbour pool keeps it, it is sent again; else the neighbour computes it again, without adding to its gradient.
+    Gradients that a living member holds stay valid, since the weights have not changed. For the other gradients,
+    members of the same stage run the cells again. A cell needs the tensors that came over its boundaries. If a living
+    member of the neighbour stage keeps such a tensor, it is sent again. Otherwise the neighbour computes it again,
+    without adding to its gradient.
 
     Args:
-        pools: members of each pool that are left; none is empty.
-        owners: who should compute each microbatch, ``[pools][microbatches]``.
-        reports: what each member holds; leave out members whose shard was brought to them since.
-        step: the open step; reports of another say nothing.
+        pools: remaining members of each stage; no stage is empty.
+        owners: member that should compute each microbatch, ``[pools][microbatches]``.
+        reports: results that each member holds; leave out members that received their shard since.
+        step: the open step; reports of another step are ignored.
     """
     held = _Held(pools, reports, step)
     adds = [
@@ -52,7 +53,7 @@ def recover(
 
 
 class _Held:
-    """What members that are left have of the step."""
+    """Results of the step that the remaining members hold."""
 
     def __init__(
         self, pools: Sequence[Sequence[Worker]], reports: Mapping[Worker, Report], step: int
@@ -69,7 +70,10 @@ class _Held:
             self._reports.append([report for report in row if report.worker not in self.forgets])
 
     def _count_once(self, row: Sequence[Report]) -> None:
-        """Who was silent for an epoch may have added what others added again: then the one with more is kept."""
+        """Count each microbatch once; on overlap, keep the holder of more microbatches.
+
+        After missing an epoch, a member may hold gradients that others recomputed.
+        """
         counted: set[int] = set()
         for report in sorted(row, key=lambda report: -len(report.summed)):
             if counted.isdisjoint(report.summed):
@@ -80,7 +84,7 @@ class _Held:
     def by(
         self, what: Literal["summed", "forwarded", "activations", "gradients"], place: int, microbatch: int
     ) -> Worker | None:
-        """Return the first member of a pool that has it."""
+        """Return the first member of a stage that holds a result of a microbatch; None if no member does."""
         for report in self._reports[place]:
             if microbatch in getattr(report, what):
                 return report.worker
@@ -88,7 +92,7 @@ class _Held:
 
 
 def _backwards(held: _Held, adds: Sequence[Sequence[bool]]) -> list[list[bool]]:
-    """Return which backwards are run: pools want gradients from the pool behind, so from the first to the last."""
+    """Return which backwards are run. Stages need gradients of the next stage, so from the first to the last."""
     backwards = [list(row) for row in adds]
     for place in range(1, len(adds)):
         for microbatch, is_wanted in enumerate(backwards[place - 1]):
@@ -103,7 +107,7 @@ def _tasks(
     adds: Sequence[Sequence[bool]],
     backwards: Sequence[Sequence[bool]],
 ) -> Tasks:
-    """Add the forwards, from the last pool to the first: each wants activations from the one before."""
+    """Add the forwards, from the last stage to the first, since each needs activations of the previous one."""
     last = len(owners) - 1
     tasks: list[tuple[Task, ...]] = []
     for place in range(last, -1, -1):
@@ -122,7 +126,7 @@ def _tasks(
             worker = owner
             if ready is not None:
                 worker = ready
-            elif forward:  # to whom it delays least: shares say how fast members are
+            elif forward:  # the member that it delays least: shares reflect the members' speed
                 worker = min(shares, key=lambda each: ((load[each] + 1) / shares[each], each))
             if forward or backward:
                 load[worker] += 1
@@ -133,7 +137,7 @@ def _tasks(
 
 
 def _resends(held: _Held, tasks: Tasks) -> Iterator[Resend]:
-    """Yield what is kept and needed."""
+    """Yield the kept tensors that are needed again."""
     for place, row in enumerate(tasks):
         for microbatch, task in enumerate(row):
             if task.forward and place > 0:

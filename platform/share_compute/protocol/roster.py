@@ -1,4 +1,4 @@
-"""Who does what: the members of an epoch, and the cells of its first step, some of which may be done already."""
+"""Membership of an epoch: its members, and the cells of its first step, some of which may already be done."""
 
 from __future__ import annotations
 
@@ -8,53 +8,55 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Worker = str
-"""A member, by the contributor that it runs on."""
+"""Name of a member: the contributor that it runs on."""
 
 
 class Task(NamedTuple):
-    """What is to be done of one microbatch at one pool."""
+    """Work of one stage on one microbatch."""
 
     worker: Worker
     forward: bool = True
     backward: bool = True
     adds: bool = True
-    """Whether the backward adds to the gradient; else it only serves the pool before, which lost what it was sent."""
+    """Whether the backward adds to the gradient. If not, it only replaces a tensor that the previous stage lost."""
     holder: Worker | None = None
-    """Who holds the gradient already, when nothing is added to it now."""
+    """Member that already holds the gradient, if nothing is added to it now."""
 
 
 class Resend(NamedTuple):
-    """A kept boundary tensor that somebody needs again."""
+    """A kept boundary tensor that a member needs again."""
 
     keeper: Worker
     cargo: Literal["activation", "gradient"]
     microbatch: int
     pool: int
-    """Pool of the keeper."""
+    """Stage of the keeper."""
     target: Worker
 
 
 Tasks = tuple[tuple[Task, ...], ...]
-"""By pool and microbatch."""
+"""Tasks by stage and microbatch."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The members of one epoch.
+    """The membership of one epoch.
 
     Args:
-        epoch: of this job; later ones are larger.
-        shards: layers [start, stop) of each pool.
-        pools: members of each pool, in order.
-        owners: who computes each microbatch in each pool, ``[pools][microbatches]``, in all steps but the first.
+        epoch: number of the epoch in its job; later epochs have larger numbers.
+        shards: layers [start, stop) of each stage.
+        pools: members of each stage, in order.
+        owners: member that computes each microbatch in each stage, ``[pools][microbatches]``, in all steps but the
+            first.
         step: the open step, with which the epoch begins.
         tasks: cells of that step.
-        resends: kept tensors that its cells need.
-        forgets: members that drop what they have of that step, since others have added the same microbatches.
-        reduced: members that hold the reduced gradient of that step, by pool; the others copy it from the first.
-        buddies: who keeps a copy of what a member holds that is alone in its pool.
-        followers: who keeps a copy of what a member holds for a while, since it is about to hold some of it itself.
-        is_tied: whether the first and the last pool share a parameter.
+        resends: kept tensors that the cells of that step need.
+        forgets: members that drop their work on that step, since others have added the same microbatches.
+        reduced: members that hold the reduced gradient of that step, by stage; the others copy it from the first.
+        buddies: backup member by primary, for each primary that is alone in its stage.
+        followers: catch-up replicas by member. They copy its state for a while, since they are about to hold some of
+            it.
+        is_tied: whether the first and the last stage share a parameter.
     """
 
     epoch: int
@@ -77,26 +79,26 @@ class Roster:
 
     @property
     def everybody(self) -> tuple[Worker, ...]:
-        """All members, then those in no pool that follow a member."""
+        """All members, then the catch-up replicas that are in no stage."""
         members = self.workers
         comers = {follower for followers in self.followers.values() for follower in followers}
         return members + tuple(sorted(comers - set(members)))
 
     def keepers(self, owner: Worker) -> tuple[Worker, ...]:
-        """Return who keeps a copy of what a member holds: its buddy, if it has one, then those that follow it."""
+        """Return the members that hold a copy of a member's state: its backup, if any, then its catch-up replicas."""
         buddy = self.buddies.get(owner)
         followers = (follower for follower in self.followers.get(owner, ()) if follower != buddy)
         return (*(() if buddy is None else (buddy,)), *followers)
 
     def pool_of(self, worker: Worker) -> int:
-        """Return the pool of a member; ValueError when it is in none."""
+        """Return the stage of a member; raise ValueError if it is in none."""
         for place, pool in enumerate(self.pools):
             if worker in pool:
                 return place
         raise ValueError(f"{worker} is in no pool of epoch {self.epoch}")
 
     def shard_of(self, worker: Worker) -> tuple[int, int]:
-        """Return the layers [start, stop) of a member; ValueError when it is in no pool."""
+        """Return the layers [start, stop) of a member; raise ValueError if it is in no stage."""
         return self.shards[self.pool_of(worker)]
 
     def tasks_of(self, step: int) -> Tasks:
@@ -105,7 +107,7 @@ class Roster:
 
     @cached_property
     def _fresh(self) -> Tasks:
-        """Cells of every step but the first: asked for at each cell, so made once."""
+        """Cells of every step but the first. Cached, since they are read at each cell."""
         return fresh(self.owners)
 
 

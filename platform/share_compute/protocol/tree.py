@@ -1,10 +1,11 @@
 """The order in which the gradients of a step are added: one expression over microbatch ids, fixed for a whole job.
 
-Floating-point sums depend on their order, so the order must not depend on who computed what. The ids are cut into
-consecutive runs. Inside a run gradients are added one after the other; the runs are added in a balanced binary tree. A
-member holds, of the ids it computed, the largest subexpressions that are complete: each is one buffer.
+Floating-point sums depend on their order, so the order must not depend on which member computed a microbatch. The ids
+are cut into consecutive runs. Inside a run, gradients are added one after the other. The runs are added in a balanced
+binary tree. For the ids that it computed, a member holds the largest subexpressions that are complete, each in one
+buffer.
 
-The runs are the shares of the widest pool of the job's first plan: there, each member holds a single buffer, as
+The runs are the shares of the widest stage of the job's first plan. There, each member holds a single buffer, as
 autograd alone would. Any later plan gives the same bits, and may cost more buffers.
 """
 
@@ -25,13 +26,13 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class SummationTree:
-    """The expression of one job.
+    """The summation expression of one job.
 
     Args:
-        runs: how many consecutive ids each run has.
+        runs: number of consecutive ids in each run.
 
     Raises:
-        ValueError: there is no run, or one without ids.
+        ValueError: there is no run, or a run has no ids.
     """
 
     runs: tuple[int, ...]
@@ -60,7 +61,7 @@ class SummationTree:
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of a step."""
+        """Number of microbatches in a step."""
         return sum(self.runs)
 
     @property
@@ -69,15 +70,18 @@ class SummationTree:
         return Node(0, self.microbatches)
 
     def children(self, node: Node) -> tuple[Node, Node] | None:
-        """Return the two summands of a node, left first; None of a single microbatch."""
+        """Return the two summands of a node, left first; None for a single microbatch."""
         return self._children.get(node)
 
     def parent(self, node: Node) -> Node | None:
-        """Return the sum that a node is part of; None of the root."""
+        """Return the sum that a node is part of; None for the root."""
         return self._parents.get(node)
 
     def grows(self, microbatch: int) -> Node | None:
-        """Return the sum that a microbatch may be added to in place: all that precedes it in its run, if it is last."""
+        """Return the sum that a microbatch may be added to in place, its left sibling in the tree; None if it has none.
+
+        Inside a run the left sibling is the sum of all ids that precede the microbatch.
+        """
         single = Node(microbatch, microbatch + 1)
         parent = self.parent(single)
         if parent is None:
@@ -98,7 +102,7 @@ class SummationTree:
             new = parent
 
     def cover(self, ids: Iterable[int]) -> tuple[Node, ...]:
-        """Return the largest subexpressions over these microbatches, in order; these are what a member holds."""
+        """Return the largest subexpressions over these microbatches, in order. A member holds one buffer for each."""
         held = set(ids)
         return tuple(self._cover(self.root, held))
 
@@ -111,7 +115,7 @@ class SummationTree:
                 yield from self._cover(child, held)
 
     def buffers(self, ids: Sequence[int]) -> int:
-        """Return how many gradients of all parameters a member holds at most that computes these ids in this order."""
+        """Return the peak number of full gradients that a member holds while it computes these ids in this order."""
         held: set[Node] = set()
         most = 0
         for microbatch in ids:

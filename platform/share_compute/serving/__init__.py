@@ -1,1 +1,1 @@
-"""Serving: what is asked for, the turns that travel through the pools, who is in them, and how tokens are drawn."""
+"""Serving: requests, the engine steps that travel through the stages, their scheduling, and sampling."""

@@ -1,4 +1,7 @@
-"""What is begun next, and whose prompt goes on: the part of a turn beside those that decode."""
+"""Admission: choose the sequences to start and the prompts to continue in the rest of an engine step.
+
+The sequences that decode take their part of the step first.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,30 @@ from share_compute.serving.slab_ledger import Prefix, SlabLedger
 from share_compute.serving.turns import Opening
 
 _MOST_PASSES = 16
-"""Sequences that are begun before an earlier one of another owner that lacks room; then all wait for it."""
+"""Sequences that may overtake one of another owner that lacks KV capacity; after them all wait for it."""
 _MOST_LOOKED_AT = 64
-"""Waiting sequences of one owner that are looked at, where the first ones wait for the prompt of another."""
+"""Waiting sequences of one owner that are examined, where the first ones wait for the prompt of another."""
 
 
 class Admission:
-    """Begins sequences: an owner's in their order, owners by what they were served, all within memory.
+    """Start sequences within memory: each owner's in order of arrival, and the least served owner first.
 
-    Memory is reserved for the prompt and a typical answer (or what was asked for, where that is less). An answer that
-    becomes longer gets room for twice as long a one. Where there is none, its sequence is preempted: it gives up what
-    it has, and goes on before anything new is begun, when what it wanted is free. So it is preempted a few times at
-    most.
+    Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. An answer
+    that becomes longer gets KV capacity for twice its length. If that capacity is missing, the sequence is preempted.
+    It gives up its KV slot, and continues before any new sequence starts, once the capacity it wanted is free. So a
+    sequence is preempted a few times at most.
 
-    The first sequence of the owner whose turn it is may lack room that a smaller one of another owner would not: that
-    one passes it, but only so many do.
+    The first sequence of the next owner may lack capacity where a smaller one of another owner would fit. The smaller
+    one overtakes it, up to `_MOST_PASSES` times.
 
-    A sequence whose first tokens are being computed for another one waits for them (completions of one prompt, one
-    system prompt of many requests), and those behind it pass.
+    A sequence waits while its first tokens are being computed for another one (completions of one prompt, one system
+    prompt of many requests). The sequences behind it overtake it.
 
     Args:
-        limits: of this epoch.
-        queue: all sequences.
-        ledger: all slabs of this epoch.
-        totals: counts what was copied.
+        limits: limits of this epoch.
+        queue: all sequences that have not ended.
+        ledger: all KV slots of this epoch.
+        totals: counters of prefix copies and preemptions.
     """
 
     def __init__(self, limits: Limits, queue: FairQueue, ledger: SlabLedger, totals: Totals) -> None:
@@ -47,12 +50,12 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Sequences that run."""
+        """Number of sequences that run."""
         return len(self._open)
 
     @property
     def has_prompts(self) -> bool:
-        """Whether prompts may want a part of a turn."""
+        """Whether prompts may want a part of an engine step."""
         queue = self._queue
         can_begin = self.num_open < self._limits.max_sequences and (
             queue.num_waiting or queue.num_interrupted
@@ -60,16 +63,16 @@ class Admission:
         return bool(queue.num_prefilling or can_begin)
 
     def next(self, opens: list[Opening], room: int) -> LiveSequence | None:
-        """Return the sequence whose known tokens are to be sent next; None where there is none.
+        """Return the sequence whose known tokens are to be sent next; None if there is none.
 
         Args:
-            opens: what the turn opens; gets the sequence if it is begun by this.
-            room: positions that the turn has left. An encoder's text that is longer goes first in the next turn.
+            opens: openings of the engine step; the sequence is appended if this call starts it.
+            room: positions that the step has left. An encoder's text that is longer goes first in the next step.
         """
         if not self.has_prompts:
             return None
         passed: list[LiveSequence] = []
-        # Whoever runs can still grow once: else most of them would be preempted soon.
+        # Keep capacity for one growth of a running sequence: without it most would be preempted soon.
         reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
         begins = self.num_open < self._limits.max_sequences
         for owner in self._queue.in_turn():
@@ -91,19 +94,19 @@ class Admission:
         return None
 
     def ended(self, live: LiveSequence) -> None:
-        """Take note that an open sequence has ended."""
+        """Record that an open sequence has ended."""
         del self._open[live.id]
         self._ledger.retire(live.id)
 
     def preempted(self, live: LiveSequence) -> None:
-        """Take note that an open sequence waits for more room."""
+        """Record that an open sequence was preempted: it waits for more KV capacity."""
         del self._open[live.id]
         self._ledger.give_up(live.id)
         self._queue.interrupt([live])
         self._totals.preempted += 1
 
     def _candidate(self, owner: Owner, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
-        """Return an owner's first sequence that does not wait for a prompt of another, or for a token of its own."""
+        """Return an owner's first sequence that waits neither for another's prompt nor for a token of its own."""
         for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
             if not live.is_settled:
                 continue

@@ -1,13 +1,13 @@
-"""How many replicas a deployment is to have: as many as what is asked of it needs, within its range.
+"""Autoscaling: the number of replicas that a deployment needs for its load, within its range.
 
-A state machine without a clock: it is told the time. Needed are as many replicas as give each at most
-``target_ongoing_requests`` sequences, running and queued. Since all sequences are counted, and not what each replica
-has, replicas that still load are not asked for again.
+The autoscaler is a state machine without a clock: callers pass the time. It needs enough replicas that each has at most
+``target_ongoing_requests`` sequences, running and queued. All sequences are counted, not those of each replica, so
+replicas that still load are not requested again.
 
-It goes up by what was needed at least during the whole of ``upscale_delay_s``, down by what was needed at most during
-the whole of ``downscale_delay_s``: a peak or a lull that is shorter changes nothing. Those that are left must have some
-room to spare, so a load that wavers about the point where one more is needed changes nothing either. From none to one
-it goes with the first sequence, from one to none when nobody asked for ``downscale_to_zero_delay_s``.
+- Scaling up uses the minimum number needed throughout ``upscale_delay_s``.
+- Scaling down uses the maximum number needed throughout ``downscale_delay_s``. Shorter peaks and lulls change nothing.
+- The replicas that remain must keep some spare capacity (`_FILLED`), so a load near the threshold does not oscillate.
+- Scaling up from 0 is immediate with the first sequence. Scaling to 0 needs ``downscale_to_zero_delay_s`` without any.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from math import ceil
 from share_compute.specification import ReplicasSpec
 
 _FILLED = 0.8
-"""Replicas that are left have at most so much of what they are to have."""
+"""Largest share of its target load that a replica has after scaling down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked of a deployment at one moment."""
+    """The load of a deployment at one moment."""
 
     ongoing: tuple[int, ...] = ()
     """Sequences, running and queued, of each replica that is up."""
     waiting: int = 0
-    """Sequences that no replica has."""
+    """Sequences that no replica has taken."""
     idle_s: float | None = None
-    """So long there was no sequence, but a replica that would have taken one; None where that is not so."""
+    """Seconds without a sequence while a replica could have taken one; None where that does not apply."""
 
     @property
     def sequences(self) -> int:
-        """All of them."""
+        """Number of all sequences, with and without a replica."""
         return sum(self.ongoing) + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas there are to be."""
+    """A change of the number of replicas."""
 
     wanted: int
+    """Number of replicas from now on."""
     reason: str
-    """Why it is not what it was before."""
+    """Reason for the change."""
 
 
 class _Lasting:
-    """What was needed ever since it differed: the least of it, or the most."""
+    """The minimum or maximum of the number needed, since it began to differ from the present one."""
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
         self._mildest = mildest
@@ -57,7 +58,7 @@ class _Lasting:
         self._needed = 0
 
     def see(self, needed: int | None, now_s: float) -> None:
-        """Take note of what is needed; None where nothing else is than there is."""
+        """Record the number of replicas needed; None if no change in this direction is needed."""
         if needed is None:
             self._since_s = None
         elif self._since_s is None:
@@ -66,26 +67,26 @@ class _Lasting:
             self._needed = self._mildest(self._needed, needed)
 
     def after(self, delay_s: float, now_s: float) -> int | None:
-        """Return what was needed for so long; None where that was not so long."""
+        """Return the number needed throughout ``delay_s``; None if the need has not lasted that long."""
         if self._since_s is None or now_s - self._since_s < delay_s:
             return None
         return self._needed
 
 
 class Autoscaler:
-    """Follows what is asked of one deployment.
+    """Scale one deployment with its load.
 
     Args:
-        limits: the range, and how to follow.
-        concurrent: most sequences that a replica runs at one time: its target, where the limits have none.
-        wanted: replicas to begin with; brought into the range.
+        limits: range, target and delays.
+        concurrent: most sequences that a replica runs at one time; its target where the limits have none.
+        wanted: initial number of replicas, clamped to the range.
     """
 
     def __init__(self, limits: ReplicasSpec, concurrent: int, wanted: int) -> None:
         self._concurrent = concurrent
         self.limits = limits
         self.wanted = _within(limits, wanted)
-        """Replicas that there are to be."""
+        """Number of replicas that the deployment should have."""
         self._forget()
 
     def _forget(self) -> None:
@@ -96,17 +97,17 @@ class Autoscaler:
         return self.limits.target_ongoing_requests or self._concurrent
 
     def limit(self, limits: ReplicasSpec) -> Decision | None:
-        """Take another range; returns the change that it makes at once, if it does."""
+        """Set another range; return the change that it causes at once, or None."""
         self.limits = limits
         self._forget()
         return self._become(_within(limits, self.wanted), f"{limits} were asked for")
 
     def decide(self, demand: Demand, now_s: float) -> Decision | None:
-        """Return the change that is due, if one is.
+        """Return the change that is due, or None.
 
         Args:
-            demand: what is asked.
-            now_s: the time; never goes back.
+            demand: present load.
+            now_s: present time in seconds; never decreases.
         """
         limits, sequences = self.limits, demand.sequences
         if not self.wanted:
@@ -131,7 +132,7 @@ class Autoscaler:
         return f"each replica is to have {self._target:g}"
 
     def _needed(self, sequences: int, filled: float = 1.0) -> int:
-        """Return the replicas that so many sequences need, where there is to be at least one."""
+        """Return the number of replicas that ``sequences`` need, at least 1."""
         return max(1, _within(self.limits, ceil(sequences / (filled * self._target))))
 
     def _become(self, wanted: int, reason: str) -> Decision | None:

@@ -1,8 +1,9 @@
-"""Which sequences decode together: as many batches as pools, of about the same size, so that no pool waits.
+"""Decode batches: as many as there are stages, of about the same size, so that no stage idles.
 
-A sequence stays in its batch: the batch's next turn comes a whole round after the last one, when the token that it is
-to be fed back is there. One that changes its batch, so that all have the same size, first waits until no token of it
-is on its way: else the turn of the other batch, and with it the first pool, might have to wait for that token.
+A sequence stays in its batch. The batch's next engine step comes a whole round after the last one, when the token to be
+fed back has arrived. Some sequences change their batch to keep the sizes equal. Such a sequence first waits until none
+of its tokens is in flight. Otherwise the step of the other batch, and with it the first stage, might wait for the
+token.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from share_compute.serving.live_sequence import LiveSequence
 
 
 class Batches:
-    """The batches of one epoch.
+    """The decode batches of one epoch.
 
     Args:
-        count: how many.
-        depth: most turns of one batch that are in flight.
+        count: number of batches.
+        depth: most engine steps of one batch that are in flight.
     """
 
     def __init__(self, count: int, depth: int) -> None:
@@ -28,7 +29,7 @@ class Batches:
         self._moving: dict[int, LiveSequence] = {}
 
     def free(self) -> Iterator[int]:
-        """Yield the batches that may send a turn now, each once, in turn."""
+        """Yield the batches that may send an engine step now, each once, in round-robin order."""
         count = len(self._members)
         first = self._next
         for batch in (*range(first, count), *range(first)):
@@ -36,20 +37,23 @@ class Batches:
                 yield batch
 
     def sent(self, batch: int) -> None:
-        """Take note that a turn of a batch was sent."""
+        """Record that an engine step of a batch was sent."""
         self._in_flight[batch] += 1
         self._next = (batch + 1) % len(self._members)
 
     def passed(self, batch: int) -> None:
-        """Take note that a turn of a batch has passed all pools."""
+        """Record that an engine step of a batch has passed all stages."""
         self._in_flight[batch] -= 1
 
     def members(self, batch: int) -> list[LiveSequence]:
-        """Return those that decode in a batch, who has waited longest first."""
+        """Return the sequences that decode in a batch, the longest waiting first."""
         return sorted(self._members[batch].values(), key=lambda live: (live.last_turn, live.order))
 
     def join(self, live: LiveSequence, batch: int) -> None:
-        """Let a sequence decode from now on: in the batch whose turn has the last of its prompt, if it is not full."""
+        """Let a sequence decode from now on, in the batch whose step has the end of its prompt unless that is full.
+
+        A sequence that finds this batch full joins the smallest one in `balance`.
+        """
         everyone = sum(map(len, self._members)) + len(self._moving) + 1
         if len(self._members[batch]) * len(self._members) < everyone:
             self._put(live, batch)
@@ -57,14 +61,14 @@ class Batches:
             self._moving[live.id] = live
 
     def leave(self, live: LiveSequence) -> None:
-        """Let a sequence decode no more."""
+        """Take a sequence out of its batch."""
         self._moving.pop(live.id, None)
         if live.batch is not None:
             del self._members[live.batch][live.id]
             live.batch = None
 
     def balance(self) -> None:
-        """Make the sizes even: those of which no token is on its way join the smallest batch."""
+        """Make the sizes even: sequences without a token in flight join the smallest batch."""
         sizes = [len(members) for members in self._members]
         while max(sizes) - min(sizes) - len(self._moving) > 1:
             live = next(reversed(self._members[sizes.index(max(sizes))].values()))

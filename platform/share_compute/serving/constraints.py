@@ -1,4 +1,4 @@
-"""Text that is JSON of a schema: which tokens may come next, by llguidance."""
+"""Constrained decoding: the tokens that a JSON schema allows next, computed by llguidance."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from share_compute.errors import UserError
 
 _ANY_OBJECT = '{"type": "object"}'
 _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
-"""Room to indent, but no endless blanks: a model that does not know how to go on writes them for ever."""
+"""Allow indentation but bound its length: a model without a likely next token would write blanks for ever."""
 _KEPT = 32
-"""Compiled schemas that are kept for the next request."""
+"""Number of compiled schemas that are cached for later requests."""
 _TRIED_BYTES = 8
-"""A text that is written to see whether a schema can be followed."""
+"""Length of the text that is generated to test whether a schema can be followed."""
 
 
 def check_schema(schema: str) -> None:
-    """Make sure that a schema can be followed.
+    """Check that decoding can follow a schema.
 
     Args:
-        schema: as JSON; "" is any object.
+        schema: JSON text of the schema; "" allows any object.
 
     Raises:
-        UserError: it is no JSON schema, or has what cannot be followed.
+        UserError: the text is no JSON schema, or uses a keyword that is not supported.
     """
     try:
         grammar = _grammar(schema)
@@ -45,7 +45,7 @@ def check_schema(schema: str) -> None:
 
 
 def _tried(grammar: str) -> str:
-    """Write a few bytes of a text; return what is wrong, such as a pattern that takes too many states."""
+    """Generate a few bytes; return the error, such as a pattern that needs too many states, or ""."""
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     for _ in range(_TRIED_BYTES):
         allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8))
@@ -59,7 +59,7 @@ def _grammar(schema: str) -> str:
     """Return a schema as llguidance's grammar.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: the schema is no JSON object.
     """
     given = json.loads(schema or _ANY_OBJECT)
     if given is True or given == {}:
@@ -68,11 +68,11 @@ def _grammar(schema: str) -> str:
 
 
 class Grammar:
-    """What one sequence may still say.
+    """The constraint on one sequence, advanced token by token.
 
     Args:
-        matcher: of its schema; its own.
-        vocabulary_size: of the model.
+        matcher: matcher of the schema, used by this sequence alone.
+        vocabulary_size: number of logits of the model.
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
@@ -81,11 +81,11 @@ class Grammar:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow; also when the text so far is not of this schema."""
+        """Whether no token can follow; also True when the text so far does not match the schema."""
         return self._matcher.is_stopped()
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, ``[vocabulary]``."""
+        """Return a mask of the tokens that may come next, ``[vocabulary]``."""
         found = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
         allowed = np.zeros(self._vocabulary_size, dtype=np.bool_)
         shared = min(len(found), self._vocabulary_size)
@@ -93,16 +93,16 @@ class Grammar:
         return allowed
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Go on by these tokens."""
+        """Advance the grammar by these tokens."""
         self._matcher.consume_tokens(list(tokens))
 
 
 class Grammars:
-    """Compiles schemas for one tokenizer.
+    """Compile schemas for one tokenizer.
 
     Args:
-        folder: of the tokenizer; it is loaded by `warm_up`, or for the first schema.
-        vocabulary_size: of the model.
+        folder: folder of the tokenizer, which is loaded by `warm_up` or for the first schema.
+        vocabulary_size: number of logits of the model.
     """
 
     def __init__(self, folder: Path, vocabulary_size: int) -> None:
@@ -115,7 +115,7 @@ class Grammars:
         """Load the tokenizer.
 
         Raises:
-            UserError: it cannot be used.
+            UserError: the tokenizer cannot be used.
         """
         self._known_tokenizer()
 

@@ -1,4 +1,4 @@
-"""A stage that embeds: one shard of an encoder, and on the last one what makes vectors of hidden states."""
+"""An embedding stage: one shard of an encoder, and on the last stage the pooling of hidden states into vectors."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from share_compute.serving.turns import Chunk, Pooled, Turn
 class EncoderStage(TurnStage):
     """One shard of an encoder.
 
-    The texts of a turn lie one after the other in one batch of one row, and each token sees its own text alone. Texts
-    of architectures that do not hand their attention to a function are computed one by one.
+    The texts of an engine step are concatenated in one batch of one row, and each token attends to its own text alone.
+    Architectures that do not support a custom attention function compute their texts one by one.
 
     Args:
         config: Hugging Face configuration of the whole model, with ``model_type``.
-        shard: which part of it this is.
-        device: where it is.
-        dtype: of weights and hidden states.
-        window_tokens: longest text; models that stretch their positions for long texts stretch them for this length.
-        pooling: how vectors are made.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+        dtype: type of weights and hidden states.
+        window_tokens: longest text; models that scale their positions for long texts scale them for this length.
+        pooling: rule that turns hidden states into vectors.
 
     Raises:
-        UserError: the configuration makes no encoder.
+        UserError: the configuration does not describe an encoder.
     """
 
     draws = False
@@ -57,7 +57,7 @@ class EncoderStage(TurnStage):
         self.dtype = dtype
         self._config = dict(config)
         self._pooling = pooling
-        # Not in inference mode: whoever fills the tensors need not be in it.
+        # no_grad instead of inference mode, so that code outside inference mode can fill the tensors.
         with torch.no_grad():
             self.parts = EncoderShard(config, shard, device, dtype)
             base = self.parts.base
@@ -70,15 +70,15 @@ class EncoderStage(TurnStage):
     # -- weights -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what has to be filled before `seal`, by stored name."""
+        """Return the tensors to fill before `seal`, by stored name."""
         return self.parts.tensors()
 
     @torch.inference_mode()
     def take_over(self, other: TurnStage) -> dict[str, Tensor]:
-        """Take the weights that both have from a stage of the same model, sealed or not, that is not used any more.
+        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
 
         Returns:
-            What has to be filled before `seal`, by stored name.
+            The tensors to fill before `seal`, by stored name.
         """
         assert isinstance(other, EncoderStage)
         return self.parts.take_over(other.parts)
@@ -96,29 +96,29 @@ class EncoderStage(TurnStage):
             call_directly(module)
         self.is_sealed = True
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- engine steps --------------------------------------------------------------------------------------------
 
     @property
     def bytes_per_token(self) -> int:
-        """Nothing is kept from turn to turn."""
+        """0: an encoder keeps nothing between engine steps."""
         return 0
 
     @property
     def held_tokens(self) -> int:
-        """Nothing is kept from turn to turn."""
+        """0: an encoder keeps nothing between engine steps."""
         return 0
 
     def clear(self) -> None:
-        """Do nothing: nothing is kept from turn to turn."""
+        """Do nothing: an encoder keeps nothing between engine steps."""
 
     @torch.inference_mode()
     def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Pooled, ...]:
-        """Execute a turn.
+        """Execute an engine step.
 
         Args:
-            turn: what to do; each chunk is a whole text.
-            inputs: on the first stage ids ``[tokens]``, later what the stage before returned, ``[tokens, hidden]``; on
-                any device.
+            turn: the engine step; each chunk is a whole text.
+            inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
+                ``[tokens, hidden]``; on any device.
 
         Returns:
             Hidden states ``[tokens, hidden]``; on the last stage the vectors.
@@ -128,14 +128,14 @@ class EncoderStage(TurnStage):
         counts = [chunk.count for chunk in turn.chunks]
         hidden = inputs.to(self.device)
         if self.parts.embedding is not None:
-            # Text by text: some architectures find positions by looking at all ids of a text.
+            # Text by text: some architectures derive positions from all ids of a text.
             embed = self.parts.embedding
             hidden = torch.cat([embed(input_ids=ids[None])[0] for ids in hidden.split_with_sizes(counts)])
         hidden = self._run(hidden, counts)
         return self._pooled(turn.chunks, hidden.split_with_sizes(counts)) if self.shard.is_last else hidden
 
     def _run(self, hidden: Tensor, counts: list[int]) -> Tensor:
-        """Take and return hidden states ``[tokens, hidden]``."""
+        """Apply the layers to hidden states; take and return ``[tokens, hidden]``."""
         base = self.parts.base
         if not self._is_ragged:
             texts = [

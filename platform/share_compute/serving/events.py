@@ -1,4 +1,4 @@
-"""What the scheduler tells about its sequences, and about itself."""
+"""Events of the scheduler about its sequences, and statistics about itself."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ def _read_error(document: Any) -> ShareComputeError:
 Base64 = Annotated[
     bytes, PlainValidator(_read_base64), PlainSerializer(lambda value: base64.b64encode(value).decode())
 ]
-"""Bytes that JSON can say."""
+"""Bytes, base64 in JSON."""
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
-"""An error of ours that JSON can say."""
+"""A `ShareComputeError`, in JSON its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
-"""A stop token or the end of the grammar; as many tokens as may be; nobody wants the rest."""
+"""stop: a stop token or the end of the grammar. length: the most tokens allowed. cancelled: no client wants more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A sequence has its next token. Each is told once, in order, whatever died on the way."""
+    """A sequence has its next token. Each is reported once, in order, even if machines were lost."""
 
     sequence: int
     index: int
-    """Among the generated tokens, from 0; those in `Generation.emitted` come first and are not told again."""
+    """Index among the generated tokens, from 0. Tokens in `Generation.emitted` count but are not reported again."""
     token: int
-    """May be a stop token, which is no text: `Finished` follows."""
+    """Token id. It may be a stop token, which is no text; then `Finished` follows."""
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     cached_tokens: int = 0
-    """Told with the first: tokens of the prompt that were copied from another sequence, not computed."""
+    """Tokens of the prompt that were copied from another sequence, not computed; reported with the first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A text has become a vector; nothing more is told of it."""
+    """A text has become a vector; this is its last event."""
 
     sequence: int
     tokens: int
-    """Of the text."""
+    """Length of the text."""
     vector: Base64
     """32-bit floats, little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence has ended; nothing more is told of it."""
+    """A sequence has ended; this is its last event."""
 
     sequence: int
     reason: FinishReason
     new_tokens: int
-    """All generated tokens: those emitted before, and a stop token, among them."""
+    """Number of generated tokens, including those emitted before and a stop token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A sequence cannot go on; nothing more is told of it. What was emitted stays valid."""
+    """A sequence cannot go on; this is its last event. Tokens emitted before stay valid."""
 
     sequence: int
     error: ErrorDocument
@@ -98,7 +98,7 @@ def read_events(text: str) -> list[SequenceEvent]:
     """Return the events that `write_events` wrote.
 
     Raises:
-        ValueError: they are not what they must be.
+        ValueError: the text is no valid list of events.
     """
     try:
         return [_KINDS[kind].validate_python(fields) for kind, fields in json.loads(text)]
@@ -108,38 +108,38 @@ def read_events(text: str) -> list[SequenceEvent]:
 
 @dataclass(slots=True)
 class Totals:
-    """What a scheduler has done so far, over all epochs."""
+    """Counters of a scheduler since it started, over all epochs."""
 
     prefix_hits: int = 0
-    """Slabs that were begun with a copy of another one's first tokens."""
+    """KV slots that started with a copy of another one's first tokens."""
     prefix_tokens: int = 0
     """Positions copied for them."""
     computed_tokens: int = 0
-    """Positions computed in all turns that were sent."""
+    """Positions computed in all engine steps that were sent."""
     emitted_tokens: int = 0
     preempted: int = 0
-    """Sequences that gave up their slab, since it was full and there was no room for a larger one."""
+    """Preemptions: a sequence gave up its full KV slot because no larger one fitted."""
     wasted_tokens: int = 0
-    """Sampled, but behind an end that was not known when the turn was sent."""
+    """Tokens sampled after an end that was not known when the engine step was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a scheduler is doing now."""
+    """State of a scheduler at one moment."""
 
     queued: int
-    """Sequences that wait to be begun."""
+    """Sequences that wait to start."""
     interrupted: int
-    """Sequences that wait to go on: after a change of pools, or since memory was short."""
+    """Sequences that wait to continue, after a membership change or a preemption."""
     running: int
-    """Sequences that have a slab."""
+    """Sequences that have a KV slot."""
     owners: int
-    """Owners of all these."""
+    """Owners of all these sequences."""
     turns_in_flight: int
     kv_tokens: int
-    """Room for slabs."""
+    """KV capacity for all slots."""
     kv_tokens_used: int
-    """Of it, reserved for sequences that run."""
+    """Part of the KV capacity reserved for sequences that run."""
     kv_tokens_cached: int
-    """Of it, slabs of ended sequences, kept for their first tokens until the room is needed."""
+    """Part of the KV capacity in slots of ended sequences, kept for prefix copies until it is needed."""
     totals: Totals

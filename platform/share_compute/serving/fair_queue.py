@@ -1,10 +1,10 @@
-"""Who is next: owners share a deployment evenly, by tokens.
+"""Fair queueing: owners share a deployment evenly, by tokens.
 
-Each owner has a count of the positions that were computed for it; whose count is lowest is next. An owner who comes
-back starts at the lowest count of those who are there, or at its own if that is higher: nobody saves up turns by
-staying away, and nobody gets rid of what was used by leaving for a moment. Unlike a round-robin by requests, this holds
-whatever the lengths of prompts and answers, and nobody must guess lengths ahead (the "virtual token counter" of Sheng
-et al., Fairness in Serving Large Language Models, 2024).
+Each owner has a counter of the positions computed for it; the owner with the lowest counter is next. A returning owner
+starts at the lowest counter among present owners, or at its own if that is higher. So no owner gains by staying away,
+and none resets its usage by leaving for a moment. Unlike round-robin by requests, this is fair for any lengths of
+prompts and answers, and needs no prediction of lengths (the "virtual token counter" of Sheng et al., Fairness in
+Serving Large Language Models, 2024).
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from share_compute.serving.live_sequence import LiveSequence
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """An owner's sequences."""
+    """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
+    """Positions computed for the owner; raised to the lowest counter present when the owner returns."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
-    """Not begun yet."""
+    """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
-    """Begun before, but their slabs were lost or given up; they go first."""
+    """Sequences that started, but whose KV slots were lost or given up; they go first."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
-    """Open, with known tokens that were not sent yet."""
+    """Open sequences with known tokens that were not sent yet."""
     num_live: int = 0
-    """All that have not ended."""
+    """Number of sequences that have not ended."""
 
 
 class FairQueue:
@@ -38,7 +39,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
         self.num_waiting = 0
-        """Sequences that were never begun."""
+        """Number of sequences that never started."""
         self.num_interrupted = 0
         self.num_prefilling = 0
 
@@ -50,7 +51,7 @@ class FairQueue:
         self.num_waiting += 1
 
     def interrupt(self, lives: Iterable[LiveSequence]) -> None:
-        """Put open sequences before those that were never begun; all that were interrupted keep their order."""
+        """Put open sequences before those that never started; interrupted ones keep their order of arrival."""
         for live in lives:
             owner = self._owners[live.owner]
             if owner.prefilling.pop(live.id, None):
@@ -61,14 +62,14 @@ class FairQueue:
             owner.interrupted = deque(sorted(owner.interrupted, key=lambda live: live.order))
 
     def begin(self, live: LiveSequence) -> None:
-        """Take a sequence out, since it is open now: its prompt is to be sent."""
+        """Move a sequence from waiting to prefilling: it is open now, and its prompt is to be sent."""
         owner = self._owners[live.owner]
         self._take_out(owner, live)
         owner.prefilling[live.id] = live
         self.num_prefilling += 1
 
     def prefilled(self, live: LiveSequence) -> None:
-        """Take note that all known tokens of a sequence are sent."""
+        """Record that all known tokens of a sequence are sent."""
         del self._owners[live.owner].prefilling[live.id]
         self.num_prefilling -= 1
 
@@ -84,31 +85,31 @@ class FairQueue:
             self._owners.clear()
 
     def charge(self, live: LiveSequence) -> None:
-        """Count what was sent of a sequence for its owner."""
+        """Add the positions of a sequence sent since the last call to its owner's counter."""
         self._owners[live.owner].served_tokens += live.charge()
 
     def in_turn(self) -> list[Owner]:
-        """Return the owners who have something to be begun or to be prefilled, who is next first."""
+        """Return the owners with a sequence to start or to prefill, the next owner first."""
         return sorted(
             (owner for owner in self._owners.values() if owner.prefilling or self.candidates(owner)),
             key=lambda owner: (owner.served_tokens, self._oldest(owner)),
         )
 
     def candidates(self, owner: Owner) -> deque[LiveSequence]:
-        """Return what may be begun for an owner: nothing new as long as somebody's streams are interrupted."""
+        """Return the sequences of an owner that may start: no new ones while any owner's are interrupted."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
     def queued(self) -> Iterator[LiveSequence]:
-        """Yield all that are not open."""
+        """Yield all sequences that are not open."""
         return chain.from_iterable(chain(owner.interrupted, owner.waiting) for owner in self._owners.values())
 
     def num_waiting_of(self, owner: str) -> int:
-        """Return how many sequences of an owner were never begun."""
+        """Return the number of sequences of an owner that never started."""
         return len(self._owners[owner].waiting) if owner in self._owners else 0
 
     @property
     def num_owners(self) -> int:
-        """Owners who are there."""
+        """Number of owners with a sequence that has not ended."""
         return sum(owner.num_live > 0 for owner in self._owners.values())
 
     def _oldest(self, owner: Owner) -> int:
@@ -129,7 +130,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Who is away with no more than the least would begin at the least in any case.
+            # Absent owners whose counter is at most the lowest would restart at the lowest anyway: forget them.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

@@ -1,4 +1,4 @@
-"""What a deployment measures of itself: how soon tokens come, and how many."""
+"""Performance measurements of a deployment: latency and throughput of tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from math import ceil
 from share_compute.serving.events import Embedded, Emitted, SequenceEvent
 
 _SAMPLES = 2048
-"""Latencies that are remembered: the last ones."""
+"""Number of latencies kept, the most recent ones."""
 _TURNS = 64
-"""Turns of which it is remembered how many sequences were in them: the last ones."""
+"""Number of engine steps whose batch sizes are kept, the most recent ones."""
 _RATE_S = 10.0
-"""Time over which tokens are counted."""
+"""Window in seconds over which tokens are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of the last tokens; None before there were any."""
+    """Latency percentiles over the last tokens; None before there were any."""
 
     p50_s: float | None
     p95_s: float | None
@@ -28,44 +28,44 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured lately."""
+    """Recent measurements."""
 
     tokens_per_s: float
-    """Over the last seconds in which there were any: those generated, or those of texts that became vectors."""
+    """Rate over the last seconds in which there were tokens: generated ones, or those of embedded texts."""
     first_token: Latency
-    """From a sequence's arrival to its first token, or its vector."""
+    """Time from a sequence's arrival to its first token, or its vector."""
     next_token: Latency
-    """From token to token of a sequence."""
+    """Time between consecutive tokens of a sequence."""
     batch_size: float | None
-    """Sequences in one turn, the mean of the last turns; None before there were any."""
+    """Mean number of sequences in the last engine steps; None before there were any."""
 
 
 class Figures:
-    """Measures by the times that it is told; it has no clock."""
+    """Measure latency and throughput from the times that callers pass; it has no clock."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
-        """When each sequence came that has no token yet."""
+        """Arrival time of each sequence that has no token yet."""
         self._last: dict[int, float] = {}
-        """When each sequence that goes on had its last token."""
+        """Time of the last token of each sequence that goes on."""
         self._first_s: deque[float] = deque(maxlen=_SAMPLES)
         self._between_s: deque[float] = deque(maxlen=_SAMPLES)
         self._emitted: deque[tuple[float, int]] = deque()
-        """When tokens came, and how many at once."""
+        """Times at which tokens came, and their number at each time."""
         self._batches: deque[int] = deque(maxlen=_TURNS)
-        """Sequences in each turn."""
+        """Number of sequences in each engine step."""
 
     def came(self, sequence: int, now_s: float) -> None:
-        """A sequence came."""
+        """Record that a sequence arrived."""
         self._began[sequence] = now_s
 
     def sent(self, sequences: int) -> None:
-        """A turn of so many sequences was sent."""
+        """Record that an engine step of ``sequences`` sequences was sent."""
         if sequences:
             self._batches.append(sequences)
 
     def told(self, events: Iterable[SequenceEvent], now_s: float) -> None:
-        """Take note of what was told of sequences."""
+        """Record events of sequences."""
         tokens = 0
         for event in events:
             if isinstance(event, Emitted):
@@ -94,7 +94,7 @@ class Figures:
             self._emitted.popleft()
 
     def tokens_per_s(self, now_s: float) -> float:
-        """Return the tokens a second, over the last seconds in which there were any."""
+        """Return the tokens per second over the last seconds in which there were any."""
         self._drop_old(now_s)
         if len(self._emitted) < 2:
             return 0.0
@@ -102,7 +102,7 @@ class Figures:
         return sum(tokens for _, tokens in self._emitted) / max(busy_s, 1e-3)
 
     def measured(self, now_s: float) -> Measured:
-        """Return it all."""
+        """Return all measurements."""
         batch_size = sum(self._batches) / len(self._batches) if self._batches else None
         return Measured(
             self.tokens_per_s(now_s), _latency(self._first_s), _latency(self._between_s), batch_size

@@ -1,4 +1,4 @@
-"""How much a deployment takes on at a time."""
+"""Limits on the load that a deployment accepts at a time."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the pools of one epoch can hold, and how they are kept busy."""
+    """Capacity of the stages of one epoch, and how they are kept busy."""
 
     window_tokens: int
-    """Longest sequence that the model was made for, prompt and generated tokens together."""
+    """Context window of the deployment: longest sequence, prompt and generated tokens together."""
     kv_tokens: int
-    """Most tokens whose keys and values fit in the tightest pool, all slabs together."""
+    """Most tokens whose keys and values fit in the tightest stage, all KV slots together."""
     max_sequences: int
     """Most sequences that run at a time."""
     turn_tokens: int
-    """Most positions that one turn computes."""
+    """Most positions that one engine step computes."""
     pools: int
-    """Pools in a row; there are as many batches."""
+    """Stages in the pipeline; there are as many batches."""
     max_queued: int
-    """Most sequences that wait to be begun."""
+    """Most sequences that wait to start."""
     run_ahead: int = 1
-    """Turns of a batch that are sent before the tokens of its last one are back."""
+    """Engine steps of a batch that are sent before the tokens of its last one are back."""
     answer_tokens: int = 128
-    """Tokens of a typical answer: room for so many is kept for each sequence, and twice as many whenever it is full."""
+    """Tokens of a typical answer: capacity reserved for each sequence, doubled whenever it is full."""
     embeds: bool = False
-    """Whether the model is an encoder: texts are computed whole, each in one turn, and nothing of them is kept."""
+    """Whether the model is an encoder: each text is computed whole in one engine step, and nothing of it is kept."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -51,10 +51,10 @@ class Limits:
 
     @property
     def room_tokens(self) -> int:
-        """Longest slab that fits; of an encoder, longest text that fits into a turn."""
+        """Largest KV slot that fits; for an encoder, the longest text that fits into an engine step."""
         return self.turn_tokens if self.embeds else self.kv_tokens
 
     @property
     def longest_tokens(self) -> int:
-        """Longest sequence that can be served: by the model's window, and by the memory."""
+        """Longest sequence that both the model's window and the memory allow."""
         return min(self.window_tokens, self.room_tokens)

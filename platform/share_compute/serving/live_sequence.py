@@ -1,4 +1,4 @@
-"""One sequence in the scheduler's hands: what is known of it, and what of it has been sent."""
+"""State of one sequence in the scheduler: its known tokens, and the part of them that has been sent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class LiveSequence:
     """A sequence that waits or runs.
 
     Args:
-        generation: what was asked for.
-        order: counts arrivals.
-        new_tokens: most tokens to generate: what was asked for, or what fits behind the prompt.
-        answer_tokens: of a typical answer; its slab has room for so many, or for twice, four times, ... as many.
+        generation: the request.
+        order: arrival number.
+        new_tokens: most tokens to generate: the number requested, or the number that fits after the prompt.
+        answer_tokens: length of a typical answer. The KV slot has capacity for this number, or twice, four times, ...
+            as many.
     """
 
     generation: Generation
@@ -25,30 +26,31 @@ class LiveSequence:
     new_tokens: int
     answer_tokens: int
     tokens: list[int] = field(init=False)
-    """Prompt, then what was emitted so far."""
+    """Prompt, then the tokens emitted so far."""
     keys: list[int] = field(init=False)
-    """Of the whole blocks of tokens; see `share_compute.serving.prefixes`."""
+    """Keys of the whole blocks of tokens; see `share_compute.serving.prefixes`."""
     is_open: bool = False
-    """Whether it has a slab."""
+    """Whether it has a KV slot."""
     prefill_tokens: int = 0
-    """Tokens that were known when its slab was opened: they come as inputs, all others are fed back."""
+    """Tokens that were known when its KV slot was opened: they come as inputs, all others are fed back."""
     room_tokens: int = 0
-    """Positions of its slab."""
+    """Capacity of its KV slot, in positions."""
     first_turn: int = 0
-    """The next when it came; tokens of earlier ones are of another sequence of this number."""
+    """First engine step after its arrival; tokens of earlier steps belong to another sequence of the same number."""
     sent: int = 0
-    """Positions that are in its slab once all turns that were sent have passed."""
+    """Positions in its KV slot once all engine steps that were sent have passed."""
     planned: int = 0
-    """Generated tokens, with those that turns in flight will bring."""
+    """Generated tokens, including those of engine steps in flight."""
     charged: int = 0
-    """Positions that count for its owner already: what is computed again after a loss does not."""
+    """Positions already charged to its owner; positions computed again after a loss are not charged."""
     cached_tokens: int | None = None
-    """Tokens copied when it was first begun."""
+    """Tokens copied from another sequence at its first start; None before that."""
     passes: int = 0
-    """Sequences of other owners that were begun while this one lacked room."""
+    """Sequences of other owners that started while this one lacked KV capacity."""
     batch: int | None = None
+    """Decode batch; None while it does not decode."""
     last_turn: int = -1
-    """Turn that it last decoded in."""
+    """Last engine step in which it decoded; -1 if none."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.generation.prompt, *self.generation.emitted]
@@ -63,7 +65,7 @@ class LiveSequence:
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """Owner of the sequence: id of the API key."""
         return self.generation.owner
 
     @property
@@ -73,22 +75,22 @@ class LiveSequence:
 
     @property
     def num_emitted(self) -> int:
-        """Generated tokens that are known."""
+        """Number of generated tokens that are known."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def most_tokens(self) -> int:
-        """Positions that are ever written of it. The last token is never an input."""
+        """Most positions that are ever written to its KV slot. The last token is never an input."""
         return self.prompt_tokens + self.new_tokens - 1
 
     @property
     def wanted_tokens(self) -> int:
-        """Positions that its slab should have, so that it can go on: the most, or fewer that are likely enough."""
+        """KV capacity with which it can go on: `most_tokens`, or less that is likely to suffice."""
         return self._room_for(max(len(self.tokens), self.sent + 1))
 
     @property
     def next_room_tokens(self) -> int:
-        """Positions that its slab should have when it is full; 0 where it will not be."""
+        """KV capacity to grow to when its slot is full; 0 if the slot already has `most_tokens`."""
         return 0 if self.room_tokens == self.most_tokens else self._room_for(self.room_tokens + 1)
 
     def _room_for(self, tokens: int) -> int:
@@ -99,26 +101,26 @@ class LiveSequence:
 
     @property
     def is_full(self) -> bool:
-        """Whether its slab has no room for the token that is fed back next."""
+        """Whether its KV slot has no position left for the token that is fed back next."""
         return self.sent == self.room_tokens
 
     @property
     def is_sent_whole(self) -> bool:
-        """Whether turns that bring its last token are on their way: none will be needed after them."""
+        """Whether the engine step that brings its last token was sent: no later step is needed."""
         return self.planned == self.new_tokens
 
     @property
     def is_settled(self) -> bool:
-        """Whether no token of it is on its way."""
+        """Whether none of its tokens is in flight."""
         return self.planned == self.num_emitted
 
     @property
     def work_tokens(self) -> int:
-        """Positions that it needs, at most, when it is begun now."""
+        """Most positions to compute if it starts now."""
         return len(self.tokens) + self.new_tokens - self.num_emitted
 
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
-        """Begin, with so many positions copied from another sequence."""
+        """Start, with ``copy_tokens`` positions copied from sequence ``copy_from``; return the opening of its slot."""
         self.is_open = True
         self.prefill_tokens = len(self.tokens)
         self.room_tokens, self.sent = self.wanted_tokens, copy_tokens
@@ -136,26 +138,26 @@ class LiveSequence:
         )
 
     def grow(self) -> Growth:
-        """Get the room that it wants."""
+        """Grow its KV slot to `wanted_tokens`; return the growth."""
         self.room_tokens = self.wanted_tokens
         return Growth(self.id, self.room_tokens)
 
     def shorten(self, longest_tokens: int) -> bool:
-        """Let it end where prompt and answer together have so many tokens; return whether any are to come."""
+        """Cap prompt and answer together at ``longest_tokens``; return whether any tokens are left to generate."""
         self.new_tokens = min(self.new_tokens, longest_tokens - self.prompt_tokens)
         return self.new_tokens > self.num_emitted
 
     def close(self) -> None:
-        """Forget that it was begun: its slab is lost, what was emitted, or will be by turns in flight, is not."""
+        """Record that its KV slot is lost. Tokens emitted, or still to come from engine steps in flight, are kept."""
         self.is_open, self.batch = False, None
         self.room_tokens = self.sent = self.passes = 0
 
     def settle(self) -> None:
-        """Forget the turns in flight: they bring nothing any more."""
+        """Forget the engine steps in flight: their results will not be used."""
         self.planned = self.num_emitted
 
     def prefill(self, most: int) -> Chunk:
-        """Send known tokens, at most so many; with the last of them the next token is sampled."""
+        """Return the chunk of the next known tokens, at most ``most``; the chunk with the last one samples."""
         start = self.sent
         self.sent = min(start + most, self.prefill_tokens)
         samples = self.sent == self.prefill_tokens
@@ -164,19 +166,19 @@ class LiveSequence:
         return Chunk(self.id, start, len(inputs), inputs, samples)
 
     def decode(self, turn: int) -> Chunk:
-        """Send the token that the last pool feeds back, and sample the next."""
+        """Return the chunk of the token that the last stage feeds back; it samples the next one."""
         self.last_turn = turn
         self.sent += 1
         self.planned += 1
         return Chunk(self.id, self.sent - 1, 1, None, samples=True)
 
     def charge(self) -> int:
-        """Return the positions sent for the first time since this was last asked."""
+        """Return the number of positions sent for the first time since the last call."""
         new = max(0, self.sent - self.charged)
         self.charged += new
         return new
 
     def append(self, token: int) -> None:
-        """Take in a sampled token."""
+        """Append a sampled token."""
         self.tokens.append(token)
         add_keys(self.keys, self.tokens)

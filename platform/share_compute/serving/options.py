@@ -1,4 +1,4 @@
-"""What is asked for: the tokens to go on from, how the next ones are drawn, and when to stop."""
+"""Generation requests: the prompt tokens, the sampling options, and when to stop."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class SamplingOptions(StrictModel):
-    """How tokens are drawn, and when a sequence ends."""
+    """Rules for sampling tokens and for ending a sequence."""
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Logits are divided by it; 0 takes the most probable token."""
+    """Divisor of the logits; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only the most probable tokens that together have this probability; 1 leaves all."""
+    """Keep the most probable tokens that together have this probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
-    """Only so many of the most probable tokens; 0 leaves all."""
+    """Keep this number of most probable tokens; 0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Only tokens at least so probable, in parts of the most probable one; 0 leaves all."""
+    """Keep tokens with at least this fraction of the highest probability; 0 keeps all."""
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Of tokens in prompt and text, positive logits are divided by it, negative ones multiplied; 1 does nothing."""
+    """Divides positive and multiplies negative logits of tokens in prompt and text; 1 does nothing."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Taken from the logit of a token once for each time that it was generated."""
+    """Subtracted from the logit of a token once for each time that it was generated."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Taken from the logits of all tokens that were generated."""
+    """Subtracted once from the logits of all tokens that were generated."""
     seed: int = Field(ge=-(2**63), lt=2**63)
-    """With the position it decides each draw: whatever batch, pool, machine or recovery, the text is the same."""
+    """Seed and position decide each draw: the text does not depend on batch, stage, machine or recovery."""
     max_tokens: int = Field(ge=0)
-    """Most tokens to generate, those in `Generation.emitted` among them; 0 computes nothing."""
+    """Most tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
     stop_token_ids: tuple[TokenId, ...] = ()
-    """Tokens that end the sequence; they are emitted, as its last. The model's ends of text, unless to be ignored."""
+    """Tokens that end the sequence, emitted as its last: the model's end-of-text tokens unless these are ignored."""
     min_tokens: int = Field(default=0, ge=0)
     """Tokens generated before a stop token may be drawn."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Log-probabilities of so many of the most probable tokens, beside the drawn one's; None: of none."""
+    """Number of most probable tokens to report with log-probabilities, beside the drawn one; None reports none."""
     json_schema: str | None = None
-    """The text is JSON of this schema; "": any JSON object; None: any text."""
+    """JSON schema that the text follows; "" allows any JSON object, None any text."""
 
     @model_validator(mode="after")
     def _can_stop(self) -> Self:
@@ -54,12 +54,12 @@ class Generation(StrictModel):
     """One sequence to be generated."""
 
     sequence: int = Field(ge=0)
-    """Unique in a deployment, for as long as it lives."""
+    """Number of the sequence, unique in a deployment until the sequence has ended."""
     owner: str
-    """Whose it is: id of the API key. Owners share a deployment evenly."""
+    """Owner of the sequence: id of the API key. Owners share a deployment evenly."""
     prompt: tuple[TokenId, ...]
-    """Tokens to go on from."""
+    """Tokens to continue."""
     options: SamplingOptions
-    """How to go on."""
+    """Rules for sampling and stopping."""
     emitted: tuple[TokenId, ...] = ()
-    """Tokens that were generated before: another server began this sequence, and this one goes on after them."""
+    """Tokens that another server generated before; this server continues after them."""

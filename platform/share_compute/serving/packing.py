@@ -1,10 +1,11 @@
-"""Weights in the order in which a CPU's library wants them for products with few rows.
+"""Weight packing: reorder weights for a CPU's kernels, for products with few rows.
 
-Decoding multiplies one token of each sequence with every matrix. As models hold their weights, a product of eight rows
-costs a CPU three times one of a single row, though both read the same weights; packed by oneDNN, once, it costs little
-more. (It is what torch's compiler does to models that it freezes; these operators have no other name.) A single row
-is slower by packed weights, so that whoever has the memory keeps both; and where there are more outputs than inputs, it
-is faster still by weights that lie column by column, most of all with a vocabulary's.
+Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a product of eight
+rows costs a CPU three times one of a single row, though both read the same weights. After packing once with oneDNN it
+costs little more. (torch's compiler does this to models that it freezes; these operators have no public name.)
+
+A single row is slower with packed weights, so a machine with enough memory keeps both. Where a layer has more outputs
+than inputs, a single row is faster still with column-major weights, most of all for the vocabulary.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 _ROWS = 8
-"""Rows that weights are packed for; other numbers do as well."""
+"""Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
-"""Up to so many rows plain weights of more than 16 bits are as fast or faster."""
+"""Most rows for which plain weights of more than 16 bits are as fast or faster."""
 _SMALL = 2**19
-"""Fewer weights of more than 16 bits are as fast or faster plain: what packing gains, its operator's call takes."""
+"""Fewest weights of more than 16 bits to pack: below it the operator's call costs at least what packing gains."""
 
 
 class PackedLinear(nn.Module):
     """A linear layer with packed weights.
 
     Args:
-        layer: to do what it does.
-        plain: its weights, in any order, for products of few rows; None where only packed ones are kept.
-        is_shared: whether others use the layer's own weights too, so that they stay in any case.
+        layer: the linear layer to replace.
+        plain: unpacked weights, in any memory order, for products of few rows; None keeps packed ones only.
+        is_shared: whether other modules use the layer's own weights too, so that they stay in memory anyway.
     """
 
     def __init__(self, layer: nn.Linear, plain: Tensor | None, *, is_shared: bool = False) -> None:
@@ -36,19 +37,19 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
         self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
-        # One plain attribute: a module looks slowly for its parameters, and this is asked for a hundred times a token.
+        # One plain attribute: looking up a module's parameters is slow, and this is read a hundred times a token.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
 
     @property
     def weight(self) -> Tensor:
-        """The weights as `nn.Linear` has them, ``[out, in]``; some models look at their type."""
+        """Weights as in `nn.Linear`, ``[out, in]``; some models read their type."""
         plain, packed, _ = self._weights
         return packed.to_dense() if plain is None else plain
 
     def smaller(self) -> nn.Module:
-        """Return a layer that does the same and holds its weights once."""
+        """Return an equivalent layer that holds its weights once."""
         if self._shared is not None:
             return self._shared[0]
         _, packed, bias = self._weights
@@ -64,11 +65,11 @@ class PackedLinear(nn.Module):
         return outputs
 
     __call__ = forward
-    """Nobody hooks into what serves."""
+    """Skip the search for hooks: serving modules have none."""
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether packing helps: on CPUs for which oneDNN has kernels of this type."""
+    """Return whether packing helps: it does on CPUs for which oneDNN has kernels of this type."""
     operators = torch.ops.mkldnn
     if device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001
         return False
@@ -82,19 +83,20 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack(module: nn.Module, *, keeps_plain: bool) -> None:
-    """Pack the linear layers inside, one after the other; also a second time, with less memory.
+    """Pack the linear layers inside, one after the other.
 
-    Weights that others use too (an embedding's) are never let go, so that they are packed only where both are kept.
+    A second call with ``keeps_plain=False`` frees the plain weights. Weights shared with other modules (an embedding's)
+    are never freed, so they are packed only where both are kept.
 
     Args:
-        module: filled.
-        keeps_plain: whether plain weights stay beside packed ones: twice the memory.
+        module: module whose weights are filled.
+        keeps_plain: whether plain weights stay beside packed ones, which takes twice the memory.
     """
     uses: dict[int, int] = {}
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    # Names, not layers: who is packed must be free before the next one is.
+    # Names, not layers: a packed layer's plain weights must be freed before the next layer is packed.
     places = [
         (part, name) for part in module.modules() for name, child in part.named_children() if _may_pack(child)
     ]

@@ -1,4 +1,4 @@
-"""Where a deployment is placed: the planner's choice for what was asked, or for as much of it as the machines hold."""
+"""Placement of a deployment: the planner's choice for the load requested, or as much of it as the machines hold."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
 _MOST_TURN_TOKENS = 512
-"""Positions that one turn computes: more would make those who decode wait for long."""
+"""Most positions that one engine step computes: more would delay the sequences that decode."""
 _LEAST_TURN_TOKENS = 16
 _CHUNK_TOKENS = 128
-"""Fewer positions at one time waste a machine; a prompt in several pieces keeps several pools busy."""
+"""Positions below which a step wastes a machine; a prompt in several chunks keeps several stages busy."""
 _PROCESS_BYTES = 480 * 2**20
-"""What a member's process takes beside its shard."""
+"""Memory of a member's process beside its shard."""
 _MOST_QUEUED = 512
-"""Sequences that wait to be begun."""
+"""Most sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
-"""Texts that wait for an encoder: one request may bring thousands."""
+"""Most texts that wait for an encoder: one request may bring thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,20 @@ class Room:
     """Memory of one machine, in bytes."""
 
     usable_bytes: int
-    """That a plan may fill."""
+    """Memory that a plan may fill."""
     working_bytes: int
-    """That computing takes beside weights and caches."""
+    """Memory that computing takes beside weights and caches."""
     cache_bytes: int
-    """That is left for the caches of sequences, on paper."""
+    """Memory predicted to be left for the caches of sequences."""
     holds_weights_twice: bool
-    """Whether there is room for weights plain and packed, beside the process and all caches that were planned."""
+    """Whether plain and packed weights fit beside the process and all planned caches."""
 
     def beside(self, resident_bytes: int | None) -> int:
-        """Return what is left for caches beside a process that takes so much; None where it takes it elsewhere."""
+        """Return the bytes left for caches.
+
+        Args:
+            resident_bytes: memory of the process with its weights; None where it computes on another device.
+        """
         if resident_bytes is None:
             return self.cache_bytes
         return min(self.cache_bytes, self.usable_bytes - self.working_bytes - resident_bytes)
@@ -56,27 +60,27 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a machine says of the shard that it holds."""
+    """A machine's report about the shard that it holds."""
 
     cache_token_bytes: int
-    """Memory of one token of a sequence."""
+    """Memory of one token of a sequence, in its caches."""
     resident_bytes: int | None
     """Memory of the process with its weights; None where it computes on another device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Machines in a row, each with its shard, and what is left of their memory."""
+    """A pipeline of machines, each with its shard, and the memory left on them."""
 
     prediction: ServingPrediction
     concurrent: int
-    """Sequences of the planned length that fit at one time; fewer than were asked for where memory is short."""
+    """Sequences of the planned length that fit at one time; fewer than requested where memory is short."""
     rooms: Mapping[Worker, Room]
-    """What is left of each machine's memory."""
+    """Memory of each machine, and the part left for caches."""
 
     @property
     def plan(self) -> Plan:
-        """The ordered pools."""
+        """The plan, with its stages in pipeline order."""
         return self.prediction.plan
 
     @property
@@ -86,17 +90,17 @@ class Placement:
 
     @property
     def shards(self) -> dict[Worker, Shard]:
-        """What each machine holds."""
+        """Shard of each machine."""
         return {worker: self.plan.shard(index) for index, worker in enumerate(self.workers)}
 
     def at(self, epoch: int) -> Placement:
-        """Return the same, with the epoch that its plan is carried out in."""
+        """Return a copy whose plan has this epoch."""
         plan = self.plan.model_copy(update={"epoch": epoch})
         return replace(self, prediction=self.prediction.model_copy(update={"plan": plan}))
 
     @property
     def sentence(self) -> str:
-        """Who holds what, for people."""
+        """Layers that each machine holds, as a sentence for people."""
         pools = [
             f"{pool.members[0].name} holds {layer_span(pool.start, pool.stop)}" for pool in self.plan.pools
         ]
@@ -119,15 +123,15 @@ def place(
     pools: int | None,
     embeds: bool = False,
 ) -> Placement:
-    """Place a deployment, with as many sequences at one time as were asked for, or as many as fit.
+    """Place a deployment, with as many sequences at one time as requested, or as many as fit.
 
     Args:
-        spec: what was asked for.
-        topology: the machines that may be used.
-        profile: what the model costs.
+        spec: specification of the deployment.
+        topology: machines that may be used.
+        profile: cost of the model.
         window_tokens: longest sequence.
-        epoch: copied into the plan.
-        pools: machines that are to stand in a row; None leaves it to the planner.
+        epoch: epoch of the plan.
+        pools: number of stages, one machine each; None leaves it to the planner.
         embeds: whether the model is an encoder.
 
     Raises:
@@ -148,9 +152,9 @@ def place(
 
 
 def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
-    """Give what was asked for, then the same with ever fewer sequences at one time."""
+    """Yield the workload requested, then the same with half as many sequences at one time, and so on."""
     asked = spec.workload()
-    if embeds:  # a turn is what takes time and memory, and no cache is kept of it
+    if embeds:  # an engine step takes time and memory, but no cache remains of it
         yield replace(asked, prompt_tokens=_text_turn_tokens(window_tokens), new_tokens=1)
         return
     length = asked.prompt_tokens + asked.new_tokens
@@ -195,15 +199,15 @@ def limits_of(
     *,
     embeds: bool = False,
 ) -> Limits:
-    """Return what the scheduler must keep to with this placement.
+    """Return the scheduler's limits for this placement.
 
     Args:
-        spec: what was asked for.
-        placement: where the model is.
-        holdings: what each machine says of its shard.
+        spec: specification of the deployment.
+        placement: placement of the model.
+        holdings: report of each machine about its shard.
         window_tokens: longest sequence.
-        shares: of the room for caches that may be used, on machines where it proved to be too much; of an encoder,
-            which has none, of the size of its turns.
+        shares: share of the cache memory that may be used, for machines where all of it proved too much. An encoder
+            has no caches: there it is the share of the engine step size.
         embeds: whether the model is an encoder.
 
     Raises:
@@ -238,7 +242,10 @@ def limits_of(
 
 
 def _turn_tokens(spec: ServeJob, pools: int) -> int:
-    """Return how many positions one turn computes: more than a typical prompt has were not counted in memory."""
+    """Return the most positions that one engine step computes.
+
+    It is at most a typical prompt (or `_LEAST_TURN_TOKENS`), since the memory estimate counts no more than that.
+    """
     most = max(_CHUNK_TOKENS, _MOST_TURN_TOKENS // pools)
     return min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), most)
 
@@ -257,12 +264,12 @@ def _limits_of_texts(window_tokens: int, pools: int, share: float = 1.0) -> Limi
 
 
 def _text_turn_tokens(window_tokens: int) -> int:
-    """Return how many positions one turn of an encoder computes: the longest text, or several shorter ones."""
+    """Return the positions that one engine step of an encoder computes: the longest text, or several shorter ones."""
     return max(window_tokens, _MOST_TURN_TOKENS)
 
 
 def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> Limits:
-    """Return what the scheduler keeps to before there are pools: sequences wait."""
+    """Return the scheduler's limits before there are stages: sequences wait."""
     if embeds:
         return _limits_of_texts(window_tokens, 1)
     return Limits(

@@ -1,4 +1,4 @@
-"""Which sequences begin with the same tokens: an index of blocks, each named by all tokens up to its end."""
+"""Prefix index: find sequences with the same first tokens, by blocks whose keys hash all tokens up to their end."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from itertools import islice
 
 BLOCK = 16
-"""Tokens of a block; fewer common tokens are not worth a copy."""
+"""Tokens in a block; fewer common tokens are not worth a copy."""
 
 
 def add_keys(keys: list[int], tokens: Sequence[int]) -> None:
-    """Add the keys of the whole blocks of ``tokens`` behind those that are there."""
+    """Append the keys of the whole blocks of ``tokens`` that ``keys`` lacks."""
     while (len(keys) + 1) * BLOCK <= len(tokens):
         start = len(keys) * BLOCK
-        # Hashes of integers are the same in every process. Two equal ones are compared token by token before use.
+        # Hashes of integers are the same in every process. Equal hashes are compared token by token before use.
         keys.append(hash((keys[-1] if keys else 0, *tokens[start : start + BLOCK])))
 
 
 class PrefixIndex:
-    """Finds sequences by the keys of their first tokens."""
+    """Find sequences by the keys of their first tokens."""
 
     def __init__(self) -> None:
         self._holders: dict[int, dict[int, None]] = {}
 
     def add(self, sequence: int, keys: Sequence[int]) -> None:
-        """Say that a sequence has these blocks."""
+        """Record that a sequence has these blocks."""
         for key in keys:
             self._holders.setdefault(key, {})[sequence] = None
 
     def remove(self, sequence: int, keys: Sequence[int]) -> None:
-        """Say that a sequence does not have these blocks any more."""
+        """Record that a sequence does not have these blocks any more."""
         for key in keys:
             holders = self._holders[key]
             del holders[sequence]
@@ -37,11 +37,11 @@ class PrefixIndex:
                 del self._holders[key]
 
     def deepest(self, keys: Sequence[int], most: int) -> tuple[int, list[int]]:
-        """Return how many of the first blocks some sequence has, and who has all of these, the latest first.
+        """Return how many of the first blocks any sequence has, and the sequences with all of these, latest first.
 
         Args:
-            keys: of the blocks, in order.
-            most: sequences to return at most.
+            keys: keys of the blocks, in order.
+            most: most sequences to return.
         """
         blocks = 0
         while blocks < len(keys) and keys[blocks] in self._holders:
@@ -52,7 +52,7 @@ class PrefixIndex:
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int], known: int) -> int:
-    """Return the length of the common beginning of two, 0 where they differ in the first ``known`` tokens."""
+    """Return the length of the common prefix of two sequences, 0 if they differ in the first ``known`` tokens."""
     if one[:known] != other[:known]:
         return 0
     length = known

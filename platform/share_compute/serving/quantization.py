@@ -1,10 +1,12 @@
-"""Weights in eight bits: each row of a linear layer as integers, and one number that scales them.
+"""Weight-only int8 quantization: each row of a linear layer as integers with one scale.
 
-Symmetric, by a row's largest number, as torchao's weight-only int8 has it; so a row can be made from its own numbers
-alone, and a shard never stands in memory as floats. Inputs are rounded to bfloat16 and multiplied with the integers,
-whose products are exact; sums are in float32. For few rows torch has a kernel that reads the integers as they are:
-that reading is what a token's time goes to. For many it pays to make floats of them, some rows of the matrix at a time.
-Both give the same within the rounding of their sums.
+Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. So a row is
+quantized from its own numbers alone, and a shard is never in memory as floats.
+
+Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in float32. For
+few rows torch has a kernel that reads the integers directly; that reading takes most of a token's time. For many rows
+it is faster to convert the integers to floats, some rows of the matrix at a time. Both give the same result within the
+rounding of their sums.
 """
 
 from __future__ import annotations
@@ -18,24 +20,24 @@ from torch.nn.functional import linear
 from share_compute.errors import UserError
 
 INTEGERS, SCALE = ".int8", ".int8_scale"
-"""What the two tensors of a layer are called, in place of ``.weight``."""
+"""Name suffixes of the two tensors of a layer, in place of ``.weight``."""
 _LARGEST = 127
 _FEW_ROWS = 16
-"""Up to so many rows of inputs the kernel for few is faster."""
+"""Most rows of inputs for which the kernel for few rows is faster."""
 _KERNEL_STEP = 16
-"""Inputs that the kernel reads at one time: of other numbers it would read beyond their end."""
+"""Inputs that the kernel reads at one time; it would read beyond the end of a row that is no multiple of it."""
 _BLOCK = 2**22
-"""Weights that are floats at one time."""
+"""Number of weights that are converted to floats at one time."""
 _LEAST_SHARE = 0.9
-"""Of a layer's matrices; where linear layers are less of it, int8 would save little, and plans would be wrong."""
+"""Least share of linear layers in a model's matrices: below it int8 saves little, and plans would be wrong."""
 
 
 def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
-    """Return what the integers of each row of weights are to be multiplied by ``[out]``, float32.
+    """Return the scale of each row of weights, ``[out]``, float32.
 
     Args:
-        rows: ``[out, in]``.
-        name: of the weight, for errors.
+        rows: weights ``[out, in]``.
+        name: name of the weight, for errors.
 
     Raises:
         UserError: a number is not finite.
@@ -48,12 +50,12 @@ def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
 
 
 def integers_of(rows: Tensor, scale: Tensor) -> Tensor:
-    """Return rows of weights as integers ``[out, in]``, with their scale."""
+    """Return rows of weights quantized with ``scale``, int8 ``[out, in]``."""
     return (rows.float() / scale[:, None]).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
 
 
 def is_quantized(name: str) -> bool:
-    """Return whether a stored name is that of integers."""
+    """Return whether a stored name is that of quantized integers."""
     return name.endswith(INTEGERS)
 
 
@@ -63,7 +65,7 @@ def scale_name(name: str) -> str:
 
 
 def weight_of(name: str) -> str:
-    """Return the stored name of the weight that a tensor called ``name`` is made of."""
+    """Return the stored name of the weight from which the tensor called ``name`` is made."""
     return name.removesuffix(INTEGERS).removesuffix(SCALE) + ".weight"
 
 
@@ -71,7 +73,7 @@ class Int8Linear(nn.Module):
     """A linear layer whose weights are integers; on the meta device until it is given memory.
 
     Args:
-        layer: to do what it does.
+        layer: the linear layer to replace.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -82,13 +84,13 @@ class Int8Linear(nn.Module):
         self.int8 = nn.Parameter(integers, requires_grad=False)
         self.int8_scale = nn.Parameter(torch.empty(size[0], device="meta"), requires_grad=False)
         self.register_parameter("bias", layer.bias)
-        # The kernel would round scales to bfloat16: it is given ones.
+        # The kernel would round scales to bfloat16, so it gets ones, and `forward` applies the scales in float32.
         self._ones = torch.ones(size[0], dtype=torch.bfloat16)
         self._few = 0 if self.in_features % _KERNEL_STEP else _FEW_ROWS
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply ``[..., in]``; return ``[..., out]``."""
-        own = self._parameters  # looked up as attributes they would take longer
+        own = self._parameters  # faster than attribute lookups
         integers, scale, bias = own["int8"], own["int8_scale"], own["bias"]
         assert integers is not None
         assert scale is not None
@@ -99,7 +101,7 @@ class Int8Linear(nn.Module):
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
     __call__ = forward
-    """Nobody hooks into what serves."""
+    """Skip the search for hooks: serving modules have none."""
 
     def _products(self, rows: Tensor, integers: Tensor) -> Tensor:
         """Return ``[rows, out]`` in bfloat16, not yet scaled."""
@@ -113,11 +115,11 @@ class Int8Linear(nn.Module):
 
 
 def quantize(model: nn.Module, shared: Set[str]) -> None:
-    """Put an `Int8Linear` in the place of each linear layer inside whose weights nobody else uses.
+    """Replace each linear layer inside by an `Int8Linear`, except layers with shared weights.
 
     Args:
-        model: sketched.
-        shared: names of weights that others use, too.
+        model: sketch of a model, as `share_compute.models.huggingface.sketch` makes it.
+        shared: names of weights that other modules use, too.
     """
     for path, part in list(model.named_modules()):
         for name, child in list(part.named_children()):
@@ -127,14 +129,14 @@ def quantize(model: nn.Module, shared: Set[str]) -> None:
 
 
 def require_linear_layers(model: nn.Module, shared: Set[str]) -> None:
-    """Make sure that int8 saves what plans count on.
+    """Check that int8 saves the memory that plans count on.
 
     Args:
-        model: the whole one, sketched.
-        shared: names of weights that others use, too.
+        model: sketch of the whole model.
+        shared: names of weights that other modules use, too.
 
     Raises:
-        UserError: too much of it is not in linear layers.
+        UserError: too many of its weights are not in linear layers.
     """
     saved = kept = 0
     for path, part in model.named_modules():

@@ -1,8 +1,9 @@
-"""Attention of a turn: its chunks lie one after the other in one batch of one row, each sees its own sequence alone.
+"""Ragged attention of an engine step: its chunks are concatenated in one batch of one row.
 
-Models of transformers hand their queries, keys and values to a function that the configuration names. Ours puts the
-keys and values into the slabs, and attends chunk by chunk; what surrounds attention works on each token alone, so that
-it does not notice. No architecture is known by name here: what a model does beside this interface is refused.
+Each chunk attends to its own sequence alone. Models of transformers pass queries, keys and values to a function that
+the configuration names. The function here (`attend`) stores keys and values in the KV slots and attends chunk by chunk.
+The other layers work on each token alone, so concatenation does not affect them. No architecture is known by name here:
+a model that needs more than this interface is refused.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from share_compute.errors import UserError
 from share_compute.serving.slabs import LayerCache, Slab
 
 RAGGED = "share_compute_ragged"
-"""The name by which configurations ask for `attend`."""
+"""Name under which `attend` is registered as an attention implementation."""
 _HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings"})
-"""Tensors that models hand through to attention, which has no use for them."""
+"""Tensors that models pass through to attention, which does not use them."""
 _KINDS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose rule the arguments of attention tell whole."""
+"""Kinds of layers that the arguments of attention describe completely."""
 
 
 class Piece:
-    """A chunk, as attention sees it: positions [start, start + count) of a slab.
+    """A chunk for attention: positions [start, start + count) of a KV slot.
 
     Args:
-        slab: of its sequence.
-        start: its first position.
-        count: its tokens.
+        slab: KV slot of the sequence.
+        start: first position of the chunk.
+        count: number of tokens.
     """
 
     __slots__ = ("count", "slab", "start", "stop")
@@ -47,16 +48,18 @@ class Piece:
         self.stop = start + count
 
     def first_seen(self, window: int | None) -> int:
-        """Return the first position that any of its tokens sees."""
+        """Return the first position that any of its tokens attends to."""
         return 0 if window is None else max(0, self.start + 1 - window)
 
     def is_triangle(self, window: int | None) -> bool:
-        """Whether its first token sees itself alone, and each next one token more."""
+        """Return whether the mask is purely causal: the first token attends to itself alone, the next to two, ..."""
         return self.start == 0 and (window is None or self.count <= window)
 
 
 class Attention:
-    """What all layers of a shard need to know of one turn; each layer calls `attend` once, in their order.
+    """Attention state of one engine step, shared by all layers of a shard.
+
+    Each layer calls `attend` once, in the order of the layers.
 
     Args:
         pieces: chunks in the order of their tokens.
@@ -88,13 +91,13 @@ class Attention:
             query: ``[1, heads, tokens, key_size]``.
             key: ``[1, kv_heads, tokens, key_size]``.
             value: ``[1, kv_heads, tokens, value_size]``.
-            scaling: of the products; None is the usual one.
-            window: positions that each token sees, itself included; None sees all before.
-            softcap: bound that products are bent under.
-            sinks: a product for each head that takes part in the softmax and adds nothing, ``[heads]``.
+            scaling: factor of the products; None is the usual one, ``key_size ** -0.5``.
+            window: positions that each token attends to, itself included; None is all before it.
+            softcap: bound of the products, by tanh.
+            sinks: one product per head that takes part in the softmax and adds no value, ``[heads]``.
 
         Returns:
-            ``[1, tokens, heads, value_size]``
+            Attention outputs ``[1, tokens, heads, value_size]``.
         """
         self._layer += 1
         place = 2 * self._layer
@@ -126,7 +129,7 @@ class Attention:
             return torch.cat(found, 1)
         groups = key.shape[1]
         if self._decodes:
-            # The heads of a group share their keys: to them they are several tokens that see the same.
+            # The heads of a group share their keys, so they are computed like several tokens with the same context.
             tokens = query.transpose(1, 2)
             askings = tokens.reshape(tokens.shape[1], 1, groups, -1, tokens.shape[3]).unbind(0)
             found = [
@@ -151,7 +154,7 @@ class Attention:
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def _mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
-        """Return what is added to the products, ``[count, seen]``; layers of a kind share it. One token sees all."""
+        """Return the additive mask ``[count, seen]``, shared by layers of a kind; None for a single token."""
         piece = self._pieces[index]
         if piece.count == 1:
             return None
@@ -169,10 +172,10 @@ class Attention:
 
 
 class TextAttention(Attention):
-    """Attention of an encoder's turn: each token sees all tokens of its text, and nothing is kept.
+    """Attention of an encoder's engine step: each token attends to its whole text, and nothing is kept.
 
     Args:
-        counts: tokens of each text, in the order of the texts.
+        counts: number of tokens of each text, in the order of the texts.
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
@@ -189,7 +192,7 @@ class TextAttention(Attention):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Do what `Attention.attend` does; a window reaches as far forward as back."""
+        """Attend in the next layer, as `Attention.attend`; a window reaches as far forward as back."""
         if softcap is not None or sinks is not None:
             raise cannot_serve("encoder", "bends its attention, or gives it sinks")
         grouped = query.shape[1] != key.shape[1]
@@ -209,7 +212,7 @@ class TextAttention(Attention):
 
 
 def _near(query: Tensor, window: int | None) -> Tensor | None:
-    """Return which tokens each one sees, ``[count, count]``; None where it sees all."""
+    """Return the mask of tokens that each one attends to, ``[count, count]``; None if it attends to all."""
     count = query.shape[2]
     if window is None or count <= window:
         return None
@@ -226,7 +229,7 @@ def _by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend with what no kernel knows; shapes as `Attention.attend` has them, but for one piece."""
+    """Attend with softcap or sinks, which no kernel supports; shapes as in `Attention.attend`, for one piece."""
     _, heads, count, size = query.shape
     groups = keys.shape[1]
     shape = (1, groups, heads // groups, count, size)
@@ -247,11 +250,11 @@ def _by_hand(
 
 
 class Probe(Attention):
-    """Notes what layers keep, and refuses what these slabs and this attention cannot do.
+    """Record the cache shape of each layer, and refuse models that these KV slots or this attention cannot serve.
 
     Args:
-        model_type: for messages.
-        kinds: of the shard's layers, where the configuration tells them.
+        model_type: name of the architecture, for messages.
+        kinds: kinds of the shard's layers; None if the configuration has none.
     """
 
     def __init__(self, model_type: str, kinds: Sequence[str] | None) -> None:
@@ -261,7 +264,7 @@ class Probe(Attention):
         self.layers: list[LayerCache] = []
 
     def check(self, module: nn.Module, window: int | None, options: dict[str, Any]) -> None:
-        """Raise UserError when the next layer attends by other rules than its arguments tell."""
+        """Raise UserError if the next layer's attention has rules beyond its arguments."""
         odd = sorted(
             name for name, given in options.items() if isinstance(given, Tensor) and name not in _HARMLESS
         )
@@ -276,15 +279,15 @@ class Probe(Attention):
             self._refuse(f"has layers of kind {kind}")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
-        """Note a layer; return something of the right shape."""
+        """Record a layer; return zeros of the right shape."""
         self.layers.append(LayerCache(key.shape[1], key.shape[3], value.shape[3]))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def finish(self, num_layers: int) -> list[LayerCache]:
-        """Return what each layer keeps.
+        """Return the cache shape of each layer.
 
         Raises:
-            UserError: not each layer called `attend` once.
+            UserError: not every layer called `attend` exactly once.
         """
         if len(self.layers) != num_layers:
             self._refuse("keeps other things of past tokens than keys and values of each layer")
@@ -295,7 +298,7 @@ class Probe(Attention):
 
 
 def cannot_serve(model_type: str, reason: str) -> UserError:
-    """Return the error for an architecture that cannot be served, and the reason."""
+    """Return the error for an architecture that cannot be served for ``reason``."""
     return UserError(
         f"architecture {model_type!r} cannot be served here: it {reason}",
         mend="choose an architecture with plain attention in each layer, such as llama, qwen3, gemma3 or mistral",
@@ -303,7 +306,7 @@ def cannot_serve(model_type: str, reason: str) -> UserError:
 
 
 class _Now(threading.local):
-    """The turn that this thread computes."""
+    """Attention state of the engine step that this thread computes."""
 
     attention: Attention | None = None
 
@@ -313,7 +316,7 @@ _NOW = _Now()
 
 @contextmanager
 def attending(attention: Attention) -> Iterator[None]:
-    """Make models attend by ``attention``, in this thread."""
+    """Make models in this thread use ``attention``."""
     _NOW.attention = attention
     try:
         yield
@@ -330,7 +333,7 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers wants it of such a function; see `Attention.attend`."""
+    """Attend, with the signature that transformers expects of an attention function; see `Attention.attend`."""
     attention = _NOW.attention
     assert attention is not None, "only a ServingStage computes by this attention"
     if attention_mask is not None:
@@ -345,7 +348,7 @@ ALL_ATTENTION_FUNCTIONS.register(RAGGED, attend)
 
 
 def attend_raggedly(model: nn.Module) -> None:
-    """Make a model ask for `attend`: what ``set_attn_implementation`` does after its checks."""
+    """Make a model use `attend`, as ``set_attn_implementation`` does after its checks."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:

@@ -1,9 +1,9 @@
-"""Drawing tokens: what a request's options make of a model's logits.
+"""Sampling: draw tokens from a model's logits by a request's options.
 
-Each draw's randomness is a function of the request's seed and the token's position, and of each token of the vocabulary
-by its id: the token whose probability, divided by its own exponential number, is largest. That is a draw from the
-distribution; and where another machine or another batch rounds logits a little differently, it is the same token,
-unless two are equal within that little.
+The random numbers of a draw depend only on the request's seed and the token's position: one exponential number per
+token id of the vocabulary. The token with the largest probability divided by its own exponential number is drawn, which
+is a draw from the distribution. Another machine or batch may round logits a little differently; the same token is drawn
+unless two tokens are equal within that difference.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from share_compute.serving.options import SamplingOptions
 from share_compute.serving.turns import Chunk, Opening, Sampled
 
 _LIKELIEST = 1024
-"""Tokens among which those of ``top_p`` are looked for first: sorting a whole vocabulary takes long."""
+"""Number of most probable tokens that ``top_p`` tries first: sorting a whole vocabulary takes long."""
 
 
 class _Sequence:
-    """What is known of one sequence.
+    """Sampling state of one sequence.
 
     Args:
-        opening: of it.
-        grammar: that its text follows.
-        vocabulary_size: of the model.
-        device: where logits are.
+        opening: opening of the sequence.
+        grammar: grammar that its text follows; None for any text.
+        vocabulary_size: number of logits of the model.
+        device: device of the logits.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class _Sequence:
         self.prompt_tokens = opening.prompt_tokens
         self.grammar = grammar
         self.end: int | None = None
-        """The token that ended it."""
+        """The token that ended the sequence; None while it goes on."""
         self.is_greedy = options.temperature == 0
         self._stops = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
         self._seen: Tensor | None = None
@@ -62,7 +62,7 @@ class _Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the largest logit decides at once."""
+        """Whether the token is the one with the largest logit, without adjustments."""
         options = self.options
         return (
             self.is_greedy
@@ -73,7 +73,7 @@ class _Sequence:
         )
 
     def adjust(self, logits: Tensor, position: int) -> Tensor:
-        """Return logits ``[vocabulary]`` of the token at ``position`` after penalties and what may not come."""
+        """Return logits ``[vocabulary]`` of the token at ``position`` after penalties; forbidden tokens are -inf."""
         options, scores = self.options, logits
         if self._seen is not None:
             seen: torch.LongTensor = self._seen[:, : self._num_seen]  # type: ignore[assignment]
@@ -89,7 +89,7 @@ class _Sequence:
         return scores
 
     def note(self, token: int) -> None:
-        """Take note of a token that was drawn."""
+        """Record a token that was drawn."""
         if self._seen is not None:
             if self._num_seen == self._seen.shape[1]:
                 self._seen = torch.nn.functional.pad(self._seen, (0, self._num_seen))
@@ -104,12 +104,12 @@ class _Sequence:
 
 
 class Sampler:
-    """Draws the tokens of all sequences of a deployment, on its last pool.
+    """Draw the tokens of all sequences of a deployment, on its last stage.
 
     Args:
-        vocabulary_size: of the model.
-        device: where logits are.
-        tokenizer: its folder, for constrained text.
+        vocabulary_size: number of logits of the model.
+        device: device of the logits.
+        tokenizer: folder of the tokenizer, for constrained text; None if there is none.
     """
 
     def __init__(self, vocabulary_size: int, device: torch.device, tokenizer: Path | None = None) -> None:
@@ -119,10 +119,10 @@ class Sampler:
         self._sequences: dict[int, _Sequence] = {}
 
     def open(self, opening: Opening) -> None:
-        """Begin a sequence, or go on with one.
+        """Start or continue a sequence.
 
         Raises:
-            UserError: its schema cannot be followed, which was to be checked before, or not with this tokenizer;
+            UserError: its schema cannot be followed, which callers should have checked, or not with this tokenizer;
                 ``details`` names the sequence.
         """
         schema = opening.options.json_schema
@@ -142,9 +142,9 @@ class Sampler:
         return self._grammars.start(schema)
 
     def warm_up(self) -> None:
-        """Make the vocabulary ready for constrained text, if its tokenizer can be used for that."""
+        """Prepare the vocabulary for constrained text, if its tokenizer can be used for that."""
         if self._grammars is not None:
-            with suppress(UserError):  # which the first who asks for it is told
+            with suppress(UserError):  # the first request for constrained text reports it
                 self._grammars.warm_up()
 
     def close(self, sequence: int) -> None:
@@ -159,8 +159,8 @@ class Sampler:
         """Draw a token after each chunk.
 
         Args:
-            logits: after the last token of each chunk, ``[chunks, vocabulary]``.
-            chunks: that sample.
+            logits: logits after the last token of each chunk, ``[chunks, vocabulary]``.
+            chunks: chunks that sample.
         """
         if not chunks:
             return ()
@@ -197,10 +197,10 @@ def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:
 
     Args:
         scores: logits ``[vocabulary]``.
-        options: with a temperature above 0.
-        position: in the sequence.
+        options: sampling options with a temperature above 0.
+        position: position of the token in the sequence.
     """
-    # The largest is 0 before it is divided: the smallest temperature makes no infinite number.
+    # Subtract the maximum before dividing, so that the smallest temperature gives no infinity.
     weights = ((scores - scores.max()) / options.temperature).exp()
     weights = weights.masked_fill(weights < _least(weights, options), 0.0)
     source = np.random.Generator(np.random.Philox(key=options.seed % 2**64, counter=position << 64))
@@ -209,7 +209,7 @@ def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:
 
 
 def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
-    """Return the smallest weight that may be drawn, of ``[vocabulary]`` whose largest is 1."""
+    """Return the smallest weight that may be drawn; ``weights`` is ``[vocabulary]`` with a maximum of 1."""
     least = weights.new_tensor(options.min_p)
     best, total = weights, weights.sum()
     if options.top_k:
@@ -221,14 +221,14 @@ def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
             best = weights.topk(min(_LIKELIEST, len(weights))).values
             if best.sum() < options.top_p * total:
                 best = weights.sort(descending=True).values
-        # Those are kept before which there is less than top_p: together they have it.
+        # Keep each token whose predecessors together have less than top_p: the tokens kept then have top_p.
         before = best.cumsum(0) - best
         least = torch.maximum(least, best[(before < options.top_p * total).sum() - 1])
     return least
 
 
 def _logprobs(logits: Tensor, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Return the log-probability of a token, and the ``count`` largest, as the model itself has them."""
+    """Return the log-probability of a token and the ``count`` largest, from the unadjusted logits."""
     every = logits.log_softmax(-1)
     values, ids = every.topk(min(count, len(every)))
     return float(every[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))

@@ -1,33 +1,36 @@
-"""The scheduler of one deployment: which sequences run, what each turn computes, and what has become of them.
+"""The scheduler of one deployment: which sequences run, what each engine step computes, and the events that result.
 
-A state machine without clock or randomness: the same calls in the same order give the same turns. Its server calls
-`Scheduler.submit` and `Scheduler.cancel` for clients and `Scheduler.completed` for what the last pool tells, then sends
-what `Scheduler.next_turns` returns, in that order, to all pools (see `share_compute.serving.turns` for what pools do).
+It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server
+calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the last stage. It
+then sends the steps that `Scheduler.next_turns` returns, in that order, to all stages. The module
+`share_compute.serving.turns` describes how stages execute them.
 
-**Turns.** There are as many batches as pools, and each may have ``run_ahead`` turns in flight beside one: while one
-pool computes for one batch, the others compute for the others, and the next turn waits at the first pool before the
-tokens of the last are back. In a turn first its batch decodes, one token each; what is left of its budget goes to
-prompts, in chunks: those of whoever was served least. Chunks of one prompt may be in turns of different batches, so a
-long prompt keeps all pools busy. Where decodes would take the whole budget, prompts get a quarter, and decodes rotate.
+**Engine steps.** There are as many batches as stages. Each batch may have ``1 + run_ahead`` steps in flight. While one
+stage computes for one batch, the others compute for the other batches. The next step already waits at the first stage
+before the tokens of the last one are back. In a step, first its batch decodes, one token per sequence. The rest of the
+budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of different
+batches, so a long prompt keeps all stages busy. Where decodes would take the whole budget, prompts get a quarter, and
+decodes rotate.
 
-**Ends.** The server knows ahead when the last token is due, and sends no turn beyond it. It does not know of a stop
-token, nor of a cancellation, before it comes: turns in flight then compute one position each for nothing, at most
-``1 + run_ahead`` of them, and their tokens are dropped. The sequence has ended at once all the same, and its room is
-free at once: whatever turn closes its slab, or copies from it, comes after those in flight, at every pool.
+**Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does not know a
+stop token or a cancellation in advance. Steps in flight (at most ``1 + run_ahead``) then compute one wasted position
+each, and their tokens are dropped. The sequence still ends at once, and its KV capacity is free at once: at every
+stage, a step that closes its KV slot or copies from it comes after those in flight.
 
-**Room.** A slab has room for a prompt and a typical answer, and grows when that is full; where it cannot, its sequence
-is preempted (see `share_compute.serving.admission`) and begun again from what was emitted, as after a change of pools.
+**KV capacity.** A KV slot has capacity for a prompt and a typical answer, and grows when it is full. If it cannot, the
+sequence is preempted (see `share_compute.serving.admission`). It later restarts from the tokens emitted, as after a
+membership change.
 
-**Lengths.** A sequence, prompt and generated tokens together, becomes at most as long as the window (or as what memory
-holds of one sequence): it ends there with reason "length". So a prompt must be shorter than the window. One that asks
-for no tokens ends at once with reason "length", and nothing is computed.
+**Lengths.** Prompt and generated tokens together are at most the window (or the memory for one sequence). A sequence
+ends there with reason "length". So a prompt must be shorter than the window. A sequence that requests no tokens ends at
+once with reason "length", and nothing is computed.
 
-**Encoders.** A text is a sequence with a prompt and no answer. All of it must be computed at one time, since its tokens
-all see each other: it goes into the first turn that has room for it, is never cut, and ends when its vector comes.
+**Encoders.** A text is a sequence with a prompt and no answer. Its tokens all attend to each other, so the whole text
+is computed in one step. It goes into the first step with space for it, is never split, and ends when its vector comes.
 
-**A change of pools** (`Scheduler.reform`). All slabs and all turns in flight are forgotten. Every sequence that ran is
-begun again, before any new one, from its prompt and the tokens emitted; results of turns of earlier epochs are dropped.
-Since draws depend on seed and position only, the tokens are the same as if nothing had happened.
+**A membership change** (`Scheduler.reform`). All KV slots and all steps in flight are forgotten. Every sequence that
+ran restarts before any new one, from its prompt and the tokens emitted. Results of steps of earlier epochs are dropped.
+Draws depend only on seed and position, so the tokens are the same as without the change.
 """
 
 from __future__ import annotations
@@ -65,16 +68,17 @@ from share_compute.serving.text_ledger import TextLedger
 from share_compute.serving.turns import Chunk, Growth, Opening, Outcome, Pooled, Turn, TurnResult
 
 _RETRY_S = (1, 60)
-"""Shortest and longest time after which a client is told to try again."""
+"""Shortest and longest retry delay for clients, in seconds."""
 _UNKNOWN_RETRY_S = 5
+"""Retry delay in seconds while the token rate is unknown."""
 
 
 class Scheduler:
     """All sequences of one deployment.
 
     Args:
-        limits: of the pools that are there.
-        epoch: of these pools.
+        limits: limits of the present stages.
+        epoch: epoch of these stages.
     """
 
     def __init__(self, limits: Limits, epoch: int = 0) -> None:
@@ -93,28 +97,28 @@ class Scheduler:
         self._admission = Admission(limits, self._queue, self._ledger, self._totals)
         self._batches = Batches(limits.pools, 1 + limits.run_ahead)
         self._in_flight: dict[int, Turn] = {}
-        """Turns whose results were not taken in yet, in the order that they were sent."""
+        """Engine steps whose results are not processed yet, in the order in which they were sent."""
         self._results: dict[int, TurnResult] = {}
-        """Results that came before that of an earlier turn."""
+        """Results that arrived before that of an earlier step."""
         self._closes_now = False
 
-    # -- what clients ask for ----------------------------------------------------------------------------------------
+    # -- client requests ---------------------------------------------------------------------------------------------
 
     def submit(self, *generations: Generation, tokens_per_s: float = 0.0) -> list[SequenceEvent]:
-        """Take in sequences, all or none of them: those of one request come together.
+        """Add the sequences of one request, all or none of them.
 
         Args:
-            generations: what is asked for.
-            tokens_per_s: rate at which the deployment has computed lately, 0 when unknown: says when to try again.
+            generations: sequences to generate.
+            tokens_per_s: recent rate of the deployment, from which the retry delay follows; 0 if unknown.
 
         Returns:
-            `Finished` for those that have nothing left to generate; they are never begun.
+            `Finished` for sequences that have nothing left to generate; they never start.
 
         Raises:
             UserError: a prompt is empty, or there are more sequences than may ever wait.
-            TooLong: a prompt leaves no room for a token.
-            Conflict: there is a sequence of this number.
-            Busy: too many wait already; says when to try again.
+            TooLong: a prompt leaves no space for a token.
+            Conflict: a sequence with this number exists.
+            Busy: too many sequences wait already; the error has the retry delay.
         """
         lives = [
             LiveSequence(one, self._num_arrived + place, self._new_tokens(one), self.limits.answer_tokens)
@@ -139,12 +143,12 @@ class Scheduler:
         return [_finished(live, ended[live.id]) for live in lives if live.id in ended]
 
     def cancel(self, sequence: int) -> list[SequenceEvent]:
-        """End a sequence that nobody wants any more; [] where it has ended already."""
+        """Cancel a sequence; return its end, or [] if it has ended already."""
         live = self._live.get(sequence)
         return [self._end(live, "cancelled")] if live else []
 
     def _new_tokens(self, generation: Generation) -> int:
-        """Return how many tokens a sequence may get, from its prompt on."""
+        """Return the most tokens that may be generated after a prompt."""
         length, longest = len(generation.prompt), self.limits.longest_tokens
         if not length:
             raise UserError("the prompt is empty", mend="give at least one token to go on from")
@@ -171,7 +175,7 @@ class Scheduler:
                 f"{len(lives)} sequences at once are too many; at most {most} can wait",
                 mend="ask for fewer in one request",
             )
-        # The last places are for owners who have none, so that nobody fills the queue before the others.
+        # Reserve 1/8 of the queue for owners with nothing queued, so that no owner fills it alone.
         if any(self._queue.num_waiting_of(live.owner) for live in lives):
             most -= most // 8
         if lives and waiting + len(lives) > most:
@@ -183,17 +187,17 @@ class Scheduler:
             )
 
     def _retry_after_s(self, tokens_per_s: float) -> int:
-        """Return the time until half of what waits is done."""
+        """Return the expected seconds until half of the queued work is done, within `_RETRY_S`."""
         shortest, longest = _RETRY_S
         if tokens_per_s <= 0:
             return _UNKNOWN_RETRY_S
         ahead_tokens = sum(live.work_tokens for live in self._queue.queued()) / 2
         return round(min(max(ahead_tokens / tokens_per_s, shortest), longest))
 
-    # -- what pools do -----------------------------------------------------------------------------------------------
+    # -- stages ------------------------------------------------------------------------------------------------------
 
     def next_turns(self) -> list[Turn]:
-        """Return all turns that may be sent now, to be sent in this order."""
+        """Return all engine steps that may be sent now, to be sent in this order."""
         self._batches.balance()
         turns: list[Turn] = []
         while made := [turn for batch in self._batches.free() if (turn := self._turn(batch))]:
@@ -201,12 +205,12 @@ class Scheduler:
         return turns
 
     def completed(self, result: TurnResult) -> list[SequenceEvent]:
-        """Take in what came of a turn; the results of earlier turns are told first, whenever they come.
+        """Process the result of an engine step; results of earlier steps are reported first, whenever they arrive.
 
-        Results of earlier epochs, and those that were taken in before, change nothing.
+        Results of earlier epochs, and results that were processed before, change nothing.
 
         Raises:
-            VerificationFailed: the result is not of what the turn samples; nothing of it is taken in.
+            VerificationFailed: the result does not match what the step samples; it is not processed.
         """
         turn = self._in_flight.get(result.turn)
         if turn is None or result.epoch != self.epoch:
@@ -221,17 +225,17 @@ class Scheduler:
         return events
 
     def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
-        """Go on with other pools, that have no slabs. What has less room there ends earlier, at its length.
+        """Continue on other stages, which have no KV slots; sequences that no longer fit whole end earlier.
 
         Args:
-            epoch: later than that of the pools before.
-            limits: of these pools.
+            epoch: new epoch; later than the present one.
+            limits: limits of the new stages.
 
         Returns:
-            `Failed` for sequences whose tokens so far are more than these pools can hold.
+            `Failed` for sequences whose tokens so far exceed the KV capacity of the new stages.
 
         Raises:
-            StaleEpoch: this epoch, or a later one, was begun before.
+            StaleEpoch: this epoch, or a later one, has started before.
         """
         if epoch <= self.epoch:
             raise StaleEpoch(f"epoch {epoch} is not later than {self.epoch}")
@@ -247,12 +251,12 @@ class Scheduler:
         return [self._fail(live) for live in narrow if not live.shorten(limits.longest_tokens)]
 
     def drop_cached(self) -> None:
-        """Give back the memory of all slabs whose sequences have ended: the next turn closes them."""
+        """Free all KV slots of ended sequences: the next engine step closes them."""
         self._ledger.drop_cached()
         self._closes_now = self._ledger.has_closes
 
     def stats(self) -> Stats:
-        """Return what is going on."""
+        """Return the present statistics."""
         return Stats(
             queued=self._queue.num_waiting,
             interrupted=self._queue.num_interrupted,
@@ -265,13 +269,13 @@ class Scheduler:
             totals=replace(self._totals),
         )
 
-    # -- one turn ----------------------------------------------------------------------------------------------------
+    # -- one engine step ---------------------------------------------------------------------------------------------
 
     def _turn(self, batch: int) -> Turn | None:
-        """Return the next turn of a batch; None where it has nothing to do."""
+        """Return the next engine step of a batch; None if it has nothing to do."""
         room = self.limits.turn_tokens
         grows: list[Growth] = []
-        # First: what is begun in this turn may copy from these slabs.
+        # Growing comes before opening: sequences that start in this step may copy from these slots.
         decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
         for_prompts = max(1, room // 4) if self._admission.has_prompts else 0
         chunks = [self._decode(live) for live in decoding[: room - for_prompts]]
@@ -302,7 +306,7 @@ class Scheduler:
         return turn
 
     def _has_room(self, live: LiveSequence, grows: list[Growth]) -> bool:
-        """Return whether a sequence can decode; one whose slab is full and cannot grow gives it up."""
+        """Return whether a sequence can decode; preempt it if its KV slot is full and cannot grow."""
         if not live.is_full:
             return True
         if self._ledger.grow(live.id, live.wanted_tokens):
@@ -321,7 +325,7 @@ class Scheduler:
         return chunk
 
     def _prompts(self, batch: int, room: int, opens: list[Opening]) -> Iterator[Chunk]:
-        """Yield chunks of prompts, of sequences that are begun now or were begun before."""
+        """Yield chunks of prompts, of sequences that start now or started before."""
         while room and (live := self._admission.next(opens, room)):
             chunk = live.prefill(room)
             room -= chunk.count
@@ -377,7 +381,7 @@ class Scheduler:
 
 
 def _ended_before(live: LiveSequence) -> FinishReason | None:
-    """Return why a sequence has nothing left to generate, from what was emitted before; None where it has."""
+    """Return why a sequence has nothing left to generate after the tokens emitted before; None if it has more."""
     emitted, options = live.generation.emitted, live.generation.options
     if emitted and emitted[-1] in options.stop_token_ids:
         return "stop"

@@ -1,9 +1,9 @@
-"""Which replica gets a request: the one that is expected to be done with it first.
+"""Load balancing: a request goes to the replica that is expected to finish it first.
 
-"Shortest expected delay": a replica's outstanding sequences and the new ones, divided by its speed. Of replicas that
-are equally fast that is the one with the least outstanding work; a fast one gets more of the requests than a slow one.
-All sequences of one request go together, so what they have in common is computed once; since each of them counts, that
-takes nothing from others: the next request goes elsewhere.
+The policy is "shortest expected delay": a replica's outstanding sequences plus the new ones, divided by its speed.
+Among equally fast replicas it picks the one with the least outstanding work; a fast one gets more requests than a slow
+one. All sequences of one request go to the same replica, so their common tokens are computed once. Each of them counts
+as load, so the next request goes elsewhere.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What one replica has to do."""
+    """Outstanding work and speed of one replica."""
 
     sequences: int
-    """Running and queued."""
+    """Number of sequences, running and queued."""
     tokens_per_s: float | None = None
-    """With all sequences in flight, as it was planned; None where that is not known."""
+    """Predicted rate with all sequences in flight; None where it is unknown."""
 
 
 def in_turn(backlogs: Sequence[Backlog], new: int = 1) -> list[int]:
-    """Return the indexes of replicas, that which is to be asked first at the front.
+    """Return the indexes of the replicas in the order to try them, shortest expected delay first.
 
     Args:
-        backlogs: of each replica. A speed that is not known is taken to be the mean of those that are.
-        new: sequences of the request.
+        backlogs: backlog of each replica. The mean of the known speeds replaces an unknown one.
+        new: number of sequences in the request.
     """
     known = [each.tokens_per_s for each in backlogs if each.tokens_per_s]
     mean = sum(known) / len(known) if known else 1.0

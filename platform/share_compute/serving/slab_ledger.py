@@ -1,9 +1,9 @@
-"""The slabs that the pools hold, as the server knows them: room, and first tokens that can be copied.
+"""The server's view of the KV slots that the stages hold: their capacity, and prefixes that can be copied.
 
-A slab takes its whole capacity from the turn that opens it, or makes it grow, until the turn that closes it. When its
-sequence ends, it is kept for its first tokens until its room is needed; the one that was used longest ago goes first.
-Since every pool executes the turns in order, room that one turn frees is there for the next, and what one turn writes
-can be copied in the next, however many turns are in flight.
+A KV slot takes its whole capacity from the engine step that opens it, or makes it grow, until the step that closes it.
+When its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used one
+goes first. Every stage executes the steps in order. So capacity that one step frees is there for the next, and
+positions that one step writes can be copied in the next, however many steps are in flight.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ from share_compute.serving.live_sequence import LiveSequence
 from share_compute.serving.prefixes import BLOCK, PrefixIndex, common_tokens
 
 _MOST_COMPARED = 8
-"""Slabs with the same first blocks that are compared token by token."""
+"""Most KV slots with the same first blocks that are compared token by token."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one slab."""
+    """State of one KV slot."""
 
     capacity_tokens: int
     tokens: list[int]
-    """Of the sequence: shared with it while it runs, those that were written once it has ended."""
+    """Tokens of the sequence: the same list while it runs, the written tokens once it has ended."""
     keys: list[int]
+    """Keys of the whole blocks of the tokens."""
     indexed: int = 0
-    """How many of the keys the index has."""
+    """Number of keys that the prefix index has."""
     written: int = 0
-    """Positions that are written before the turn that is being made."""
+    """Positions that are written before the engine step being built."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """First tokens that another slab has, or will have."""
+    """A common prefix that another KV slot has, or will have."""
 
     sequence: int
+    """Sequence of that KV slot."""
     num_tokens: int
     """Positions that can be copied now."""
     is_growing: bool
-    """Whether it is worth to wait: turns to come will write at least a block more of what is common."""
+    """Whether waiting pays: later steps will write at least one more block of the common prefix."""
 
 
 class SlabLedger:
-    """All slabs of one epoch.
+    """All KV slots of one epoch.
 
     Args:
-        kv_tokens: room for all of them.
+        kv_tokens: KV capacity for all slots together.
     """
 
     def __init__(self, kv_tokens: int) -> None:
         self.kv_tokens = kv_tokens
         self.used_tokens = 0
-        """Capacity of slabs whose sequences run."""
+        """Capacity of slots whose sequences run."""
         self.cached_tokens = 0
-        """Capacity of slabs whose sequences have ended."""
+        """Capacity of slots whose sequences have ended."""
         self._entries: dict[int, _Entry] = {}
         self._cached: dict[int, None] = {}
-        """Ended sequences, the one used longest ago first."""
+        """Ended sequences with a slot, the least recently used first."""
         self._copied: set[int] = set()
-        """Those that the turn being made copies from. It cannot close them: it closes before it opens."""
+        """Ended sequences that the step being built copies from. It cannot close them: it closes before it opens."""
         self._closing: list[int] = []
         self._index = PrefixIndex()
 
@@ -67,12 +69,12 @@ class SlabLedger:
         return sequence in self._entries
 
     def fits(self, capacity_tokens: int) -> bool:
-        """Return whether there is room, if need be in the place of slabs whose sequences have ended."""
+        """Return whether a slot of this capacity fits, if need be by closing slots of ended sequences."""
         kept = sum(self._entries[sequence].capacity_tokens for sequence in self._copied)
         return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
 
     def find(self, live: LiveSequence) -> Prefix | None:
-        """Return the longest beginning of a sequence that is worth a copy, or will be."""
+        """Return the longest prefix of a sequence that another slot has or will have; None if there is none."""
         tokens = live.tokens[:-1]  # the last one must be computed: the next token is sampled from it
         blocks, holders = self._index.deepest(live.keys[: len(tokens) // BLOCK], _MOST_COMPARED)
         best: Prefix | None = None
@@ -85,15 +87,15 @@ class SlabLedger:
         return best
 
     def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
-        """Make a slab for a sequence that fits.
+        """Open a slot for a sequence that fits.
 
         Args:
             live: the sequence.
-            prefix: what `find` returned.
+            prefix: result of `find`.
 
         Returns:
-            What to copy: from which sequence, and how many tokens. Nothing (None, 0) where there is no prefix, or
-            where the slab that has it must go, since there is no room for both.
+            (sequence to copy from, number of tokens to copy). (None, 0) if there is no prefix worth a copy, or if its
+            slot must be closed because both do not fit.
         """
         source = prefix.sequence if prefix is not None and prefix.num_tokens >= BLOCK else None
         if source in self._cached:
@@ -111,7 +113,7 @@ class SlabLedger:
         return source, prefix.num_tokens
 
     def grow(self, sequence: int, capacity_tokens: int) -> bool:
-        """Make a slab larger, if the larger one fits beside it: return whether it did."""
+        """Make a slot larger if the larger one fits beside it; return whether it did."""
         if not self.fits(capacity_tokens):
             return False
         self._make_room(capacity_tokens)
@@ -121,22 +123,22 @@ class SlabLedger:
         return True
 
     def extend(self, sequence: int) -> None:
-        """Take note that more tokens of a sequence are known."""
+        """Record that more tokens of a sequence are known."""
         entry = self._entries[sequence]
         if entry.indexed < len(entry.keys):
             self._index.add(sequence, entry.keys[entry.indexed :])
             entry.indexed = len(entry.keys)
 
     def write(self, sequence: int, stop: int) -> None:
-        """Take note that the turn that was made writes all positions before ``stop``."""
+        """Record that the step being built writes all positions before ``stop``."""
         self._entries[sequence].written = stop
 
     def retire(self, sequence: int) -> None:
-        """Take note that a sequence has ended: its slab is kept as long as nobody needs the room."""
+        """Record that a sequence has ended: its slot is kept until its capacity is needed."""
         entry = self._entries[sequence]
         self.used_tokens -= entry.capacity_tokens
         self.cached_tokens += entry.capacity_tokens
-        # Behind what is known there may be inputs that were never told: fed back after the end.
+        # Positions after the known tokens may hold tokens that were fed back after the end and never reported.
         entry.tokens = entry.tokens[: entry.written]
         entry.written = len(entry.tokens)
         blocks = entry.written // BLOCK
@@ -147,27 +149,27 @@ class SlabLedger:
             self._close(sequence)
 
     def forget(self, sequence: int) -> None:
-        """Close the slab of an ended sequence, if it is kept: another one gets its number."""
+        """Close the slot of an ended sequence, if it is kept: another sequence gets its number."""
         if sequence in self._cached:
             self._close(sequence)
 
     def give_up(self, sequence: int) -> None:
-        """Close the slab of a sequence that goes on later, in another one."""
+        """Close the slot of a preempted sequence, which later continues in another slot."""
         self.retire(sequence)
         self.forget(sequence)
 
     def drop_cached(self) -> None:
-        """Close all slabs whose sequences have ended."""
+        """Close all slots whose sequences have ended."""
         for sequence in list(self._cached):
             self._close(sequence)
 
     @property
     def has_closes(self) -> bool:
-        """Whether there are slabs to be closed."""
+        """Whether there are slots to be closed."""
         return bool(self._closing)
 
     def take_closes(self) -> tuple[int, ...]:
-        """Return the slabs that are closed by the turn that was being made: it is complete now."""
+        """Return the sequences whose slots the step being built closes; the step is complete then."""
         self._copied.clear()
         closes, self._closing = tuple(self._closing), []
         return closes

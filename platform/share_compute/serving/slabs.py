@@ -1,4 +1,4 @@
-"""Slabs: the keys and values of each sequence at one pool, in one piece of memory each."""
+"""KV slots: the keys and values of each sequence at one stage, each slot in one piece of memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer keeps of each token."""
+    """Shape of the keys and values that one layer keeps of each token."""
 
     heads: int
-    """Of keys and of values."""
+    """Number of key heads, and of value heads."""
     key_size: int
     """Numbers in a key of one head."""
     value_size: int
-    """Numbers in a value of one head; latent attention has others than in a key."""
+    """Numbers in a value of one head; differs from `key_size` with latent attention."""
 
     @property
     def numbers(self) -> int:
@@ -28,15 +28,15 @@ class LayerCache:
 
 
 class Slab:
-    """One sequence's keys and values, in one piece of memory.
+    """A KV slot: the keys and values of one sequence, in one piece of memory.
 
-    What one head attends to lies in one stretch: attention reads it several times faster than token by token.
+    The keys (and values) of one head are contiguous: attention reads them several times faster than token by token.
 
     Args:
-        layers: of the shard.
-        capacity_tokens: positions that it has room for.
-        dtype: of keys and values.
-        device: where they are.
+        layers: cache shapes of the shard's layers.
+        capacity_tokens: number of positions.
+        dtype: type of keys and values.
+        device: device of keys and values.
     """
 
     __slots__ = ("_parts", "capacity_tokens")
@@ -52,32 +52,32 @@ class Slab:
         ]
         memory = torch.empty(sum(map(math.prod, shapes)), dtype=dtype, device=device)
         self._parts: list[Tensor]
-        if len(set(shapes)) == 1:  # as nearly always: then all layers are cut at once
+        if len(set(shapes)) == 1:  # the usual case: one tensor, so that all layers are sliced at once
             self._parts = [memory.view(len(shapes), *shapes[0])]
         else:
             parts = torch.split_with_sizes(memory, [math.prod(shape) for shape in shapes])
             self._parts = [part.view(1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def between(self, start: int, stop: int) -> list[Tensor]:
-        """Return positions [start, stop): keys of the first layer, its values, keys of the second, and so on.
+        """Return views of positions [start, stop): keys of the first layer, its values, keys of the second, ...
 
-        Each is a view, ``[1, heads, positions, size]``.
+        Each view is ``[1, heads, positions, size]``.
         """
         return [view for part in self._parts for view in part.narrow(3, start, stop - start).unbind(0)]
 
     def copy(self, source: Slab, count: int) -> None:
-        """Take over the first ``count`` positions of another slab."""
+        """Copy the first ``count`` positions of another slot into this one."""
         for mine, theirs in zip(self._parts, source._parts, strict=True):
             mine.narrow(3, 0, count).copy_(theirs.narrow(3, 0, count))
 
 
 class Slabs:
-    """All slabs of one pool.
+    """All KV slots of one stage.
 
     Args:
-        layers: of the shard.
-        dtype: of keys and values.
-        device: where they are.
+        layers: cache shapes of the shard's layers.
+        dtype: type of keys and values.
+        device: device of keys and values.
     """
 
     def __init__(self, layers: Sequence[LayerCache], dtype: torch.dtype, device: torch.device) -> None:
@@ -88,12 +88,12 @@ class Slabs:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that each position of a slab takes."""
+        """Memory of one position of a slot, in bytes."""
         return sum(layer.numbers for layer in self._layers) * self._dtype.itemsize
 
     @property
     def held_tokens(self) -> int:
-        """Positions of all slabs together."""
+        """Capacity of all slots together, in positions."""
         return sum(slab.capacity_tokens for slab in self._held.values())
 
     def __contains__(self, sequence: int) -> bool:
@@ -105,7 +105,7 @@ class Slabs:
     def open(
         self, sequence: int, capacity_tokens: int, copy_from: int | None = None, copy_tokens: int = 0
     ) -> None:
-        """Make a slab, whose first positions may be those of another one."""
+        """Open a slot; optionally copy its first positions from another one."""
         assert sequence not in self._held
         slab = Slab(self._layers, capacity_tokens, self._dtype, self._device)
         if copy_from is not None and copy_tokens:
@@ -113,15 +113,15 @@ class Slabs:
         self._held[sequence] = slab
 
     def grow(self, sequence: int, capacity_tokens: int) -> None:
-        """Put a larger slab in the place of one, with all that it holds."""
+        """Replace a slot by a larger one with the same contents."""
         smaller = self._held.pop(sequence)
         self.open(sequence, capacity_tokens)
         self._held[sequence].copy(smaller, smaller.capacity_tokens)
 
     def close(self, sequence: int) -> None:
-        """Free a slab."""
+        """Free a slot."""
         del self._held[sequence]
 
     def clear(self) -> None:
-        """Free all slabs."""
+        """Free all slots."""
         self._held.clear()

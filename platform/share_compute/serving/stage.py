@@ -1,4 +1,4 @@
-"""A stage that serves: one shard of a causal language model, its slabs, and on the last one the sampler."""
+"""A serving stage: one shard of a causal language model, its KV slots, and on the last stage the sampler."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class ServingStage(TurnStage):
 
     Args:
         config: Hugging Face configuration of the whole model, with ``model_type``.
-        shard: which part of it this is.
-        device: where it is.
-        dtype: of weights, hidden states, keys and values.
-        quantizes: whether the weights of linear layers are int8, whatever the rest is.
-        window_tokens: most positions that a sequence will have; None is as many as the configuration says. Models
-            that stretch their positions for long texts stretch them for this length from the start.
-        tokenizer: folder of the tokenizer, for constrained text; looked at when it is first needed.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+        dtype: type of weights, hidden states, keys and values.
+        quantizes: whether the weights of linear layers are int8, whatever ``dtype`` is.
+        window_tokens: most positions of a sequence; None takes the number of the configuration. Models that scale
+            their positions for long texts scale them for this length from the start.
+        tokenizer: folder of the tokenizer, for constrained text; read when it is first needed.
 
     Raises:
-        UserError: the architecture cannot be cut, or cannot be served.
+        UserError: the architecture cannot be split into stages, or cannot be served.
     """
 
     draws = True
@@ -68,7 +68,7 @@ class ServingStage(TurnStage):
         self.device = device
         self.dtype = dtype
         self._config = dict(config)
-        # Not in inference mode: whoever fills the tensors need not be in it.
+        # no_grad instead of inference mode, so that code outside inference mode can fill the tensors.
         with torch.no_grad():
             blueprint = Blueprint(config=self._config)
             change = quantize if quantizes else None
@@ -114,15 +114,15 @@ class ServingStage(TurnStage):
     # -- weights -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what has to be filled before `seal`, by stored name."""
+        """Return the tensors to fill before `seal`, by stored name."""
         return self._stage.persistent()
 
     @torch.inference_mode()
     def take_over(self, other: TurnStage) -> dict[str, Tensor]:
-        """Take the weights that both have from a stage of the same model, sealed or not, that is not used any more.
+        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
 
         Returns:
-            What has to be filled before `seal`, by stored name.
+            The tensors to fill before `seal`, by stored name.
         """
         assert isinstance(other, ServingStage)
         return self._stage.take_over(other._stage)  # noqa: SLF001 - it is one of ours
@@ -141,52 +141,52 @@ class ServingStage(TurnStage):
         self.is_sealed = True
 
     def warm_up(self) -> None:
-        """Make a large vocabulary ready for constrained text: that takes seconds, in which nothing else is computed."""
+        """Prepare the vocabulary for constrained text; for a large one this blocks the stage for seconds."""
         if self._sampler is not None:
             self._sampler.warm_up()
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- engine steps --------------------------------------------------------------------------------------------
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of each position of a slab: keys and values of the shard's layers."""
+        """Memory of one position of a KV slot in bytes: keys and values of the shard's layers."""
         return self._slabs.bytes_per_token
 
     @property
     def held_tokens(self) -> int:
-        """Positions of all slabs that are open."""
+        """Capacity of all open KV slots, in positions."""
         return self._slabs.held_tokens
 
     @torch.inference_mode()
     def open(self, opening: Opening) -> None:
-        """Make a slab, and on the last stage what the sampler knows of the sequence."""
+        """Open a KV slot, and on the last stage the sampling state of the sequence."""
         self._slabs.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
         if self._sampler is not None:
             self._sampler.open(opening)
 
     def close(self, sequence: int) -> None:
-        """Free a slab."""
+        """Free a KV slot, and on the last stage the sampling state of the sequence."""
         self._slabs.close(sequence)
         if self._sampler is not None:
             self._sampler.close(sequence)
 
     def clear(self) -> None:
-        """Free all slabs: a new epoch begins."""
+        """Free all KV slots and sampling states: a new epoch begins."""
         self._slabs.clear()
         if self._sampler is not None:
             self._sampler.clear()
 
     @torch.inference_mode()
     def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
-        """Execute a turn.
+        """Execute an engine step.
 
         Args:
-            turn: what to do.
-            inputs: on the first stage ids ``[tokens]`` (see `input_ids`), later what the stage before returned,
-                ``[tokens, hidden]``; on any device.
+            turn: the engine step.
+            inputs: ids ``[tokens]`` on the first stage (see `input_ids`), on later ones the outputs of the stage
+                before, ``[tokens, hidden]``; on any device.
 
         Returns:
-            Hidden states ``[tokens, hidden]``; on the last stage what was sampled.
+            Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
         """
         for sequence in turn.closes:
             self.close(sequence)
@@ -206,7 +206,7 @@ class ServingStage(TurnStage):
         return self._sampler.sample(outputs, sampling)
 
     def _run(self, attention: Attention, inputs: Tensor, positions: Tensor, rows: list[int]) -> Tensor:
-        """Return hidden states ``[tokens, hidden]``, or on the last stage the logits of some rows."""
+        """Return hidden states ``[tokens, hidden]``, or on the last stage the logits of ``rows``."""
         options: dict[str, Any] = {"position_ids": positions[None]}
         if not self.shard.is_last:
             with attending(attention):
@@ -223,11 +223,11 @@ class ServingStage(TurnStage):
 
 
 def input_ids(turn: Turn, fed_back: Mapping[int, int]) -> Tensor:
-    """Return what enters the first stage, ids ``[tokens]``.
+    """Return the inputs of the first stage, ids ``[tokens]``.
 
     Args:
-        turn: to be computed.
-        fed_back: the token sampled last of each sequence whose chunk has none of its own.
+        turn: engine step to compute.
+        fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
     """
     ids: list[int] = []
     for chunk in turn.chunks:
@@ -243,7 +243,7 @@ def _positions(turn: Turn, device: torch.device) -> Tensor:
 
 
 def _sampled_rows(turn: Turn) -> tuple[list[Chunk], list[int]]:
-    """Return the chunks that sample, and the place of each one's last token."""
+    """Return the chunks that sample, and the row of each one's last token."""
     chunks, rows, stop = [], [], 0
     for chunk in turn.chunks:
         stop += chunk.count
@@ -254,7 +254,11 @@ def _sampled_rows(turn: Turn) -> tuple[list[Chunk], list[int]]:
 
 
 def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:
-    """Fix frequencies that otherwise follow the longest text of a batch: here texts share batches by chance."""
+    """Fix the rotary frequencies of a model for ``window_tokens``.
+
+    Some models (dynamic NTK, longrope) derive them from the longest text of a batch. Here texts share batches by
+    chance, so results would depend on other requests.
+    """
     last = torch.tensor([[window_tokens - 1]], device=device)
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

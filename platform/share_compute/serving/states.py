@@ -1,4 +1,4 @@
-"""The life of a deployment, as a state machine: which change may follow which."""
+"""States of a deployment, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from share_compute.errors import Conflict
 
 
 class DeploymentState(StrEnum):
-    """Where a deployment is in its life."""
+    """State of a deployment."""
 
     pending = "pending"
-    """It waits for machines, or for the server."""
+    """The deployment waits for machines, or for the server."""
     loading = "loading"
     """Its members load their shards."""
     ready = "ready"
-    """It answers; after a cold start where it has no replica, since nobody asked."""
+    """It answers requests; with no replica (scaled to zero) after a cold start."""
     degraded = "degraded"
-    """It lost a part: requests wait, or there are fewer replicas than the fewest that were asked for."""
+    """It lost a part: requests wait, or there are fewer replicas than the minimum requested."""
     stopped = "stopped"
     """It was taken down."""
     failed = "failed"
@@ -25,7 +25,7 @@ class DeploymentState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more happens; its name is free again."""
+        """Whether the state is final; the deployment's name is then free again."""
         return self in (DeploymentState.stopped, DeploymentState.failed)
 
 

@@ -1,4 +1,4 @@
-"""How a deployment is: what its server tells the control plane, as JSON."""
+"""Status of a deployment, as its server reports it to the control plane in JSON."""
 
 from __future__ import annotations
 
@@ -10,75 +10,75 @@ from share_compute.strict import StrictModel
 
 
 class PoolStatus(StrictModel):
-    """One pool of a deployment, and how its machine does."""
+    """One stage of a deployment, and the state of its machine."""
 
     contributor_id: str
     name: str
-    """Of its machine."""
+    """Name of its machine."""
     start: int
     """First layer."""
     stop: int
     """One past the last layer."""
     is_alive: bool
-    """Whether it gave a sign of life lately."""
+    """Whether a heartbeat arrived recently."""
     busy_fraction: float | None = None
-    """Share of the last seconds in which it computed; None before it was measured."""
+    """Share of the last seconds in which it computed, 0 to 1; None before it was measured."""
     predicted_busy_fraction: float | None = None
-    """The same on paper, with all sequences in flight."""
+    """Predicted share with all sequences in flight."""
     process_id: int | None = None
-    """Of its member, on that machine."""
+    """Process id of its member on that machine."""
     resident_bytes: int = 0
     """Memory of that process."""
     cache_bytes: int = 0
-    """Of it, caches of sequences."""
+    """Part of that memory in caches of sequences."""
 
 
 class LatencyStatus(StrictModel):
-    """Measured beside predicted, in seconds; None where there is nothing to tell."""
+    """Measured and predicted latency, in seconds; None where unknown."""
 
     p50_s: float | None = None
     p95_s: float | None = None
     predicted_s: float | None = None
-    """Of a request alone for objective latency, with all sequences in flight for throughput."""
+    """Prediction for a single request with objective latency, for all sequences in flight with throughput."""
 
 
 class QueueStatus(StrictModel):
-    """Sequences in the scheduler's hands."""
+    """Sequences of the scheduler, and its use of KV capacity."""
 
     queued: int = 0
-    """Those that are to go on, after a loss or since memory was short, among them."""
+    """Waiting sequences, including those that were interrupted by a loss or a lack of memory."""
     running: int = 0
     batch_size: float | None = None
-    """Sequences in one turn, the mean of the last turns; None before there were any."""
+    """Mean number of sequences in the last engine steps; None before there were any."""
     turns_in_flight: int = 0
     kv_tokens: int = 0
-    """Tokens whose caches fit."""
+    """KV capacity: number of tokens whose caches fit."""
     kv_tokens_used: int = 0
-    """Of them, reserved for sequences that run."""
+    """Part of the KV capacity reserved for sequences that run."""
     kv_tokens_cached: int = 0
-    """Of them, kept from ended sequences for others that begin alike."""
+    """Part of the KV capacity that keeps ended sequences, for others with the same first tokens."""
     prefix_hits: int = 0
-    """Sequences that were begun with a copy of another one's first tokens."""
+    """Sequences that started with a copy of another one's first tokens."""
     emitted_tokens: int = 0
     wasted_tokens: int = 0
-    """Computed behind an end that was not known yet."""
+    """Tokens computed after an end that was not known yet."""
     preempted: int = 0
-    """Sequences that gave up their room, since it was full and there was none for more."""
+    """Preemptions: a sequence gave up its full KV slot because no larger one fitted."""
 
 
 class Interruption(StrictModel):
-    """A time in which a replica computed nothing, since it lost a part. Requests waited; no token was lost."""
+    """A time in which a replica computed nothing because it lost a part. Requests waited; no token was lost."""
 
     number: int
-    """Counts those of one server, from 1."""
+    """Number of the interruption of one server, from 1."""
     reason: str
-    """What happened, in a few words."""
+    """Cause, in a few words."""
     machines: tuple[str, ...] = ()
-    """Names of the machines that were lost; none when something else went wrong."""
+    """Names of the machines that were lost; empty if something else went wrong."""
     ago_s: float
-    """How long ago it was noticed."""
+    """Seconds since the interruption was noticed."""
     seconds: float | None = None
-    """From then until pools were formed again; None while there are none."""
+    """Duration until the stages were formed again; None while it lasts."""
 
 
 class ServingStatus(StrictModel):
@@ -86,29 +86,29 @@ class ServingStatus(StrictModel):
 
     state: DeploymentState
     reason: str
-    """Why, in one sentence."""
+    """Reason for the state, in one sentence."""
     is_looking: bool = False
-    """Whether it still looks at its model, and cannot say yet which machines it needs."""
+    """Whether it still reads its model, so that the machines it needs are unknown."""
     epoch: int = 0
-    """Counts the memberships."""
+    """Number of the present membership."""
     window_tokens: int | None = None
-    """Longest sequence; None before the model was looked at."""
+    """Longest sequence; None before the model was read."""
     prediction: ServingPrediction | None = None
-    """The plan, and what it promises; None while nothing is placed."""
+    """The plan and its predicted performance; None while nothing is placed."""
     pools: tuple[PoolStatus, ...] = ()
     queue: QueueStatus = QueueStatus()
     tokens_per_s: float = 0.0
     predicted_tokens_per_s: float | None = None
-    """With all sequences in flight."""
+    """Predicted rate with all sequences in flight."""
     first_token: LatencyStatus = LatencyStatus()
     next_token: LatencyStatus = LatencyStatus()
     recoveries: int = 0
     """Memberships that began because a machine was lost."""
     last_gap_s: float | None = None
-    """From the last loss that was noticed until its successors computed again."""
+    """Seconds from noticing the last loss until the next membership computed."""
     interruptions: tuple[Interruption, ...] = ()
-    """The last ones, in order."""
+    """The last interruptions, in order."""
     holds: tuple[str, ...] = ()
-    """Ids of contributors on which members run, or are about to."""
+    """Ids of contributors on which members run, or are about to start."""
     error: dict[str, Any] | None = None
-    """Code and facts, when it failed."""
+    """Code and facts of the error, if it failed."""

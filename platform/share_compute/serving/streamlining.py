@@ -1,4 +1,4 @@
-"""Less work around the products: what a small model's token takes longest. The same bits come out."""
+"""Reduce the overhead around matrix products, which dominates a small model's token; results are bit-identical."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 _EPSILONS = ("variance_epsilon", "eps")
-"""Names that models give the number which keeps them from dividing by nothing."""
+"""Attribute names that models use for the epsilon of a norm."""
 _TRIES = 8
+"""Number of test rows, each of another scale."""
 
 
 class FusedNorm(nn.Module):
-    """Divides each row by its root mean square, then multiplies it by weights.
+    """RMS norm in one operation: divide each row by its root mean square, then multiply by weights.
 
     Args:
         weight: ``[size]``.
@@ -24,16 +25,16 @@ class FusedNorm(nn.Module):
         self._options = (list(weight.shape), weight, epsilon)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take and return ``[..., size]``."""
+        """Normalize rows; take and return ``[..., size]``."""
         return rms_norm(inputs, *self._options)
 
     __call__ = forward
 
 
 def call_directly(module: nn.Module) -> None:
-    """Make calls of modules inside go straight to their code: nobody hooks into what serves.
+    """Make calls of modules inside go straight to ``forward``: serving modules need no hooks.
 
-    Looking for hooks takes longer than many of a token's operations. Modules that have hooks keep looking.
+    Looking for hooks takes longer than many of a token's operations. Modules that have hooks keep the usual call.
     """
     direct: dict[type[nn.Module], type[nn.Module]] = {}
     for part in module.modules():
@@ -46,10 +47,10 @@ def call_directly(module: nn.Module) -> None:
 
 
 def fuse_norms(module: nn.Module) -> None:
-    """Put a `FusedNorm` in the place of each module inside that computes the same.
+    """Replace each module inside by a `FusedNorm` if that computes the same.
 
-    Whether it does is tried, on rows of many sizes; no class is known by name. Some models write their six operations
-    with weights, others with weights from which 1 was taken.
+    The equivalence is tested on rows of many scales; no class is known by name. Some models multiply by their weights
+    in the norm's six operations, others by 1 plus their weights.
     """
     for part in list(module.modules()):
         for name, child in list(part.named_children()):

@@ -1,4 +1,4 @@
-"""What an encoder's pools hold of texts from turn to turn: nothing."""
+"""The ledger for encoders, whose stages keep nothing of texts between engine steps."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from share_compute.serving.slab_ledger import Prefix, SlabLedger
 
 
 class TextLedger(SlabLedger):
-    """A ledger without slabs: all texts fit, and no text is worth anything to another."""
+    """A ledger without KV slots: all texts fit, and no text can reuse another one's tokens."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
     def fits(self, capacity_tokens: int) -> bool:
-        """Return that there is room: how many are computed at one time is for turns to say."""
+        """Return True: the size of engine steps limits the texts computed at one time, not their memory."""
         del capacity_tokens
         return True
 
     def find(self, live: LiveSequence) -> Prefix | None:
-        """Return that nothing can be copied: what one token becomes depends on those behind it, too."""
+        """Return None: a token's hidden state depends on later tokens too, so nothing can be copied."""
         del live
         return None
 
     def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
-        """Make nothing, and copy nothing."""
+        """Open no slot, and copy nothing."""
         del live, prefix
         return None, 0
 
     def write(self, sequence: int, stop: int) -> None:
-        """Keep nothing."""
+        """Do nothing: no positions are written."""
 
     def retire(self, sequence: int) -> None:
-        """Close nothing."""
+        """Do nothing: there is no slot to keep."""

@@ -1,4 +1,4 @@
-"""What executes turns: one shard of a model, whatever sort of model it is."""
+"""Interface of a stage that executes engine steps: one shard of a model of any kind."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ from share_compute.serving.turns import Outcome, Turn
 
 
 class TurnStage(ABC):
-    """One shard, ready to compute turns once its weights are there, and fast once it is sealed."""
+    """One shard, ready to compute engine steps once its weights are filled, and fast once it is sealed."""
 
     shard: Shard
     device: torch.device
     dtype: torch.dtype
-    """Of weights and hidden states."""
+    """Type of weights and hidden states."""
     hidden_size: int
-    """Numbers that the hidden state of a token has."""
+    """Size of the hidden state of one token."""
     draws: bool
-    """Whether tokens come of its model, which the first pool is fed with."""
+    """Whether its model samples tokens, which the last stage feeds back to the first."""
     is_sealed: bool = False
+    """Whether `seal` was called."""
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return what has to be filled before `seal`, by stored name."""
+        """Return the tensors to fill before `seal`, by stored name."""
 
     @abstractmethod
     def take_over(self, other: TurnStage) -> dict[str, Tensor]:
-        """Take the weights that both have from a stage of the same model, sealed or not, that is not used any more.
+        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
 
         Returns:
-            What has to be filled before `seal`, by stored name.
+            The tensors to fill before `seal`, by stored name.
         """
 
     @abstractmethod
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Make the filled shard fast; nothing can be filled afterwards. May be called again, to make it smaller.
+        """Optimize the filled shard; nothing can be filled afterwards. A second call can make it smaller.
 
         Args:
-            keeps_plain: whether weights that are packed for products of several rows are kept plain too, for those of
-                one row: twice the memory.
+            keeps_plain: whether weights that are packed for products of several rows are kept plain too, for products
+                of one row, which takes twice the memory.
         """
 
     def warm_up(self) -> None:
-        """Do beforehand what all would wait for at the first request that needs it."""
+        """Do slow preparations in advance, so that the first request that needs them does not delay all others."""
 
     @abstractmethod
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
         """Return the model's tensors in a folder.
 
         Raises:
-            UserError: they do not belong to the configuration.
+            UserError: the tensors do not belong to the configuration.
         """
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Fill the shard from a local Hugging Face folder, its own tensors alone, and `seal` it.
+        """Fill the shard from a local Hugging Face folder, reading only its own tensors, and `seal` it.
 
         Raises:
             UserError: the weights are not there, are damaged, or do not belong to the configuration.
@@ -91,17 +92,17 @@ class TurnStage(ABC):
                 rows.copy_(given)
         self.seal()
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- engine steps --------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def bytes_per_token(self) -> int:
-        """Memory of each position that is kept from turn to turn."""
+        """Memory of each position that is kept between engine steps, in bytes."""
 
     @property
     @abstractmethod
     def held_tokens(self) -> int:
-        """Positions that are kept now."""
+        """Number of positions that are kept now."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -109,13 +110,13 @@ class TurnStage(ABC):
 
     @abstractmethod
     def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:
-        """Execute a turn.
+        """Execute an engine step.
 
         Args:
-            turn: what to do.
-            inputs: on the first stage ids ``[tokens]``, later what the stage before returned, ``[tokens, hidden]``; on
-                any device.
+            turn: the engine step.
+            inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
+                ``[tokens, hidden]``; on any device.
 
         Returns:
-            Hidden states ``[tokens, hidden]``; on the last stage what came of the chunks that end with a result.
+            Hidden states ``[tokens, hidden]``; on the last stage the outcomes of the chunks that sample.
         """

@@ -1,1 +1,1 @@
-"""Fleets that we do not have: synthetic machines that come and go, and a job among them on a simulated clock."""
+"""Simulated fleets: synthetic machines that join and leave, and a job on them, on a simulated clock."""

@@ -1,4 +1,4 @@
-"""Machines that come and go: times between failures and until return, drawn for each machine on its own."""
+"""Machines that leave and return: times between failures and until return, drawn for each machine on its own."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Changes that a simulation takes; some minutes."""
+"""Largest number of changes in a simulation; so many take some minutes."""
 
 
 class Event(NamedTuple):
-    """One machine goes or comes back. Sorts by time, then by machine."""
+    """One machine leaves or returns. Events sort by time, then by machine."""
 
     time_s: float
     machine: int
-    """Its index in the topology."""
+    """Index of the machine in the topology."""
     is_up: bool
-    """Whether it is there from now on."""
+    """Whether the machine is present from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How often machines go, and how soon they are back; both times are exponential."""
+    """Mean times between failures and until return; both times are exponential."""
 
     mean_up_s: float
-    """Mean time between failures of one machine."""
+    """Mean time between failures of one machine, in seconds."""
     mean_down_s: float
-    """Mean time until it returns."""
+    """Mean time until a machine returns, in seconds."""
 
     def __post_init__(self) -> None:
         if not (0 < self.mean_up_s < float("inf") and 0 < self.mean_down_s < float("inf")):
@@ -43,19 +43,19 @@ class Churn:
 
     @property
     def availability(self) -> float:
-        """Share of the time that a machine is there, in the long run."""
+        """Share of the time that a machine is present, in the long run."""
         return self.mean_up_s / (self.mean_up_s + self.mean_down_s)
 
     def trace(self, machines: int, until_s: float, seed: int = 0) -> Iterator[Event]:
-        """Yield all changes before a time, in order. Every machine is there at the start.
+        """Yield all changes before a time, in order. Every machine is present at the start.
 
         Args:
-            machines: how many.
-            until_s: end of the trace.
-            seed: draws all times.
+            machines: number of machines.
+            until_s: end of the trace, in seconds.
+            seed: seed for all times.
 
         Raises:
-            UserError: at once, where more than `MOST_EVENTS` are to be expected.
+            UserError: more than `MOST_EVENTS` are expected; raised by the call, before any event.
         """
         expected = 2 * machines * until_s / (self.mean_up_s + self.mean_down_s)
         if expected > MOST_EVENTS:
@@ -66,7 +66,7 @@ class Churn:
         return self._events(machines, until_s, np.random.default_rng([seed, 1]))
 
     def _events(self, machines: int, until_s: float, draw: np.random.Generator) -> Iterator[Event]:
-        # One next event of each machine: what comes later is not drawn yet, and takes no memory.
+        # Only the next event of each machine is drawn. Later ones are not drawn yet, and take no memory.
         first = draw.exponential(self.mean_up_s, machines)
         coming = [Event(float(time_s), machine, is_up=False) for machine, time_s in enumerate(first)]
         heapify(coming)

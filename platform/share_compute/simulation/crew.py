@@ -1,10 +1,12 @@
-"""Who works in a simulated job: plans by the real planner, and spares that take the place of the dead.
+"""Members of a simulated job: plans by the real planner, and spares that replace dead members.
 
-The first plan is the planner's own, of all machines. Later searches show it a few of a large fleet, so that each takes
-a second: half of them the fastest of all, the rest the fastest of each region in turn, the best linked regions first;
-all only where those few cannot hold the job. Of more than `_LEAST_CANDIDATES`, cuts are searched in one order of the
-machines, not in all. A member that dies is replaced in its place, without a search, by a machine of its kind that can
-hold what it held, if a step takes about as long with it; only when there is none, the planner searches again.
+The first plan is the planner's own, over all machines. Later searches consider only some machines of a large fleet, so
+that each takes a second. Half of these are the fastest of all. The rest are the fastest of each region in turn, the
+best linked regions first. A search considers all machines only if the few cannot hold the job. For more than
+`_LEAST_CANDIDATES` machines, cuts are searched in one order of the machines, not in all.
+
+A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
+step takes about as long with it. The planner searches again only if there is no such machine.
 """
 
 from __future__ import annotations
@@ -31,19 +33,20 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LEAST_CANDIDATES = 16
-"""Machines of a large fleet that a later search looks at; twice the members of the present plan if that is more."""
+"""Number of machines of a large fleet that a later search considers. Twice the members of the first plan if that is
+more."""
 _SLOWER = 1.1
-"""With a spare, a step takes at most so many times what it took."""
+"""Largest ratio of the step time with a spare to the step time before."""
 _MOST_SPARES = 8
-"""Spares that are tried, fastest first: of the dead one's region, and of all."""
+"""Largest number of spares that are tried, fastest first, from the dead member's region and from all regions."""
 _MOST_CELLS = 20_000
-"""Steps with more cells are taken from the formula: a simulation of each would take seconds."""
+"""Largest number of cells of a step that is simulated. Others use the formula: simulating each would take seconds."""
 
 Flags = NDArray[np.bool_]
 
 
 class Crew:
-    """Plans one job on whichever machines of a fleet are there.
+    """Plans one job on the machines of a fleet that are present.
 
     Args:
         spec: the job.
@@ -57,33 +60,33 @@ class Crew:
         self._most_candidates = _LEAST_CANDIDATES
         self._refused: Flags | None = None
         self.cost: TrainingCost
-        """Of the number of microbatches that the first plan chose."""
+        """Cost tables for the number of microbatches that the first plan chose."""
 
     @cached_property
     def flops_per_s(self) -> NDArray[np.float64]:
-        """Measured speed of each machine."""
+        """Measured speed of each machine in FLOP/s, shape ``[machines]``."""
         return np.array([machine.flops_per_s() for machine in self._topology.contributors])
 
     def first_plan(self) -> Layout:
-        """Plan on all machines as `share_compute.planning.plan.make_plan` does, and keep to its number of microbatches.
+        """Plan on all machines as `share_compute.planning.plan.make_plan` does, and keep its number of microbatches.
 
         Raises:
-            PlanInfeasible: the machines cannot hold the job; says what is missing.
+            PlanInfeasible: the machines cannot hold the job; the error says what is missing.
         """
         solution = solve(self._spec, self._topology, self._profile, 0, {})
         planned = solution.cost.topology.contributors
         place = {machine.id: index for index, machine in enumerate(self._topology.contributors)}
         layout = solution.layout.renumbered([place[machine.id] for machine in planned])
         self.cost = solution.cost
-        if planned != self._topology.contributors:  # some were not measured
+        if planned != self._topology.contributors:  # some machines were not measured
             self.cost = replace(self.cost, topology=self._topology, network=complete(self._topology))
         self._most_candidates = max(_LEAST_CANDIDATES, 2 * len(layout.machines))
         return layout
 
     def plan(self, alive: Flags) -> Layout | None:
-        """Plan again; None when the machines cannot hold the job."""
+        """Plan again; return None if the machines cannot hold the job."""
         if self._refused is not None and not (alive & ~self._refused).any():
-            return None  # no more machines than when all of them could not
+            return None  # no machine is new since a search over all machines failed
         there = [int(machine) for machine in np.flatnonzero(alive & (self.flops_per_s > 0))]
         few = self._candidates(there)
         layout = self._search(few)
@@ -93,11 +96,11 @@ class Crew:
         return layout
 
     def step_s(self, layout: Layout) -> float:
-        """Return the time of a step."""
+        """Return the time of a step in seconds."""
         return _step_s(self.cost, layout)
 
     def replaced(self, layout: Layout, dead: int, alive: Flags) -> Layout | None:
-        """Return the layout with a spare in the place of the dead; None when no machine is like it."""
+        """Return the layout with a spare in the place of a dead member; None if no machine is similar enough."""
         place, seat = next(
             (place, pool.members.index(dead))
             for place, pool in enumerate(layout.pools)
@@ -127,14 +130,14 @@ class Crew:
         return best if best and self.step_s(best) <= _SLOWER * self.step_s(layout) else None
 
     def _cells(self, pool: PoolLayout) -> NDArray[np.float64]:
-        """Return the time of one microbatch in a pool on each machine; infinite without speed."""
+        """Return the time in seconds of one microbatch in a stage on each machine; infinite for unmeasured machines."""
         through = self.cost.forward_s + self.cost.backward_s
         with np.errstate(invalid="ignore"):
             cells = through[:, pool.stop] - through[:, pool.start]
         return np.where(np.isnan(cells), np.inf, cells)
 
     def _search(self, machines: Sequence[int]) -> Layout | None:
-        """Return the layout with the shortest step; None when these machines cannot hold the job."""
+        """Return the layout with the shortest step; None if these machines cannot hold the job."""
         part = self.cost.part(machines)
         asked = self._spec.parallelism
         strategy = self._strategy
@@ -153,7 +156,7 @@ class Crew:
         return chosen.renumbered(machines) if chosen is not None and step_s < math.inf else None
 
     def _candidates(self, there: Sequence[int]) -> list[int]:
-        """Return the machines that a later search is shown, of those that are there."""
+        """Return the machines that a later search considers, among the present ones."""
         most = self._most_candidates
         fastest = sorted(there, key=lambda machine: (-self.flops_per_s[machine], machine))
         chosen = dict.fromkeys(fastest[: most // 2] if len(fastest) > most else fastest)
@@ -164,7 +167,7 @@ class Crew:
         return sorted(chosen)
 
     def _by_region(self, fastest: Sequence[int]) -> Iterator[int]:
-        """Yield the fastest of each region, then the second of each; the best linked regions first."""
+        """Yield the fastest machine of each region, then the second of each; the best linked regions first."""
         groups: dict[int, list[int]] = {}
         for machine in fastest:
             groups.setdefault(int(self.cost.network.region[machine]), []).append(machine)
@@ -175,7 +178,7 @@ class Crew:
 
 
 def _first(able: Flags, cells: NDArray[np.float64]) -> list[int]:
-    """Return the fastest machines of those that are able."""
+    """Return the fastest of the able machines, at most `_MOST_SPARES`."""
     machines = np.flatnonzero(able)
     return [int(machine) for machine in machines[np.argsort(cells[machines], kind="stable")][:_MOST_SPARES]]
 

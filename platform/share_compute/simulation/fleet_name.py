@@ -1,4 +1,4 @@
-"""Names of the synthetic fleets, without what it takes to make one: the command line starts fast."""
+"""Names of the synthetic fleets, without the imports that make one, so that the command line starts fast."""
 
 from __future__ import annotations
 

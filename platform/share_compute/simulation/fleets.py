@@ -1,14 +1,14 @@
 """Synthetic fleets: machines of usual kinds at usual sites, with the links that the product would have measured.
 
-Peaks of GPUs are their vendor's data sheets; what a dense product sustains of them (`_SUSTAINED`), what owners lend and
-all figures of links are assumptions, chosen on the modest side:
+Peaks of GPUs are from their vendors' data sheets. Assumptions, on the modest side, are the share of a peak that a dense
+product sustains (`_SUSTAINED`), the resources that owners lend, and all figures of links. The figures of links by site:
 
-- Homes: Wi-Fi or a switch inside; outside what the line uploads, 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
-- A campus: 1 Gbit/s to each desk, 10 Gbit/s between buildings shared by those who use it.
+- Homes: Wi-Fi or a switch inside; outside the upload rate of the line, 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
+- A campus: 1 Gbit/s to each desk, 10 Gbit/s between buildings, shared by their users.
 - A data centre: 25 Gbit/s in a cluster, 10 Gbit/s between clusters, 1 Gbit/s for one flow between sites.
 
-Between sites latency grows with distance, up to `_WIDEST_S` one way. As in the product, a machine is measured to the
-head, which stands at the first site, and to four machines that joined before it.
+Between sites latency grows with distance, up to `_WIDEST_S` one way. As in the product, each machine measures its links
+to the head, which is at the first site, and to four machines that joined before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PEERS = 4
 _SUSTAINED = (0.55, 0.8)
 """Share of a peak that a large dense product reaches."""
 _OVERHEAD_S: dict[DeviceKind, float] = {"cpu": 5e-6, "cuda": 8e-6}
-"""Of one small operation: as measured on a server's processor; of a GPU, an assumption."""
+"""Time of one small operation in seconds: for a CPU as measured on a server's processor, for a GPU an assumption."""
 _WIDEST_S = 0.04
 _NOISE = 0.1
 """Standard deviation of a measured link's logarithm."""
@@ -37,15 +37,15 @@ _NOISE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _MachineKind:
-    """Peaks of a kind of machine, and what its owner lends; ranges are drawn from evenly."""
+    """Peaks of a kind of machine, and the memory that its owner lends. Values are drawn uniformly from the ranges."""
 
     name: str
     device: DeviceKind
     memory_gib: tuple[float, float]
     teraflops: tuple[float, float]
-    """In float32."""
+    """Peak in float32."""
     half_factor: float
-    """How much faster it is in bfloat16."""
+    """Ratio of the peak in bfloat16 to the peak in float32."""
     memory_gb_per_s: tuple[float, float]
 
 
@@ -62,17 +62,17 @@ _L4 = _MachineKind("L4", "cuda", (21, 21), (30.3, 30.3), 4.0, (300, 300))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SiteKind:
-    """Machines that stand together."""
+    """A kind of site: machines at one place."""
 
     machines: tuple[int, int]
     mix: Mapping[_MachineKind, float]
     inner_latency_s: tuple[float, float]
     inner_bytes_per_s: tuple[float, float]
     outer_latency_s: tuple[float, float]
-    """To the nearest exchange, one way."""
+    """Latency to the nearest exchange, one way."""
     outer_bytes_per_s: tuple[float, float]
     spread: float = 1.0
-    """How far sites of the kind are from each other, as a share of the widest."""
+    """Distance between sites of the kind, as a share of the widest."""
 
 
 _HOME = _SiteKind(
@@ -119,7 +119,7 @@ class _Site:
     place: tuple[float, float]
 
     def link(self, other: _Site) -> tuple[float, float]:
-        """Return (latency in s, bytes/s) between a machine here and one there."""
+        """Return (latency in s, bytes/s) between a machine here and one at the other site."""
         if other is self:
             return self.latency_s, self.bytes_per_s
         apart = float(np.hypot(self.place[0] - other.place[0], self.place[1] - other.place[1]))
@@ -131,12 +131,12 @@ def make_fleet(name: FleetName, machines: int, seed: int = 0) -> Topology:
     """Return a fleet; the same for the same arguments.
 
     Args:
-        name: its kind.
-        machines: contributors in it.
-        seed: draws sizes, sites and links.
+        name: kind of the fleet.
+        machines: number of contributors in the fleet.
+        seed: seed for sizes, sites and links.
 
     Raises:
-        UserError: a number of machines that no fleet has.
+        UserError: no fleet can have this number of machines.
     """
     if not 1 <= machines <= MOST_MACHINES:
         raise UserError(
@@ -156,7 +156,7 @@ def make_fleet(name: FleetName, machines: int, seed: int = 0) -> Topology:
 
 
 def _counts(shares: Iterable[float], total: int) -> list[int]:
-    """Share a total out by largest remainders."""
+    """Divide a total by its shares, by largest remainders."""
     exact = [share * total for share in shares]
     counts = [int(part) for part in exact]
     order = sorted(range(len(exact)), key=lambda place: (counts[place] - exact[place], place))
@@ -199,7 +199,7 @@ def _contributor(index: int, kind: _MachineKind, draw: Generator) -> Contributor
 
 
 def _measured(sites: Sequence[_Site], draw: Generator) -> Iterator[Link]:
-    """Yield what each machine measures when it joins."""
+    """Yield the links that each machine measures when it joins."""
     for index, site in enumerate(sites):
         earlier = draw.choice(index, size=min(_PEERS, index), replace=False) if index else ()
         for target, other in ((HEAD, sites[0]), *((f"c{peer:05d}", sites[peer]) for peer in earlier)):
@@ -209,5 +209,5 @@ def _measured(sites: Sequence[_Site], draw: Generator) -> Iterator[Link]:
 
 
 def _between(limits: tuple[float, float], draw: Generator) -> float:
-    """Draw evenly by order of magnitude."""
+    """Hold nothing and keep no buffer: a sum ended without a result, and something may still write into them."""
     return float(np.exp(draw.uniform(np.log(limits[0]), np.log(limits[1]))))

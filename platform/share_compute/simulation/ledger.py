@@ -1,4 +1,4 @@
-"""Books of a simulated job: every second and every step is counted once."""
+"""The accounts of a simulated job: every second and every step is counted once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NEARLY = 1e-9
 
 
 class Ledger:
-    """Counts what one epoch after the other does. Time only goes on.
+    """Counts the time and the steps of one epoch after the other. Time only increases.
 
     Args:
-        duration_s: the whole simulation.
+        duration_s: length of the whole simulation, in seconds.
     """
 
     def __init__(self, duration_s: float) -> None:
@@ -27,42 +27,42 @@ class Ledger:
         self._curve = np.zeros(_CURVE_POINTS)
         self._since_s, self._pause, self._carried = 0.0, Pause(), 0.0
         self.step_s = math.inf
-        """Of the present epoch; infinite while there is no plan."""
+        """Step time of the present epoch, in seconds; infinite while there is no plan."""
         self.committed = self.lost = 0
 
     @property
     def begun_s(self) -> float:
-        """When the present epoch computes for the first time."""
+        """Time at which the present epoch starts to compute."""
         return self._since_s + self._pause.total_s
 
     @property
     def hours(self) -> Hours:
-        """Where all time went until the last epoch that was closed."""
+        """Time by its use, until the last epoch that was closed."""
         return Hours(**{name: self._hours[name] for name in Hours.model_fields})
 
     @property
     def curve(self) -> tuple[float, ...]:
-        """Committed steps a second over equal parts of the time."""
+        """Committed steps per second, over equal parts of the time."""
         return tuple(float(steps) * _CURVE_POINTS / self._duration_s for steps in self._curve)
 
     def open(self, now_s: float, step_s: float, pause: Pause, carried: float) -> None:
         """Begin an epoch.
 
         Args:
-            now_s: its begin; the one before was closed then.
-            step_s: time of its steps; infinite when there is no plan.
-            pause: how long it stands still first.
-            carried: share of its first step that is done already.
+            now_s: start of the epoch; the previous epoch was closed at this time.
+            step_s: time of its steps; infinite if there is no plan.
+            pause: pause before its first step.
+            carried: share of its first step that is already done.
         """
         self._since_s, self.step_s, self._pause, self._carried = now_s, step_s, pause, carried
 
     def end_of_step_s(self, now_s: float) -> float:
-        """Return when the step in progress ends."""
+        """Return the time at which the step in progress ends."""
         done = self._carried + max(0.0, now_s - self.begun_s) / self.step_s
         return self.begun_s + (math.ceil(done - _NEARLY) - self._carried) * self.step_s
 
     def close(self, now_s: float) -> float:
-        """End an epoch; return how much is done of the step in progress (0 to 1)."""
+        """End an epoch, and return the share of the step in progress that is done (0 to 1)."""
         start_s = self._since_s
         if math.isinf(self.step_s):
             self._hours["waiting_s"] += now_s - start_s
@@ -79,7 +79,7 @@ class Ledger:
         return max(0.0, done - whole)
 
     def lose(self, redone: float) -> None:
-        """Count what was done of a step in the epoch just closed as void."""
+        """Mark work on a step in the epoch that was just closed as lost."""
         if redone > 0:
             self.lost += 1
             self._hours["computing_s"] -= redone * self.step_s

@@ -1,4 +1,4 @@
-"""What a simulation tells."""
+"""The report of a simulation."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from share_compute.strict import StrictModel
 
 
 class Hours(StrictModel):
-    """Where the time of a job went; all in seconds, together the whole simulation."""
+    """Time of a job by its use, in seconds. All uses together make the whole simulation."""
 
     computing_s: float = 0.0
-    """Steps that were committed, and the one in progress at the end."""
+    """Committed steps, and the step in progress at the end."""
     redoing_s: float = 0.0
-    """Work of steps that a death made void."""
+    """Work on steps that was lost at a death."""
     noticing_s: float = 0.0
     planning_s: float = 0.0
     moving_s: float = 0.0
-    """State over links, and members that start."""
+    """State on its way over links, and the start of members."""
     waiting_s: float = 0.0
-    """The machines that were there could not hold the job."""
+    """Time in which the present machines could not hold the job."""
 
     @property
     def total_s(self) -> float:
-        """The whole simulation."""
+        """The whole simulation, in seconds."""
         return float(sum(self.model_dump().values()))
 
 
@@ -30,37 +30,37 @@ class SimulationReport(StrictModel):
 
     machines: int
     mean_machines: float
-    """There on average."""
+    """Mean number of machines that were present."""
     mean_members: float
-    """Of them, those that held a part of the job, on average."""
+    """Mean number of machines that held a part of the job."""
     simulated_s: float
     seed: int
     layers: int
     parameters: int
     microbatches: int
     first_step_s: float
-    """Predicted step of the first plan."""
+    """Predicted step time of the first plan, in seconds."""
     samples_per_s: float
-    """Committed, over the whole time."""
+    """Committed samples per second, over the whole time."""
     tokens_per_s: float
     utilisation: float
-    """Share of the FLOP/s of all machines that were there that went into committed steps."""
+    """Share of the FLOP/s of all present machines that went into committed steps."""
     member_utilisation: float
-    """The same of those that held a part of the job."""
+    """Share of the FLOP/s of the machines that held a part of the job that went into committed steps."""
     attempted_steps: int
-    """Begun and ended: committed or lost."""
+    """Steps that began and ended: committed or lost."""
     committed_steps: int
     lost_steps: int
-    """In progress at a death, and done again."""
+    """Steps in progress at a death, which were done again."""
     epochs: int
     deaths: int
-    """Of machines, whether they held something or not."""
+    """Deaths of machines, whether or not they held a part of the job."""
     member_deaths: int
-    """Of machines that held a part of the job."""
+    """Deaths of machines that held a part of the job."""
     replacements: int
-    """Deaths after which a machine alike took over the place."""
+    """Deaths after which a similar machine took over the place."""
     searches: int
-    """Times that the planner searched."""
+    """Number of times that the planner searched."""
     hours: Hours
     curve_samples_per_s: tuple[float, ...]
-    """Committed samples a second, over equal parts of the time."""
+    """Committed samples per second, over equal parts of the time."""

@@ -1,7 +1,7 @@
-"""What the step protocol makes of a death: the seam where its state machine will drive the simulation.
+"""Effect of a death on the step protocol: the interface through which its state machine will drive the simulation.
 
-`EpochRules` are the rules of today at the level of steps and epochs. Every change of members ends the epoch; a death
-loses the step in progress, which is done again; committed steps stay; what the dead machine held is fetched again.
+`EpochRules` are today's rules at the level of steps and epochs. Every change of members ends the epoch. A death loses
+the step in progress, which is done again. Committed steps stay. The state of the dead machine is fetched again.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from share_compute.planning.layout import Layout, PoolLayout
 
 
 class Pause(NamedTuple):
-    """Why no step is computed for a while, and how long; in seconds."""
+    """Time for which no step is computed, by reason, in seconds."""
 
     noticing_s: float = 0.0
-    """Until the death is known."""
+    """Time until the death is known."""
     planning_s: float = 0.0
     moving_s: float = 0.0
-    """State on its way over links, and members that start."""
+    """State on its way over links, and the start of members."""
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The whole pause in seconds."""
         return sum(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From one epoch to the next."""
+    """A change from one epoch to the next."""
 
     old: Layout | None
-    """None at the first start."""
+    """Layout before the change; None at the first start."""
     new: Layout
     gone: frozenset[int] = frozenset()
-    """Members of the old layout that died since it was laid."""
+    """Members of the old layout that died since it was made."""
     is_death: bool = False
-    """Whether somebody had to notice it first."""
+    """Whether the change follows a death that had to be detected first."""
     is_search: bool = True
-    """Whether the planner searched, instead of putting a spare into the place of the dead."""
+    """Whether the planner searched, instead of putting a spare in the place of the dead member."""
 
 
 class Rules(Protocol):
-    """What a change of members costs."""
+    """Cost of a change of members."""
 
     def redone(self, in_progress: float) -> float:
-        """Return how much of the step in progress is lost, given how much of it was done (0 to 1)."""
+        """Return the share of the step in progress that is lost, given the share that was done (0 to 1)."""
 
     def pause(self, cost: TrainingCost, change: Change) -> Pause:
-        """Return how long training stands still between two epochs."""
+        """Return the pause of training between two epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +60,20 @@ class EpochRules:
     """Every change of members starts a new epoch."""
 
     noticing_s: float = 3.0
-    """Health checks of 1 s that fail three times."""
+    """Time to detect a death: three failed health checks of 1 s."""
     search_s: float = 5.0
-    """The planner's search, and the job's way through the control plane."""
+    """Time of the planner's search, and of the job's way through the control plane."""
     replace_s: float = 0.5
-    """A spare in the place of a machine like it."""
+    """Time to put a spare in the place of a similar machine."""
     start_s: float = 1.0
-    """Members connect and build their shards."""
+    """Time in which members connect and build their shards."""
 
     def redone(self, in_progress: float) -> float:
-        """Lose the whole step in progress."""
+        """Return the whole step in progress as lost."""
         return in_progress
 
     def pause(self, cost: TrainingCost, change: Change) -> Pause:
-        """Notice, plan, and fetch what new holders lack."""
+        """Return the time to detect the death, to plan, and to fetch the state that new holders lack."""
         fetched_s = fetching_s(cost, change.old, change.new, change.gone) if change.old else 0.0
         return Pause(
             noticing_s=self.noticing_s if change.is_death else 0.0,
@@ -83,15 +83,15 @@ class EpochRules:
 
 
 def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int]) -> float:
-    """Return how long it takes until all members of a new layout have their state.
+    """Return the time in seconds until all members of a new layout have their state.
 
-    What a pool held comes from those of its members that are left, or else from its buddy: a member of the next pool
-    that is left. When nobody is, everything comes from the checkpoint, over links like those of the receiver's region.
+    The state of a stage comes from its remaining members, or else from its backup: a remaining member of the next
+    stage. If no member remains, all state comes from the checkpoint, over links like those of the receiver's region.
 
     Args:
-        cost: tables of the job; indices of machines are its topology's.
-        old: where the state is.
-        new: where it must be.
+        cost: tables of the job; machine indices are those of its topology.
+        old: layout that has the state.
+        new: layout that needs the state.
         gone: machines of the old layout that cannot send.
     """
     left = [tuple(member for member in pool.members if member not in gone) for pool in old.pools]

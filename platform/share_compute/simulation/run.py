@@ -1,10 +1,12 @@
-"""A job on a fleet that comes and goes, on a simulated clock: what it commits, loses, and waits for.
+"""A job on a fleet whose machines leave and return, on a simulated clock: its committed, lost and waiting time.
 
-Between two changes of members all steps are alike, so the clock goes from change to change. A step takes what the
-event simulator of a step says. The rules of `share_compute.simulation.rules` say what a death costs;
-`share_compute.simulation.crew` says who takes over. Machines that return are spares; from time to time, when a step
-takes longer than it once did and somebody came back, the planner searches again, and the job moves at the end of a
-step if that pays within the rest of the time. The job has no last step.
+Between two changes of members all steps are alike, so the clock goes from change to change. The event simulator of a
+step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a death.
+`share_compute.simulation.crew` chooses the replacement.
+
+Machines that return are spares. From time to time the planner searches again, if a step takes longer than it once did
+and a machine has returned. The job moves at the end of a step if that pays within the rest of the time. The job has no
+last step.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LOOK_EVERY_S = 7200.0
-"""Least time between two searches for a better plan."""
+"""Shortest time between two searches for a better plan, in seconds."""
 _RETRY_S = 60.0
-"""Least time between two searches while no plan is possible."""
+"""Shortest time between two searches while no plan is possible, in seconds."""
 _WORTH = 1.02
-"""A better plan is looked for when a step takes so many times the shortest there was."""
+"""Ratio of the step time to the shortest so far, above which a better plan is searched for."""
 _PROGRESS_EVERY = 100
 
 Progress = Callable[[float], None]
-"""Told the share of the time that is simulated."""
+"""Callback that takes the share of the time that is simulated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How long, and how often machines fail."""
+    """Length of a simulation, and how often machines fail."""
 
     duration_s: float
     churn: Churn | None = None
-    """None for machines that never fail."""
+    """Times between failures and until return; None for machines that never fail."""
     seed: int = 0
 
 
@@ -65,12 +67,12 @@ def simulate(
         topology: the fleet.
         profile: the job's model.
         scenario: duration and churn.
-        rules: what a change of members costs; default: `EpochRules`.
-        progress: called now and then.
+        rules: cost of a change of members; default: `EpochRules`.
+        progress: callback that is called now and then.
 
     Raises:
         PlanInfeasible: all machines together cannot hold the job.
-        UserError: there are no machines, or there is no time.
+        UserError: there are no machines, or the duration is not positive and finite.
     """
     if not topology.contributors or not 0 < scenario.duration_s < math.inf:
         raise UserError(
@@ -89,7 +91,7 @@ def simulate(
 
 
 class _Run:
-    """State of one simulation: who is there, and the present epoch."""
+    """State of one simulation: the present machines and the present epoch."""
 
     def __init__(
         self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario, rules: Rules
@@ -100,9 +102,9 @@ class _Run:
         self._counts: Counter[str] = Counter(searches=1)
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
-        # The present layout, or while there is no plan the last one.
+        # The present layout, or the last one while there is no plan.
         self._layout = self._crew.first_plan()
-        # The last layout that had all its state, and who died since then.
+        # The last layout that had all its state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
         self._looked_s, self._has_returned = 0.0, False
@@ -115,7 +117,7 @@ class _Run:
     # -- events --------------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Let a machine go or come back."""
+        """Let a machine leave or return."""
         now_s, machine, is_up = event
         self._move_until(now_s)
         self._measure(now_s)
@@ -134,7 +136,7 @@ class _Run:
             self._retry(now_s)
 
     def finish(self) -> None:
-        """Go to the end of the time."""
+        """Go to the end of the simulated time."""
         end_s = self._scenario.duration_s
         self._move_until(end_s)
         self._measure(end_s)
@@ -161,7 +163,7 @@ class _Run:
             self._change(now_s, layout, done - redone, is_death=True, is_search=is_search)
 
     def _retry(self, now_s: float) -> None:
-        """Try to plan again, now that a machine is back."""
+        """Try to plan again, now that a machine has returned."""
         if now_s < self._looked_s + _RETRY_S:
             return
         self._looked_s = now_s
@@ -171,7 +173,7 @@ class _Run:
             self._change(now_s, layout, self._ledger.close(now_s), is_death=False, is_search=True)
 
     def _look(self, now_s: float) -> None:
-        """Look for a better plan, and mean to move to it at the end of the step if that pays."""
+        """Search for a better plan, and schedule the move to it at the end of the step if that pays."""
         is_due = self._has_returned and now_s >= self._looked_s + _LOOK_EVERY_S and self._switch is None
         is_slow = self._ledger.step_s > _WORTH * self._best_step_s
         if not is_due or not is_slow or now_s < self._ledger.begun_s:
@@ -187,7 +189,7 @@ class _Run:
             self._switch = at_s, layout
 
     def _move_until(self, now_s: float) -> None:
-        """Move to the better plan if the step ended before now, unless somebody in it is gone meanwhile."""
+        """Move to the better plan if the step ended before now, unless one of its machines has left meanwhile."""
         if self._switch is None or self._switch[0] >= now_s:
             return
         (at_s, layout), self._switch = self._switch, None
@@ -203,7 +205,7 @@ class _Run:
         return self._crew.plan(self._alive)
 
     def _settle(self, now_s: float) -> None:
-        """Take the present members for holders of the state, once it has reached all of them."""
+        """Set the present members as holders of the state, once it has reached all of them."""
         if now_s >= self._ledger.begun_s:
             self._holders, self._gone = self._layout, set()
 
@@ -222,7 +224,7 @@ class _Run:
     # -- sums ----------------------------------------------------------------------------------------------------
 
     def _measure(self, now_s: float) -> None:
-        """Count machines, members and their speed over the time since the last change."""
+        """Add up machines, members and their speed over the time since the last change."""
         lasted_s, self._seen_s = now_s - self._seen_s, now_s
         speed = self._crew.flops_per_s
         members = list(self._layout.machines) if self._is_running else []
@@ -232,7 +234,7 @@ class _Run:
         self._areas["held"] += lasted_s * float(speed[members].sum())
 
     def report(self, seed: int) -> SimulationReport:
-        """Return what was counted."""
+        """Return the report of the simulation."""
         workload, duration_s, counts = self._crew.cost.workload, self._scenario.duration_s, self._counts
         committed, lost = self._ledger.committed, self._ledger.lost
         samples_per_s = committed * workload.batch_size / duration_s
@@ -265,7 +267,7 @@ class _Run:
 
 
 def _flops(profile: ModelProfile, tokens: int) -> float:
-    """Return the operations of one sample, forward and backward."""
+    """Return the floating-point operations of one sample, forward and backward."""
     pieces = (profile.embedding, *profile.layers, profile.head)
     return sum(piece.forward_flops.at(tokens) + piece.backward_flops.at(tokens) for piece in pieces)
 

@@ -1,7 +1,13 @@
-"""What a submitter asks for: one frozen model, the same as YAML file, REST body and form.
+"""Specifications of jobs and deployments: one frozen model each, the same for YAML file, REST body and form.
 
-`parse_job` turns text or a mapping into a `TrainJob`, `parse_any_job` into a job of its kind, `parse_deployment` into a
-`ServeJob`, `parse_submission` into what its kind says; `job_schema` is the published JSON schema of each kind.
+All parsers take text or a mapping:
+
+- `parse_job` returns a `TrainJob`.
+- `parse_any_job` returns a job of its kind.
+- `parse_deployment` returns a `ServeJob`.
+- `parse_submission` returns a job or a deployment, depending on its kind.
+
+`job_schema` is the published JSON schema of each kind.
 """
 
 from share_compute.specification.base import SpecModel, TextPath

@@ -1,4 +1,4 @@
-"""What all parts of a job share: closed models of finite numbers, and names that are suggested where one is wrong."""
+"""Common base of all parts of a job: closed models of finite numbers, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from share_compute.strict import StrictModel, nearest
 
 
 def known(value: Any, names: Sequence[str], what: str) -> Any:
-    """Return a value unless it is text that is none of some names.
+    """Return a value unless it is text that is not among ``names``.
 
     Raises:
-        ValueError: with the nearest name, or all of them.
+        ValueError: the value is unknown; the message has the nearest name, or all of them.
     """
     if isinstance(value, str) and value not in names:
         guess = nearest(value, list(names))
@@ -26,10 +26,10 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value that survives as JSON, which not all that YAML or Python can say does.
+    """Return a value if it can be encoded as JSON, which is not true of all YAML or Python values.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the value cannot be encoded.
     """
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
@@ -47,11 +47,11 @@ def _writable(path: Path) -> Path:
 
 
 TextPath = Annotated[Path, AfterValidator(_writable)]
-"""A path that JSON and databases can hold, which not every name on a disk can."""
+"""A path that JSON and databases can store; some file names on a disk cannot be stored."""
 
 
 def exactly_one(*fields: str) -> ConfigDict:
-    """Return what tells forms, in a model's JSON schema, that exactly one of these fields is to be given."""
+    """Return a model configuration whose JSON schema tells forms to require exactly one of these fields."""
     return ConfigDict(json_schema_extra={"x-exactly-one": list(fields)})
 
 

@@ -33,14 +33,14 @@ class BatchDataSpec(SpecModel):
 
 
 class GenerateDataSpec(BatchDataSpec):
-    """Files whose rows hold what a model goes on with: exactly one of ``prompt`` and ``messages``."""
+    """Files whose rows hold inputs of a model that generates text: exactly one of ``prompt`` and ``messages``."""
 
     model_config = exactly_one("prompt", "messages")
 
     prompt: str | None = _Column
-    """Column that holds a text to go on with."""
+    """Column that holds a text to continue."""
     messages: str | None = _Column
-    """Column that holds a conversation: a list of ``{role, content}``, written by the model's own chat template."""
+    """Column that holds a conversation: a list of ``{role, content}``, formatted by the model's own chat template."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -50,56 +50,56 @@ class GenerateDataSpec(BatchDataSpec):
 
     @property
     def column(self) -> str:
-        """The column that is read."""
+        """Name of the column that is read."""
         return self.prompt or self.messages or ""
 
 
 class EmbedDataSpec(BatchDataSpec):
-    """Files whose rows hold what is turned into vectors."""
+    """Files whose rows hold texts that are embedded into vectors."""
 
     text: str = Field(default="text", min_length=1, max_length=200)
     """Column that holds the text."""
 
     @property
     def column(self) -> str:
-        """The column that is read."""
+        """Name of the column that is read."""
         return self.text
 
 
 class BatchOutputSpec(SpecModel):
-    """What the answers are written as."""
+    """Format of the output."""
 
     format: Literal["jsonl", "parquet"] | None = None
-    """Default: what the files are."""
+    """Format of the output file; default: the format of the input files."""
 
 
 class BatchSamplingSpec(SpecModel):
-    """How answers are drawn, and when they end; as in requests of the OpenAI API, whose defaults hold."""
+    """Sampling options and end conditions of answers, with the names and defaults of the OpenAI API."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
-    """Most tokens of an answer; default: 16 for prompts, what the window holds for messages."""
+    """Most tokens of an answer; default: 16 for prompts, the rest of the window for messages."""
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """Default 1; 0 takes the most probable token."""
+    """Divisor of the logits, default 1; 0 takes the most probable token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Only the most probable tokens that together have this probability."""
+    """Keep the most probable tokens that together have this probability."""
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    """Only so many of the most probable tokens; 0 and -1 leave all."""
+    """Keep this number of most probable tokens; 0 and -1 keep all."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Only tokens at least so probable, in parts of the most probable one."""
+    """Keep tokens with at least this fraction of the highest probability."""
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
-    """Makes tokens of prompt and answer rarer above 1."""
+    """Values above 1 make tokens of prompt and answer less probable."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken from the logit of a token once for each time that it was generated."""
+    """Subtracted from the logit of a token once for each time that it was generated."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken from the logits of all tokens that were generated."""
+    """Subtracted once from the logits of all tokens that were generated."""
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
-    """Each row's own seed follows from it and the row's number: the same job gives the same answers."""
+    """Seed of the job. Each row's own seed follows from it and the row's number: equal jobs give equal answers."""
     stop: tuple[str, ...] = Field(default=(), max_length=16)
-    """Texts before which an answer ends."""
+    """Stop strings: an answer ends before the first of them."""
     ignore_eos: bool | None = None
-    """Go on past the model's ends of text."""
+    """Continue past the model's end-of-text tokens."""
     response_format: dict[str, Any] | None = None
-    """``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``."""
+    """Format of the text: ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``."""
 
     @field_validator("stop")
     @classmethod
@@ -116,18 +116,18 @@ class BatchSamplingSpec(SpecModel):
 
 
 class _Batch(SpecModel):
-    """What both kinds of batches have in common: exactly one of ``deployment`` and ``model``."""
+    """Common fields of both kinds of batches: exactly one of ``deployment`` and ``model``."""
 
     model_config = exactly_one("deployment", "model")
 
     deployment: str | None = Field(default=None, min_length=1, max_length=80, pattern=NAME_PATTERN)
-    """Name of a deployment that answers."""
+    """Name of the deployment that answers."""
     model: ServedModelSpec | None = None
-    """A model that is deployed for this job alone, and taken down with it."""
+    """Model that is deployed for this job alone, and taken down when the job ends."""
     output: BatchOutputSpec = BatchOutputSpec()
-    """What the answers are written as."""
+    """Format of the output."""
     concurrency: int | None = Field(default=None, ge=1, le=2**16)
-    """Most rows under way at one time; default: twice as many as the deployment's replicas take at one time."""
+    """Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time."""
 
     @model_validator(mode="after")
     def _exactly_one_model(self) -> Self:
@@ -137,27 +137,27 @@ class _Batch(SpecModel):
 
 
 class GenerateJob(_Batch):
-    """A model that writes text answers every row of some files."""
+    """Answer every row of some files with a model that generates text."""
 
     kind: Literal["generate"] = "generate"
-    """What sort of job this is."""
+    """Kind of the job."""
     name: str = Field(default="generate", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
-    """What people call it."""
+    """Display name of the job."""
     data: GenerateDataSpec
-    """What is answered."""
+    """Files whose rows are answered."""
     sampling: BatchSamplingSpec = BatchSamplingSpec()
-    """How answers are drawn, and when they end."""
+    """Sampling options and end conditions of answers."""
 
 
 class EmbedJob(_Batch):
-    """An encoder turns a text of every row of some files into a vector."""
+    """Embed a text of every row of some files into a vector, with an encoder."""
 
     kind: Literal["embed"] = "embed"
-    """What sort of job this is."""
+    """Kind of the job."""
     name: str = Field(default="embed", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
-    """What people call it."""
+    """Display name of the job."""
     data: EmbedDataSpec
-    """What is turned into vectors."""
+    """Files whose texts are embedded into vectors."""
 
 
 BatchJob = GenerateJob | EmbedJob

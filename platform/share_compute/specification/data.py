@@ -12,7 +12,7 @@ TEXT_SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
 class DataSpec(SpecModel):
-    """What to train on: text ``files``, or a ``dataset`` that ships with a package."""
+    """Training data: text ``files``, or a ``dataset`` that ships with a package."""
 
     model_config = exactly_one("files", "dataset")
 
@@ -27,7 +27,7 @@ class DataSpec(SpecModel):
     test_fraction: float = Field(default=0.05, ge=0, lt=0.5)
     """Share of the samples kept for the final test."""
     shuffle: bool = True
-    """Visit the samples in a new order, drawn from the seed, in each pass."""
+    """Whether each pass visits the samples in a new order, drawn from the seed."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -47,12 +47,12 @@ class DataSpec(SpecModel):
 
 
 class TokenizerSpec(SpecModel):
-    """Where token ids come from: a folder, or trained from the data (byte-level BPE)."""
+    """Source of the tokenizer: a folder, or training on the data (byte-level BPE)."""
 
     path: TextPath | None = Field(default=None, title="Folder of the tokenizer")
     """Folder of a Hugging Face tokenizer; default: the model's own folder, if it has one."""
     vocab_size: int | None = Field(default=None, ge=257)
-    """Size of a tokenizer trained from the data; default: the model configuration's."""
+    """Vocabulary size of a tokenizer trained on the data; default: the model configuration's."""
 
     @model_validator(mode="after")
     def _not_both(self) -> Self:

@@ -1,4 +1,4 @@
-"""The whole job, and how it is read."""
+"""The whole job, and its parsers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from share_compute.specification.training import TrainingSpec
 
 
 class ParallelismSpec(SpecModel):
-    """How the model is laid over the machines."""
+    """Partitioning of the model over the machines."""
 
     strategy: str = "auto"
-    """Name of the partitioning strategy that cuts the model into pools and places them."""
+    """Name of the partitioning strategy, which splits the model into stages and places them."""
     pools: int | None = Field(default=None, ge=1)
-    """Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines)."""
+    """Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines)."""
     members_per_pool: int | None = Field(default=None, ge=1)
-    """Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1)."""
+    """Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1)."""
     channel: Literal["auto", "direct", "ray"] = "auto"
-    """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
+    """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
     buddies: bool = True
-    """Whether another machine keeps a copy of what only one holds: then the loss of any one machine loses nothing."""
+    """Back up state that only one machine holds on another machine, so that the loss of any one loses nothing."""
 
     @property
     def machines_needed(self) -> int:
-        """Fewest machines that the job can run on."""
+        """Least number of machines on which the job can run."""
         return (self.pools or 1) * (self.members_per_pool or 1)
 
 
@@ -41,22 +41,22 @@ class TrainJob(SpecModel):
     """Train a model: a causal language model on text, or a classifier built from declared layers."""
 
     kind: Literal["train"] = "train"
-    """What sort of job this is."""
+    """Kind of the job."""
     name: str = Field(default="train", min_length=1, max_length=80, pattern=r"^[\w][\w .-]*$")
-    """What people call it."""
+    """Display name of the job."""
     model: ModelSpec
-    """What to train."""
+    """Model to train."""
     data: DataSpec
-    """What to train it on."""
+    """Training data."""
     tokenizer: TokenizerSpec = TokenizerSpec()
-    """How text becomes token ids."""
+    """Tokenizer that turns text into token ids."""
     training: TrainingSpec = TrainingSpec()
-    """How long and how."""
+    """Steps and options of training."""
     parallelism: ParallelismSpec = ParallelismSpec()
-    """How the model is laid over the machines."""
+    """Partitioning of the model over the machines."""
 
     def with_microbatches(self, microbatches: int) -> TrainJob:
-        """Return the job with the number of microbatches that its plan settled."""
+        """Return the job with the number of microbatches that its plan chose."""
         training = self.training.model_copy(update={"microbatches": microbatches})
         return self.model_copy(update={"training": training})
 
@@ -91,7 +91,7 @@ class TrainJob(SpecModel):
 
 
 Job = Annotated[TrainJob | GenerateJob | EmbedJob, Field(discriminator="kind")]
-"""What is queued; what is served is no job but a deployment."""
+"""A job, which is queued; a `ServeJob` is a deployment and no job."""
 Kind = Literal["train", "generate", "embed", "serve"]
 _KINDS: dict[str, type[TrainJob | GenerateJob | EmbedJob | ServeJob]] = {
     "train": TrainJob,
@@ -106,7 +106,8 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
     """Read a training job from YAML (or JSON) text or from a mapping.
 
     Raises:
-        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+        UserError: a field is wrong, or the job is of another kind. The error names each wrong field and, if there is
+            one, the nearest known name.
     """
     job = parse_any_job(source)
     if not isinstance(job, TrainJob):
@@ -115,10 +116,11 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
 
 
 def parse_any_job(source: str | dict[str, Any]) -> TrainJob | GenerateJob | EmbedJob:
-    """Read a job, whatever its kind, from YAML (or JSON) text or from a mapping.
+    """Read a job of any kind from YAML (or JSON) text or from a mapping.
 
     Raises:
-        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+        UserError: a field is wrong, or the source is a deployment. The error names each wrong field and, if there is
+            one, the nearest known name.
     """
     job = parse_submission(source)
     if isinstance(job, ServeJob):
@@ -133,16 +135,16 @@ def parse_deployment(source: str | dict[str, Any]) -> ServeJob:
     """Read a deployment from YAML (or JSON) text or from a mapping; ``kind`` may be left out.
 
     Raises:
-        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+        UserError: a field is wrong. The error names each wrong field and, if there is one, the nearest known name.
     """
     return _validated(ServeJob, {"kind": "serve", **_mapping(source)})
 
 
 def parse_submission(source: str | dict[str, Any]) -> TrainJob | GenerateJob | EmbedJob | ServeJob:
-    """Read what its ``kind`` says from YAML (or JSON) text or from a mapping: a job or a deployment.
+    """Read a job or a deployment, depending on its ``kind``, from YAML (or JSON) text or from a mapping.
 
     Raises:
-        UserError: naming each field that is wrong and, where there is one, the nearest known name.
+        UserError: a field is wrong. The error names each wrong field and, if there is one, the nearest known name.
     """
     data = _mapping(source)
     kind = data.get("kind", "train")
@@ -170,5 +172,5 @@ def _validated(kind: type[Spec], data: dict[str, Any]) -> Spec:
 
 
 def job_schema(kind: Kind = "train") -> dict[str, Any]:
-    """Return the JSON schema of what has this kind, for editors and forms."""
+    """Return the JSON schema of a job or deployment of this kind, for editors and forms."""
     return _KINDS[kind].model_json_schema()

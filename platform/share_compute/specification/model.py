@@ -54,7 +54,7 @@ class ModelSpec(SpecModel):
     @field_validator("config")
     @classmethod
     def _config_is_plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        plain_json(value)  # it is kept and handed on as JSON
+        plain_json(value)  # the configuration is stored and sent as JSON
         return value
 
     @model_validator(mode="after")

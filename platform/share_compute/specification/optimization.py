@@ -1,4 +1,4 @@
-"""How gradients become updates: optimizer, learning rates, the sum of gradients over a pool."""
+"""Optimization options of a job: optimizer, learning rate schedule, and gradient fusion within a stage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
     "inverse_sqrt": ("timescale",),
     "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
 }
-"""The schedules of ``transformers`` that follow from the step alone, and what each may be told."""
+"""Schedules of ``transformers`` that depend on the step alone, with their options."""
 SCHEDULES = tuple(SCHEDULE_OPTIONS)
 _WHOLE = ("timescale", "num_decay_steps")
 
 
 class OptimizerName(StrEnum):
-    """The optimizers that exist."""
+    """Supported optimizers."""
 
     sgd = "sgd"
     momentum = "momentum"
@@ -39,7 +39,7 @@ class OptimizerName(StrEnum):
 
     @property
     def state_tensors(self) -> int:
-        """Tensors as large as the weights that it keeps."""
+        """Number of state tensors that it keeps for each weight tensor, of the same size."""
         match self:
             case OptimizerName.sgd:
                 return 0
@@ -50,20 +50,20 @@ class OptimizerName(StrEnum):
 
 
 class OptimizerSpec(SpecModel):
-    """How gradients become updates."""
+    """Optimizer and its options."""
 
     name: OptimizerName = Field(default=OptimizerName.adamw, title="Optimizer")
-    """sgd, momentum, adagrad, rmsprop, adam or adamw."""
+    """Name of the optimizer: sgd, momentum, adagrad, rmsprop, adam or adamw."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled for adamw, added to the gradient for the others."""
+    """Weight decay: decoupled for adamw, added to the gradient for the others."""
     decays: Literal["matrices", "all"] = "matrices"
-    """Which weights decay: all but biases and the weights of norms, or all."""
+    """Weights that decay: all except biases and the weights of norms (matrices), or all."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """For momentum and rmsprop."""
+    """Momentum factor (momentum, rmsprop)."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """For adam and adamw."""
+    """Decay rates of the moment estimates (adam, adamw)."""
     epsilon: float = Field(default=1e-8, gt=0)
     """Added to denominators (adagrad, rmsprop, adam, adamw)."""
 
@@ -81,14 +81,14 @@ class OptimizerSpec(SpecModel):
 
 
 class ScheduleSpec(SpecModel):
-    """How the learning rate moves over the steps (the schedules of ``transformers``)."""
+    """Learning rate schedule over the steps (the schedules of ``transformers``)."""
 
     name: str = Field(default="cosine", title="Schedule", json_schema_extra={"enum": list(SCHEDULES)})
     """Name of the schedule: constant, linear, cosine, polynomial, ..."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
     options: dict[str, float | str] = Field(default_factory=dict, title="Schedule options")
-    """What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``."""
+    """Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -117,19 +117,19 @@ class ScheduleSpec(SpecModel):
 
     @property
     def arguments(self) -> dict[str, float | int | str]:
-        """The options, whole numbers as such."""
+        """The options as arguments of the schedule, with whole numbers as integers."""
         return {name: int(value) if name in _WHOLE else value for name, value in self.options.items()}
 
 
 class GradientFusionSpec(SpecModel):
-    """Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result."""
+    """Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result."""
 
     mode: Literal["auto", "size", "index"] = Field(default="auto", title="Gradient fusion")
-    """auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``."""
+    """auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``."""
     bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
-    """For mode size: a piece ends before it would be larger than this."""
+    """For mode size: a bucket ends before it would be larger than this."""
     cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces."""
+    """For mode index: parameters of a shard before each cut, counted from its last; ``[2, 10]`` makes 3 buckets."""
 
     @model_validator(mode="after")
     def _only_what_the_mode_needs(self) -> Self:

@@ -1,4 +1,4 @@
-"""The paths in a job, whatever its kind: those of a machine, and those of what was uploaded to the server."""
+"""Paths in jobs and deployments: paths on a machine, and paths in uploads to the server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from share_compute.specification.serve import ServeJob
 
 UPLOAD = "upload:"
 Named: TypeAlias = TrainJob | GenerateJob | EmbedJob | ServeJob
-"""Whatever names data or a model."""
+"""A job or a deployment: a specification that names data or a model."""
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 
 
 def upload_path(path: Path) -> tuple[str, str] | None:
-    """Return the id of the upload that a path names, and what it names in it; None where it is of a machine.
+    """Return the upload id and the path inside the upload; None if the path is on a machine.
 
     ``upload:up-k3v7q2ma/corpus.txt`` gives ``("up-k3v7q2ma", "corpus.txt")``.
     """
@@ -29,11 +29,11 @@ def upload_path(path: Path) -> tuple[str, str] | None:
 
 
 def with_paths(spec: AnyNamed, change: Callable[[Path, str], Path]) -> AnyNamed:
-    """Return a job with other paths.
+    """Return a job or a deployment with other paths.
 
     Args:
-        spec: the job, or the deployment.
-        change: makes the new path of the old one and the name of its field.
+        spec: the job or the deployment.
+        change: function from the old path and the name of its field to the new path.
     """
     full: dict[str, Any] = {}
     if spec.model is not None and spec.model.path is not None:

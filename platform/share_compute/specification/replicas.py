@@ -1,4 +1,4 @@
-"""How many replicas a deployment has: a number, or a range in which it follows what is asked of it.
+"""Number of replicas of a deployment: fixed, or a range within which it scales with the load.
 
 Names and meanings are those of Ray Serve's ``autoscaling_config``.
 """
@@ -18,22 +18,22 @@ _RANGE = re.compile(r"^\s*(\d{1,4})(?:\s*\.\.\s*(\d{1,4}))?\s*$")
 
 
 class ReplicasSpec(SpecModel):
-    """The range of a deployment's replicas, and how it follows the requests in it."""
+    """Range of a deployment's replicas, and the autoscaling within it."""
 
     min: int = Field(default=1, ge=0, le=_MOST)
-    """Fewest replicas; 0 lets the machines go while nobody asks."""
+    """Fewest replicas; 0 releases the machines while there are no requests."""
     max: int = Field(ge=1, le=_MOST)
     """Most replicas."""
     target_ongoing_requests: float | None = Field(default=None, ge=1)
-    """Sequences, running and queued, that each replica is to have; default: ``max_concurrent``, so that none waits."""
+    """Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits."""
     upscale_delay_s: float = Field(default=2.0, ge=0, le=86400)
-    """So long more replicas must be needed before they are started; from none to one it is done at once."""
+    """Scale-up delay: time for which more replicas must be needed; 0 to 1 is immediate."""
     downscale_delay_s: float = Field(default=60.0, ge=0, le=86400)
-    """So long fewer replicas must suffice before some are ended."""
+    """Scale-down delay: time for which fewer replicas must suffice."""
     downscale_to_zero_delay_s: float = Field(default=300.0, ge=0, le=30 * 86400)
-    """So long nobody must have asked before the last replica is ended."""
+    """Idle time before scaling to zero."""
     cold_start_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    """Longest wait of a request for a replica that answers."""
+    """Longest time that a request waits for a replica to become ready."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -43,14 +43,14 @@ class ReplicasSpec(SpecModel):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether there is nothing to follow."""
+        """Whether the number of replicas is fixed."""
         return self.min == self.max
 
     def changed_by(self, change: ReplicasSpec) -> ReplicasSpec:
-        """Return this with what ``change`` was given in its place; the rest stays.
+        """Return a copy with the fields that are set in ``change``; other fields keep their values.
 
         Raises:
-            UserError: the two do not go together.
+            UserError: the fields do not fit together.
         """
         try:
             return ReplicasSpec.model_validate(
@@ -61,15 +61,15 @@ class ReplicasSpec(SpecModel):
             raise UserError(f"replicas: {said}", mend="give min and max together") from failure
 
     def __str__(self) -> str:
-        """Return it as the command line takes it: ``2`` or ``0..4``."""
+        """Return the range in the form of the command line: ``2`` or ``0..4``."""
         return str(self.max) if self.is_fixed else f"{self.min}..{self.max}"
 
 
 def read_replicas(text: str) -> dict[str, int]:
-    """Return what ``2`` or ``0..4`` asks for, as the fields of a `ReplicasSpec`.
+    """Parse ``2`` or ``0..4`` into the fields of a `ReplicasSpec`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither a number nor a range, or it asks for 0 replicas.
     """
     found = _RANGE.match(text)
     if found is None:
@@ -89,4 +89,4 @@ def _as_range(value: Any) -> Any:
 Replicas = Annotated[
     ReplicasSpec, BeforeValidator(_as_range, json_schema_input_type=int | str | ReplicasSpec)
 ]
-"""Read from a number, from text such as ``0..4``, or from the fields of a `ReplicasSpec`."""
+"""A `ReplicasSpec`, read from a number, from text such as ``0..4``, or from its fields."""

@@ -1,4 +1,4 @@
-"""A deployment as it is asked for: which model, how long its sequences are, and how many of them at one time."""
+"""Specification of a deployment: its model, the length of its sequences, and their number at one time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute.specification.base import SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Clients put a deployment's name into URLs, and send it as ``model``."""
+"""Pattern of a deployment's name, which clients use in URLs and send as ``model``."""
 
 
 class ServedModelSpec(SpecModel):
@@ -25,7 +25,7 @@ class ServedModelSpec(SpecModel):
     job: str | None = Field(default=None, min_length=1, max_length=100, title="Result of a job")
     """Id of a training job whose result is served."""
     artifact: str = Field(default="model", min_length=1, max_length=200)
-    """Which result of the job."""
+    """Name of the job's result to serve."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -35,48 +35,48 @@ class ServedModelSpec(SpecModel):
 
     @property
     def label(self) -> str:
-        """Short name for people: the folder's own, or the job with its result."""
+        """Short name for people: that of the folder, or the job with its result."""
         return f"{self.job}/{self.artifact}" if self.path is None else PurePath(self.path).name
 
 
 class ServingParallelismSpec(SpecModel):
-    """How a served model is laid over the machines."""
+    """Partitioning of a served model over the machines."""
 
     pools: int | None = Field(default=None, ge=1)
-    """Pools in a row, each holding one shard; default: what is best for the objective."""
+    """Number of pipeline stages, one shard each; default: the best number for the objective."""
     channel: Literal["auto", "direct", "ray"] = "auto"
-    """How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other."""
+    """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
 
 
 class ServeJob(SpecModel):
     """Serve a model to clients of the OpenAI API until it is taken down."""
 
     kind: Literal["serve"] = "serve"
-    """What sort of job this is."""
+    """Kind of the specification."""
     name: str = Field(min_length=1, max_length=80, pattern=NAME_PATTERN)
-    """What clients send as ``model``; unique among the deployments that are up."""
+    """Name that clients send as ``model``; unique among the deployments that are up."""
     model: ServedModelSpec
-    """What to serve."""
+    """Model to serve."""
     replicas: Replicas = ReplicasSpec(min=1, max=1)
-    """Copies of the whole row of pools, over which requests are shared out: a number, or a range to follow them in."""
+    """Copies of the whole pipeline, which share the requests: a number, or a range that follows the load."""
     max_seq: int | None = Field(default=None, ge=16, le=2**24, title="Longest sequence")
-    """Most tokens of a prompt and its answer together; default: what the model was made for."""
+    """Most tokens of a prompt and its answer together; default: the model's context window."""
     max_concurrent: int = Field(default=16, ge=1, le=2**20, title="Sequences at one time")
     """Most sequences that are generated at one time on one replica; others wait."""
     dtype: ServedPrecision = Field(default="float32", title="Precision")
-    """What weights are loaded as, and layers compute in; int8 is for weights alone, all else is float32 then."""
+    """Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then."""
     objective: Objective = "latency"
-    """What machines are chosen for: the shortest answer, or most tokens a second within the limits."""
+    """Objective of the placement: the shortest answer, or the most tokens per second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
-    """Tokens of a typical prompt; what machines are chosen for."""
+    """Tokens of a typical prompt, for which machines are chosen."""
     new_tokens: int = Field(default=128, ge=1, le=2**24)
-    """Tokens of a typical answer; what machines are chosen for, and the room that each answer gets first."""
+    """Tokens of a typical answer, for which machines are chosen; also the initial KV capacity of each answer."""
     first_token_limit_s: float | None = Field(default=None, gt=0)
     """Longest wait for the first token; for objective throughput."""
     next_token_limit_s: float | None = Field(default=None, gt=0)
-    """Longest wait for each token after it; for objective throughput."""
+    """Longest wait for each token after the first; for objective throughput."""
     parallelism: ServingParallelismSpec = ServingParallelismSpec()
-    """How the model is laid over the machines."""
+    """Partitioning of the model over the machines."""
 
     @model_validator(mode="after")
     def _limits_fit_objective(self) -> Self:
@@ -87,7 +87,7 @@ class ServeJob(SpecModel):
         return self
 
     def workload(self) -> ServingWorkload:
-        """Return what the planner reads."""
+        """Return the workload for the planner."""
         return ServingWorkload(
             objective=self.objective,
             prompt_tokens=self.prompt_tokens,

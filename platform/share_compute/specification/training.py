@@ -11,44 +11,44 @@ from share_compute.specification.optimization import GradientFusionSpec, Optimiz
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DEFAULT_LR_END = 1e-7
-"""Where schedule polynomial ends unless it is told; as ``transformers`` has it."""
+"""Default final learning rate of schedule polynomial, as in ``transformers``."""
 
 
 class LoraSpec(SpecModel):
     """Low-rank adapters: beside a matrix W, ``alpha / rank * B A`` is trained, and W is not."""
 
     rank: int = Field(default=8, ge=1, le=4096)
-    """Rows of A, columns of B."""
+    """Rank of an adapter: rows of A, columns of B."""
     alpha: float = Field(default=16.0, gt=0)
-    """How much an adapter counts: its product is multiplied by alpha / rank."""
+    """Scale of an adapter: its product is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is dropped in training."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Last parts of the names of the matrices that get one, e.g. ``[q_proj, v_proj]``; default: all in all layers."""
+    """Last parts of the names of adapted matrices, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers."""
     merge: bool = False
-    """Give a whole model with the adapters added to its weights, instead of an adapter folder for ``peft``."""
+    """Save a whole model with the adapters merged into its weights, instead of an adapter folder for ``peft``."""
 
 
 class EarlyStoppingSpec(SpecModel):
-    """When a job has learnt what it can."""
+    """Rule that ends a job when validations no longer improve."""
 
     metric: Literal["validation_loss"] = "validation_loss"
-    """What must fall."""
+    """Metric that must fall."""
     patience: int = Field(default=3, ge=1)
     """Validations in a row without a new best after which the job ends."""
     min_delta: float = Field(default=0.0, ge=0)
-    """A new best is lower than the last one by more than this."""
+    """Least improvement: a new best is lower than the last one by more than this."""
 
 
 class SamplesSpec(SpecModel):
-    """Text that the model makes while it is trained, always the likeliest token next."""
+    """Sample texts that the model generates during training, by greedy decoding."""
 
     every: int = Field(ge=1, title="Steps between samples")
     """Steps between samples."""
     prompts: tuple[str, ...] = Field(min_length=1, max_length=8)
-    """What it goes on from."""
+    """Prompts that the model continues."""
     max_tokens: int = Field(default=32, ge=1, le=512)
-    """Most tokens that it adds to a prompt."""
+    """Most tokens that the model adds to a prompt."""
 
     @field_validator("prompts")
     @classmethod
@@ -59,44 +59,44 @@ class SamplesSpec(SpecModel):
 
 
 class TrainingSpec(SpecModel):
-    """The steps of training."""
+    """Steps and options of training."""
 
     steps: int = Field(default=100, ge=1, le=2**31 - 1)
-    """Optimizer updates."""
+    """Number of optimizer updates."""
     batch_size: int = Field(default=16, ge=1, le=2**20)
     """Samples in one step, over all machines."""
     microbatches: int | None = Field(default=None, ge=1, le=2**20)
-    """Pieces that a batch is cut into; each travels alone. Default: the planner chooses."""
+    """Number of microbatches per batch, each sent through the pipeline on its own; default: the planner chooses."""
     sequence_length: int = Field(default=128, ge=2)
     """Tokens in one sample of text."""
     optimizer: OptimizerSpec = OptimizerSpec()
-    """How gradients become updates."""
+    """Optimizer and its options."""
     schedule: ScheduleSpec = ScheduleSpec()
-    """How the learning rate moves over the steps."""
+    """Learning rate schedule over the steps."""
     max_gradient_norm: float | None = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm; null turns that off."""
     gradient_fusion: GradientFusionSpec = GradientFusionSpec()
-    """How gradients are joined to be summed over a pool."""
+    """Buckets of gradients that are summed together over the members of a stage."""
     precision: Precision = "float32"
-    """What layers compute in; weights, their gradients and the optimizer's state stay float32."""
+    """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
     activation_checkpointing: bool = False
-    """Keep only what enters each layer, and compute the rest again on the way back: less memory, more time."""
+    """Keep only the inputs of each layer and recompute the rest in the backward pass: less memory, more time."""
     freeze: tuple[str, ...] = Field(default=(), title="Frozen")
-    """What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``)."""
+    """Frozen parameters: patterns of stored names (``model.embed_tokens.*``), or layer ranges (``layers[:6]``)."""
     lora: LoraSpec | None = Field(default=None, title="Adapters (LoRA)")
     """Train small adapters beside the frozen weights of a pretrained model (LoRA) instead of the weights."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    """Initial weights, order of samples and dropout follow from it alone."""
+    """Seed that alone determines initial weights, order of samples and dropout."""
     validate_every: int | None = Field(default=None, ge=1, title="Steps between validations")
     """Steps between validations; null validates only at the end."""
     checkpoint_every: int | None = Field(default=None, ge=1, title="Steps between checkpoints")
-    """Steps between checkpoints that a job can be resumed from; null: by time, as the server is set (180 s)."""
+    """Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s)."""
     checkpoints_kept: int = Field(default=3, ge=1, le=2**20)
-    """Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged."""
+    """Number of newest checkpoints to keep; with 1 there is no older one to resume from if it is damaged."""
     early_stopping: EarlyStoppingSpec | None = Field(default=None, title="Stop early")
-    """End the job when validations no longer get better."""
+    """End the job when validations no longer improve."""
     samples: SamplesSpec | None = Field(default=None, title="Sample texts")
-    """Let the model continue some prompts from time to time, to see what it has learnt."""
+    """Let the model continue some prompts at intervals, to show its progress."""
 
     @field_validator("freeze")
     @classmethod
@@ -135,6 +135,6 @@ class TrainingSpec(SpecModel):
 
     @property
     def microbatch_size(self) -> int:
-        """Samples in one microbatch, once their number is known."""
+        """Number of samples in one microbatch; the number of microbatches must be known."""
         assert self.microbatches is not None, "the plan says how many"
         return self.batch_size // self.microbatches

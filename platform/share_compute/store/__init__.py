@@ -1,4 +1,7 @@
-"""What the server remembers: SQLite by default, PostgreSQL by URL; every change of state is a row first."""
+"""Persistent state of the server, in SQLite by default or in PostgreSQL by URL.
+
+Every state change is committed as a row first.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _HEAVY = {"Store": "share_compute.store.store", "upgrade": "share_compute.store.
 
 
 def __getattr__(name: str) -> Any:
-    """Load SQLAlchemy only for whoever opens a store: agents and clients read records alone."""
+    """Import SQLAlchemy only in processes that open a store: agents and clients need only the records."""
     if name in _HEAVY:
         return getattr(import_module(_HEAVY[name]), name)
     raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Backups of the embedded database: made while it is used, checked, and put back."""
+"""Backups of the embedded SQLite database: made while it is in use, checked, and restored."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from share_compute.store.database import migration_config, open_engine, translat
 from share_compute.store.holding import take_lock
 
 FOLDER = "backups"
-"""In the data folder."""
+"""Name of the folder of backups, inside the data folder."""
 _KEPT = 5
-"""Newest backups before a migration that are kept."""
+"""Number of the newest backups made before migrations that are kept."""
 _BESIDE = ("", "-wal", "-shm")
-"""What SQLite adds to the name of a database for its other files."""
+"""Suffixes of the files of an SQLite database: the database itself, its write-ahead log, its shared memory."""
 _PAGES_AT_ONCE = 4096
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def embedded_file(url: str) -> Path:
     """Return the file of an SQLite database.
 
     Raises:
-        UserError: the database is not one file of ours; says how to back it up.
+        UserError: the database is not an SQLite file; the error says how to back it up.
     """
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database and parsed.database != ":memory:":
@@ -42,23 +42,23 @@ def embedded_file(url: str) -> Path:
 
 
 def dump_hint(url: str) -> str:
-    """Return the commands that back a PostgreSQL database up and put it back."""
+    """Return the commands that back up and restore a PostgreSQL database."""
     shown = make_url(url)._replace(drivername="postgresql", password=None).render_as_string()
     return f"pg_dump --format=custom --file=share-compute.dump '{shown}'; put it back with pg_restore --clean"
 
 
 def prepare(url: str, backups: Path, now: datetime) -> None:
-    """Bring a database up to date; check and back up the embedded one before.
+    """Migrate a database to the newest schema; check and back up an embedded one first.
 
-    Call it with the database locked.
+    The caller must hold the lock of the database.
 
     Args:
-        url: of the database.
+        url: URL of the database.
         backups: folder of the backups.
-        now: this moment.
+        now: current time.
 
     Raises:
-        Unavailable: the database does not answer, or it is damaged.
+        Unavailable: the database does not answer, or is damaged.
     """
     is_embedded = make_url(url).get_backend_name() == "sqlite"
     if is_embedded and embedded_file(url).exists():
@@ -85,17 +85,17 @@ def _known_revisions() -> list[str]:
 
 
 def _revision_of(file: Path) -> str | None:
-    """Return the revision of an SQLite file, and write nothing to it."""
+    """Return the revision of an SQLite file without writing to it; None if it has none."""
     with closing(sqlite3.connect(file, timeout=10.0)) as connection:
         try:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        except sqlite3.OperationalError:  # there is no such table
+        except sqlite3.OperationalError:  # the table does not exist
             return None
     return None if row is None else str(row[0])
 
 
 def revision(url: str) -> str | None:
-    """Return the revision of a database's tables; None when it has none."""
+    """Return the revision of a database's schema; None if it has none."""
     engine = open_engine(url)
     try:
         with translated(), engine.connect() as connection:
@@ -105,11 +105,11 @@ def revision(url: str) -> str | None:
 
 
 def require_sound(file: Path, backups: Path | None = None) -> None:
-    """Raise Unavailable if an SQLite database is damaged, with what to do about it.
+    """Raise Unavailable, with a hint, if an SQLite database is damaged.
 
     Args:
-        file: the database.
-        backups: folder in which a backup may be found.
+        file: file of the database.
+        backups: folder of backups; the hint names the newest one in it.
     """
     try:
         with closing(sqlite3.connect(file, timeout=10.0)) as connection:
@@ -131,10 +131,10 @@ def require_sound(file: Path, backups: Path | None = None) -> None:
 
 
 def back_up(file: Path, target: Path) -> int:
-    """Copy an SQLite database while it may be in use; return its bytes. The copy is one whole file, or none.
+    """Copy an SQLite database, which may be in use, atomically to a new file; return the size of the copy in bytes.
 
     Raises:
-        NotFound: there is no database.
+        NotFound: the database does not exist.
         Conflict: the target exists.
         Unavailable: the target cannot be written, or the database cannot be read.
     """
@@ -148,15 +148,15 @@ def back_up(file: Path, target: Path) -> int:
 
 
 def restore(source: Path, url: str, now: datetime) -> Path | None:
-    """Put a backup in the place of the embedded database; return where the one before is, None when there was none.
+    """Replace the embedded database by a backup; return the path to which the previous one was moved, or None.
 
     Args:
-        source: the backup.
-        url: of the database.
-        now: this moment.
+        source: file of the backup.
+        url: URL of the database.
+        now: current time.
 
     Raises:
-        NotFound: there is no such backup.
+        NotFound: the backup does not exist.
         Conflict: a server uses the database, or this version cannot read the backup.
         Unavailable: the backup is damaged, or a file cannot be written.
     """
@@ -189,11 +189,11 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
 
 
 def _put_aside(file: Path, now: datetime) -> Path | None:
-    """Rename a database with what SQLite keeps beside it; return its new name."""
+    """Rename a database with its other files; return its new path, or None if there was no database."""
     if not file.exists():
         return None
     aside = file.with_name(f"{file.name}.replaced-{now:%Y%m%dT%H%M%S}")
-    # The log first: a database without its log is an older one, a log without its database is nothing.
+    # Log files first: a crash in between leaves a database without its log, which is an older but usable state.
     for suffix in reversed(_BESIDE):
         with suppress(FileNotFoundError):
             file.with_name(file.name + suffix).replace(aside.with_name(aside.name + suffix))
@@ -202,10 +202,10 @@ def _put_aside(file: Path, now: datetime) -> Path | None:
 
 def _copy(file: Path, target: Path) -> None:
     try:
-        # Read-only would need a log to be there already (SQLite, "WAL-mode databases on read-only media").
+        # Opened for writing: read-only needs an existing log (SQLite, "WAL-mode databases on read-only media").
         with closing(sqlite3.connect(file, timeout=10.0)) as source, closing(sqlite3.connect(target)) as copy:
             source.backup(copy, pages=_PAGES_AT_ONCE)
-            copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+            copy.execute("PRAGMA journal_mode=DELETE")  # makes the copy a single file, without a log file
     except sqlite3.Error as failure:
         raise Unavailable(
             f"{file} cannot be copied to {target}: {failure}", mend="see that its disk is not full"
@@ -214,7 +214,7 @@ def _copy(file: Path, target: Path) -> None:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """Give a file to write, for its owner alone; it takes the target's name when the block ends well."""
+    """Yield a temporary file, readable only by its owner, that replaces the target if the block succeeds."""
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

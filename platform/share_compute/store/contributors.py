@@ -1,4 +1,4 @@
-"""Contributors: who joined, how they are, what was measured on them."""
+"""Contributor rows: the machines that joined, their states and their measurements."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ARRIVING = (
 )
 _MEASURED = (ContributorState.probing, ContributorState.ready, ContributorState.quarantined)
 MOST_DEVICES = 16
-"""Contributors of one host, one for each device that it lends, that join with one invite."""
+"""Maximum number of contributors of one host (one for each lent device) that can join with one invite."""
 REMEMBERED = timedelta(days=1)
-"""How long machines that are gone are shown."""
+"""Time for which machines that are gone are still listed."""
 
 
 class Contributors:
-    """The table of contributors. Each change of state writes an event with its reason."""
+    """The table of contributors. Each state change writes an event with its reason."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -46,14 +46,15 @@ class Contributors:
     def join(
         self, code: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
     ) -> tuple[ContributorRecord, str]:
-        """Use an invite and write the machine down; returns its record and its own key.
+        """Use an invite and add the machine; return its record and its own key.
 
-        Writers take turns, so of more machines than uses that join at the same moment exactly as many get in.
+        Write transactions are serialized: if more machines join at once than the invite has uses, exactly that many
+        succeed.
 
         Raises:
-            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code does not open the door.
-            UserError: it lends more than the invite allows.
-            Conflict: a machine of this name is here; the invite stays unused.
+            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code cannot be used, for the named cause.
+            UserError: the machine lends more than the invite allows.
+            Conflict: a machine with this name is present; the invite is not used.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -67,12 +68,12 @@ class Contributors:
     def join_sibling(
         self, contributor_id: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
     ) -> tuple[ContributorRecord, str]:
-        """Write down another device of a contributor's host; returns its record and its own key.
+        """Add another device of a contributor's host; return its record and its own key.
 
         Raises:
-            NotAuthorized: the operator sent the host away, or quarantined one of its devices.
-            UserError: it lends more than the invite of the host allows.
-            Conflict: a machine of this name is here, or the host has `MOST_DEVICES` contributors.
+            NotAuthorized: the operator sent the host away, or one of its devices is quarantined.
+            UserError: the device lends more than the invite of the host allows.
+            Conflict: a machine with this name is present, or the host has `MOST_DEVICES` contributors already.
         """
         with self._database.write() as session:
             family = _family(session, contributor_id)
@@ -108,7 +109,7 @@ class Contributors:
             return ContributorRecord.model_validate(row), key
 
     def get(self, contributor_id: str) -> ContributorRecord:
-        """Return one contributor; NotFound when there is none."""
+        """Return the contributor with this id, or raise NotFound."""
         with self._database.read() as session:
             return ContributorRecord.model_validate(_row(session, contributor_id))
 
@@ -122,9 +123,9 @@ class Contributors:
         """Return a page of contributors in the order they joined, and the cursor of the next page if there is one.
 
         Args:
-            states: only those in one of these; without it, all but those that are gone for more than a day.
-            limit: most contributors to return.
-            cursor: where the page before ended.
+            states: states to include; default: all contributors except those gone for more than a day.
+            limit: maximum number of contributors to return.
+            cursor: end of the previous page; None for the first page.
         """
         query = select(Contributor).order_by(Contributor.joined_at, Contributor.id).limit(limit + 1)
         if states is not None:
@@ -139,9 +140,9 @@ class Contributors:
         return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
 
     def presences(self, gone_since: datetime) -> list[PresenceRecord]:
-        """Return who is here, and who went at this moment or later, in the order they joined.
+        """Return the machines that are present, or left or were lost at ``gone_since`` or later, oldest first.
 
-        Unlike `list` it reads nothing that was measured, so it may be asked often of a large pool.
+        Unlike `list` it reads no measurements, so it can be polled often in a large cluster.
         """
         columns = [getattr(Contributor, name) for name in PresenceRecord.model_fields]
         query = select(*columns).where(here_since(gone_since)).order_by(Contributor.joined_at, Contributor.id)
@@ -157,8 +158,8 @@ class Contributors:
         """Return contributors in the order they joined.
 
         Args:
-            states: only those in one of these.
-            ids: only these.
+            states: only contributors in one of these states.
+            ids: only contributors with one of these ids.
         """
         query = select(Contributor).order_by(Contributor.joined_at, Contributor.id)
         if ids is not None:
@@ -169,20 +170,23 @@ class Contributors:
             return [ContributorRecord.model_validate(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[ContributorState, int]:
-        """Return how many contributors are in each state."""
+        """Return the number of contributors in each state."""
         with self._database.read() as session:
             rows = session.execute(select(Contributor.state, func.count()).group_by(Contributor.state)).all()
         found = {ContributorState(state): count for state, count in rows}
         return {state: found.get(state, 0) for state in ContributorState}
 
     def names(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the names of contributors by their ids, however long they are gone."""
+        """Return the names of contributors by their ids, including those that left long ago."""
         with self._database.read() as session:
             rows = session.execute(select(Contributor.id, Contributor.name).where(Contributor.id.in_(ids)))
             return {contributor_id: name for contributor_id, name in rows}  # noqa: C416 - rows are no pairs to mypy
 
     def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
-        """Return the contributor if the key is its own; NotAuthorized tells no more than that it is not."""
+        """Return the contributor if the key is its own; otherwise raise NotAuthorized.
+
+        The error does not reveal whether the contributor exists.
+        """
         with self._database.read() as session:
             row = session.get(Contributor, contributor_id)
             if row is None or not matches(key, row.key_hash):
@@ -192,22 +196,22 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def of_key(self, key: str) -> ContributorRecord | None:
-        """Return the contributor that a key belongs to, if there is one."""
+        """Return the contributor that a key belongs to, or None."""
         with self._database.read() as session:
             row = session.scalar(select(Contributor).where(Contributor.key_hash == digest(key)))
             return None if row is None else ContributorRecord.model_validate(row)
 
     def seen(self, contributor_id: str) -> None:
-        """Write down a sign of life."""
+        """Record a heartbeat of a contributor."""
         with self._database.write() as session:
             _row(session, contributor_id).last_seen_at = self._clock()
 
     def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
-        """Its raylet runs: from joining to probing, also again when it has a new node.
+        """Record that a contributor's raylet runs: move it to probing, also again after its node was replaced.
 
         Raises:
-            ContributorLost: it was given up meanwhile, and may come back.
-            Conflict: it is leaving or has left.
+            ContributorLost: the contributor was declared lost meanwhile; it may rejoin.
+            Conflict: the contributor is leaving, has left, or was sent away.
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
@@ -235,16 +239,16 @@ class Contributors:
         links: Iterable[Link],
         threads: int | None = None,
     ) -> ContributorRecord:
-        """Write down what was measured: from probing to ready.
+        """Store the measurements of a contributor and make it ready, or quarantined if its quarantine still holds.
 
         Args:
-            contributor_id: the machine.
+            contributor_id: id of the machine.
             capacity: its devices.
-            links: to other machines and to the head.
-            threads: that it was measured with; None stands for those lent.
+            links: its links to other machines and to the head.
+            threads: number of threads that it was measured with; None for all that it lends.
 
         Raises:
-            Conflict: it is leaving or gone meanwhile.
+            Conflict: the contributor is leaving or gone.
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
@@ -264,11 +268,11 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def relink(self, contributor_id: str, links: Iterable[Link]) -> None:
-        """Replace the links to some peers by what was measured again.
+        """Replace the links to some peers by new measurements.
 
         Args:
-            contributor_id: the machine that measured.
-            links: from it.
+            contributor_id: id of the machine that measured.
+            links: new links from it.
         """
         newer = {link.target: asdict(link) for link in links}
         with self._database.write() as session:
@@ -279,17 +283,17 @@ class Contributors:
     def set_state(
         self, seen: ContributorRecord, state: ContributorState, reason: str
     ) -> ContributorRecord | None:
-        """Change the state of a contributor that is still as it was seen; None when it moved on meanwhile.
+        """Change a contributor's state unless it changed since it was read; return the new record, or None if it did.
 
-        The same state again only changes the reason and writes no event.
+        If the new state is the current one, only the reason changes and no event is written.
 
         Args:
-            seen: what the decision was made on; its state and its node count.
+            seen: record that the decision was based on; its state and its Ray node are compared.
             state: the new state.
-            reason: why.
+            reason: cause of the change.
 
         Raises:
-            Conflict: it left or is lost, and comes back only as joining.
+            Conflict: the contributor left or is lost; it can come back only by joining.
         """
         with self._database.write() as session:
             row = _row(session, seen.id)
@@ -305,14 +309,14 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
-        """Its owner takes it back: it drains, or is gone at once when it has no node."""
+        """Let a contributor leave for its owner: it drains, or has left at once if it has no Ray node."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """The operator asks a host to leave with all its devices, and their keys do not let it in again."""
+        """Ask a host, for the operator, to leave with all its devices; their keys cannot be used to rejoin."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
@@ -321,7 +325,7 @@ class Contributors:
             return ContributorRecord.model_validate(_row(session, contributor_id))
 
     def clear(self, contributor_id: str) -> ContributorRecord:
-        """Let a machine that was quarantined get work again, and forget its offences."""
+        """End the quarantine of a machine, so that it gets work again, and reset its offences."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             row.offences, row.quarantined_for = 0, None
@@ -336,17 +340,17 @@ class Contributors:
         versions: dict[str, str] | None = None,
         limits: dict[str, Any] | None = None,
     ) -> ContributorRecord:
-        """Its agent lost the cluster, or was started again, and comes back: to joining, whatever it was.
+        """Set a contributor to joining, from any state, after its agent lost the cluster or was restarted.
 
         Args:
-            contributor_id: the machine.
-            versions: of the agent that was started again.
-            limits: what it lends now.
+            contributor_id: id of the machine.
+            versions: versions that the agent now runs; None keeps the stored ones.
+            limits: resources that it lends now; None keeps the stored ones.
 
         Raises:
-            NotAuthorized: the operator sent it away.
-            UserError: it lends more than its invite allows.
-            Conflict: its name was taken meanwhile.
+            NotAuthorized: the operator sent the contributor away.
+            UserError: the contributor lends more than its invite allows.
+            Conflict: another machine took its name meanwhile.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -371,14 +375,14 @@ class Contributors:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Write down that a machine made wrong numbers, and quarantine it where that is due.
+    """Record that a machine made wrong numbers, and quarantine it if its offences suffice.
 
     Args:
-        session: of the transaction that tells of it.
-        contributor_id: the machine.
-        now: this moment.
-        job_id: the job in which it did.
-        offence: what it made.
+        session: session of the transaction that records the report.
+        contributor_id: id of the machine.
+        now: current time.
+        job_id: id of the job in which it happened.
+        offence: the reported offence.
     """
     row = session.get(Contributor, contributor_id)
     if row is None:
@@ -387,7 +391,7 @@ def note_offence(
         select(Event.data)
         .where(Event.contributor_id == row.id, Event.kind == "offence")
         .order_by(Event.seq.desc())
-        .limit(row.offences)  # those before that were forgiven
+        .limit(row.offences)  # older ones were reset by the operator
     ).all()
     row.offences += 1
     data = {"name": row.name, **offence.model_dump(mode="json", exclude={"type", "machine"})}
@@ -401,12 +405,12 @@ def note_offence(
 
 
 def note_cut(session: Session, source: str, target: str) -> None:
-    """Write down that nothing gets through from one contributor to another, until that is measured again.
+    """Record that the link from one contributor to another is dead, until it is measured again.
 
     Args:
-        session: of the transaction that reports it.
-        source: id of one of them.
-        target: id of the other.
+        session: session of the transaction that records the report.
+        source: id of the contributor at which the link begins.
+        target: id of the contributor at which it ends.
     """
     row = session.get(Contributor, source)
     if row is not None and row.links is not None:
@@ -417,9 +421,9 @@ def note_cut(session: Session, source: str, target: str) -> None:
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:
-    """Return whether a machine is here, or is the last of its name and went at this moment or later.
+    """Return the condition for a machine that is present, or the latest of its name and gone at ``moment`` or later.
 
-    A machine that was lost and joined with a new invite has another row: its older ones say nothing about it.
+    A machine that was lost and joined with a new invite has a new row, which replaces its older ones.
     """
     other = aliased(Contributor)
     is_later = or_(other.left_at.is_(None), other.left_at > Contributor.left_at)
@@ -438,7 +442,7 @@ def _add(
     sibling_of: str | None = None,
     invite_id: str | None = None,
 ) -> tuple[Contributor, str]:
-    """Return the row of a new contributor, and its key."""
+    """Add the row of a new contributor; return the row and its key."""
     _refuse_taken_name(session, name)
     key = new_key("scc")
     row = Contributor(
@@ -462,7 +466,7 @@ def _add(
 
 
 def _family(session: Session, contributor_id: str) -> Sequence[Contributor]:
-    """Return the contributors that joined with one invite, this one among them."""
+    """Return the contributors of one host that joined with the same invite as this one, including it."""
     row = _row(session, contributor_id)
     first = row.sibling_of or row.id
     return session.scalars(

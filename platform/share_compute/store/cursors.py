@@ -1,4 +1,4 @@
-"""Cursors: where a page of rows ended, as text that callers hand back."""
+"""Cursors: the end of a page of rows, as text that callers pass to get the next page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
     """Return the moment and the id of a cursor.
 
     Raises:
-        UserError: it is not one of ours.
+        UserError: the text is not a cursor of this server.
     """
     foreign = UserError("the cursor is not one of ours", mend="use next_cursor of the page before")
     try:

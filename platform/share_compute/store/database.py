@@ -1,4 +1,4 @@
-"""One door to the database: where transactions begin and end, and where its errors become ours."""
+"""Access to the database: begins and ends transactions, and translates database errors to `share_compute.errors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from pydantic_core import from_json  # several times as fast as json.loads
+from pydantic_core import from_json  # several times faster than json.loads
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -22,14 +22,14 @@ from share_compute.store.holding import Lock, take_lock
 
 _BUSY_TIMEOUT_S = 10.0
 _MIGRATIONS_LOCK = 0x5C_0001
-"""PostgreSQL's advisory lock of migrations, which take turns; any number that nobody else uses."""
+"""Key of PostgreSQL's advisory lock that serializes migrations; an arbitrary number that nothing else uses."""
 
 
 def open_engine(url: str) -> Engine:
-    """Return an engine for a SQLAlchemy URL; makes the folder of an SQLite file.
+    """Return an engine for a SQLAlchemy URL; create the folder of an SQLite file.
 
     Raises:
-        UserError: the URL is not one of SQLite or PostgreSQL.
+        UserError: the URL is of neither SQLite nor PostgreSQL.
     """
     try:
         parsed = make_url(url)
@@ -55,7 +55,7 @@ _URL_MEND = "use sqlite:///file or postgresql+psycopg://user:password@host/name"
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
     del record
-    # The driver's own BEGIN is deferred: of two transactions that read, then write, one would fail.
+    # The driver's own BEGIN is deferred: if two transactions read and then write, one of them would fail.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
@@ -74,7 +74,7 @@ TOLD = "told"
 
 
 class Database:
-    """Hands out transactions: any number of readers beside one writer at a time."""
+    """Provider of transactions: any number of readers and one writer at a time."""
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
@@ -85,7 +85,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a transaction that only reads."""
+        """Open a read-only transaction."""
         with translated(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
@@ -93,14 +93,14 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Open a transaction that commits at the end of the block, and rolls back when the block raises.
 
-        Listeners are told only when it wrote an event: whoever waits looks for nothing else, and signs of life of
-        many machines would keep them all busy.
+        Listeners are notified only if it wrote an event: they wait for nothing else, and the heartbeats of many
+        machines would keep them all busy.
 
-        Writers take turns, on PostgreSQL too: otherwise an event could become visible after one with a higher
-        number, and whoever reads on from the highest number seen would miss it.
+        Write transactions are serialized, on PostgreSQL too. Otherwise an event could become visible after one with a
+        higher number, and readers that continue from the highest number seen would miss it.
 
         Raises:
-            Fenced: this server claimed the database, and another one did since; nothing is written.
+            Fenced: another server claimed the database after this one; nothing is written.
         """
         with translated(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
             valid = take_turn(session.connection())
@@ -112,30 +112,30 @@ class Database:
                 listener()
 
     def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit of an event, in its thread; returns what ends that."""
+        """Call ``listener`` after each commit of an event, in the committing thread; return a function to remove it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def lock(self) -> Lock:
-        """Keep other servers from the database, until what this returns is closed; see `Store.hold`."""
+        """Return a lock that keeps other servers from the database until it is closed; see `Store.hold`."""
         with translated():
             return take_lock(self.engine)
 
     def claim(self, holder: str, now: datetime) -> Claim:
-        """Make this object the only one whose transactions write: those of whoever claimed before are `Fenced`."""
+        """Make this object the only one that can write: write transactions of earlier claimants raise `Fenced`."""
         with self.write() as session:
             claimed = claim(session.connection(), holder, now)
         self._claim = claimed
         return claimed
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         self.engine.dispose()
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise errors of the database as ours."""
+    """Translate errors of the database to errors of share-compute."""
     try:
         yield
     except DataError as failure:
@@ -150,7 +150,7 @@ def translated() -> Iterator[None]:
         ) from failure
     except DatabaseError as failure:
         if type(failure) is not DatabaseError:
-            raise  # a constraint or a statement: a defect of ours
+            raise  # a violated constraint or an invalid statement: a defect in share-compute
         raise Unavailable(
             f"the database is damaged: {str(failure.orig).strip()}",
             mend="stop the server and put a backup back: share-compute restore FILE",
@@ -166,11 +166,11 @@ def migration_config(connection: Connection | None = None) -> Config:
 
 
 def upgrade(url: str) -> None:
-    """Bring the schema of a database up to date; does nothing when it is.
+    """Migrate the schema of a database to the newest version; do nothing if it is up to date.
 
     Raises:
         Unavailable: the database does not answer.
-        UserError: the URL is not one of SQLite or PostgreSQL.
+        UserError: the URL is of neither SQLite nor PostgreSQL.
     """
     engine = open_engine(url)
     try:

@@ -1,7 +1,7 @@
-"""Deletion of what is over: rows first, files after.
+"""Deletion of jobs, artifacts and deployments that are over: rows first, files later.
 
-A transaction that deletes rows writes down which folders belonged to them. Whoever removes the folders deletes that row
-afterwards, so a crash in between leaves nothing behind for good.
+A transaction that deletes rows also records the folders that belonged to them. The process that removes a folder
+deletes its record afterwards, so a crash in between leaves no folder behind for good.
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ from share_compute.store.progress import artifact_row
 from share_compute.store.tables import Artifact, Deployment, Event, Job, Metric, Removal
 
 DELETED = "deleted"
-"""Kind of the event that says that something was deleted."""
+"""Kind of the events that report deletions."""
 FINAL_JOBS = [state.value for state in JobState if state.is_final]
 
 
 class Deletions:
-    """Deletes jobs, artifacts and deployments that are over."""
+    """Delete jobs, artifacts and deployments that are over."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
     def job(self, job_id: str, data_folder: Path, *, cancel: bool = False) -> bool:
-        """Delete a job with its events, metrics, checkpoints and artifacts; return whether it is gone already.
+        """Delete a job with its events, metrics, checkpoints and artifacts.
 
         Args:
-            job_id: the job.
-            data_folder: holds the folders of all jobs.
-            cancel: ask a job that is not over to stop, and delete it when it did.
+            job_id: id of the job.
+            data_folder: folder that contains the folders of all jobs.
+            cancel: whether to stop a job that is not over, and to delete it once it has stopped.
+
+        Returns:
+            True if the job is deleted; False if it was asked to stop and will be deleted later.
 
         Raises:
-            NotFound: there is no such job.
-            Conflict: it is not over, or something else reads its files.
+            NotFound: no job has this id.
+            Conflict: the job is not over, or a deployment or another job reads its files.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -72,19 +75,19 @@ class Deletions:
         """Delete one artifact of a job.
 
         Raises:
-            NotFound: there is none of this name.
-            Conflict: something else reads its files.
+            NotFound: the job has no artifact with this name.
+            Conflict: a deployment or another job reads the job's files.
         """
         now = self._clock()
         with self._database.write() as session:
             delete_artifact(session, artifact_row(session, job_id, name), now)
 
     def deployment(self, key: str) -> None:
-        """Delete what is remembered of a deployment that is over, by its id or its name.
+        """Delete the row and the events of a deployment that is over, given its id or its name.
 
         Raises:
-            NotFound: there is none.
-            Conflict: it is up.
+            NotFound: no deployment has this id or name.
+            Conflict: the deployment is not over.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -100,19 +103,19 @@ class Deletions:
             _tell(session, now, deployment=row.id, name=row.name)
 
     def due(self) -> list[str]:
-        """Return the jobs that were to be deleted when they are over, and that are over now."""
+        """Return the ids of jobs that are over and whose deletion was requested before."""
         asked = Job.delete_requested_at.is_not(None)
         with self._database.read() as session:
             return list(session.scalars(select(Job.id).where(asked, Job.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
-        """Return the folders that are to be removed, unless an artifact was made in one again."""
+        """Return the folders to remove, except those in which an artifact was made again since."""
         query = select(Removal.path).where(Removal.path.not_in(select(Artifact.path)))
         with self._database.read() as session:
             return [Path(path) for path in session.scalars(query)]
 
     def removed(self, folder: Path) -> None:
-        """Forget a folder that is removed."""
+        """Delete the record of a folder that was removed."""
         with self._database.write() as session:
             session.execute(delete(Removal).where(Removal.path == str(folder)))
 
@@ -131,21 +134,21 @@ def delete_artifact(session: Session, row: Artifact, now: datetime) -> None:
     """Delete the row of an artifact, in the caller's transaction."""
     require_unused(session, row.job_id)
     session.delete(row)
-    # An export's folder holds the artifact alone, under the name `model`.
+    # The folder of an export contains only the artifact, under the name `model`.
     path = Path(row.path)
     remove_folder(session, path.parent if path.parent.parent.name == "exports" else path, now)
     _tell(session, now, job=row.job_id, artifact=row.name)
 
 
 def remove_folder(session: Session, folder: Path, now: datetime) -> None:
-    """Write down, in the caller's transaction, that a folder is to be removed."""
+    """Record, in the caller's transaction, that a folder is to be removed."""
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
     row = dialect.insert(Removal).values(path=str(folder), asked_at=now)
     session.execute(row.on_conflict_do_nothing())
 
 
 def require_unused(session: Session, job_id: str) -> None:
-    """Raise Conflict if a deployment that is up, or another job that is not over, reads this job's files."""
+    """Raise Conflict if a live deployment, or another job that is not over, reads this job's files."""
     user = user_of(session, job_id)
     if user is not None:
         raise Conflict(
@@ -156,7 +159,10 @@ def require_unused(session: Session, job_id: str) -> None:
 
 
 def user_of(session: Session, job_id: str) -> str | None:
-    """Return what reads a job's files: a deployment that is up or an unfinished job; None when nothing does."""
+    """Return the kind and name of a live deployment, or kind and id of an unfinished job, that reads a job's files.
+
+    None if there is none.
+    """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(
         select(Deployment.name, Deployment.spec).where(Deployment.state.in_(live))
@@ -171,7 +177,7 @@ def user_of(session: Session, job_id: str) -> str | None:
 
 
 def _names(spec: dict[str, object], job_id: str) -> bool:
-    # By the job's id, or by a path into its folder, which is called like it.
+    # A specification names the job's id, or a path into its folder, whose name is the id.
     return job_id in json.dumps([spec.get("model"), spec.get("data")])
 
 

@@ -1,4 +1,4 @@
-"""Deployments: models that are served, as rows. Every change of state checks the state machine and writes an event."""
+"""Deployment rows: models that are served. Every state change checks the state machine and writes an event."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Deployments:
         self._clock = clock
 
     def create(self, spec: ServeJob, *, reason: str, owner: str | None = None) -> DeploymentRecord:
-        """Write down that a model is to be served.
+        """Create a pending deployment.
 
-        Writers take turns, so of two with one name exactly one gets it.
+        Write transactions are serialized: if two concurrent calls use the same name, exactly one succeeds.
 
         Args:
-            spec: what was asked for.
-            reason: what it waits for.
-            owner: id of the API key that it belongs to; None for one that only admins may touch.
+            spec: the requested deployment.
+            reason: the condition that the deployment waits for, shown to users.
+            owner: id of the API key that owns the deployment; None if only admins may change it.
 
         Raises:
             Conflict: a deployment of this name is up.
@@ -69,16 +69,16 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def get(self, key: str) -> DeploymentRecord:
-        """Return the deployment with this id, or the one of this name that is up; else the last of this name.
+        """Return the deployment with this id, else the live one with this name, else the newest one with this name.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no deployment has this id or name.
         """
         with self._database.read() as session:
             return DeploymentRecord.model_validate(deployment_row(session, key))
 
     def by_name(self, name: str) -> DeploymentRecord | None:
-        """Return the deployment of this name that is up, if there is one."""
+        """Return the live deployment with this name, or None."""
         with self._database.read() as session:
             row = _up(session, name)
             return None if row is None else DeploymentRecord.model_validate(row)
@@ -93,9 +93,9 @@ class Deployments:
         """Return a page of deployments, newest first, and the cursor of the next page if there is one.
 
         Args:
-            states: only those in one of these; without it, those that are up.
-            limit: most deployments to return.
-            cursor: where the page before ended.
+            states: states to include; default: the live ones.
+            limit: maximum number of deployments to return.
+            cursor: end of the previous page; None for the first page.
         """
         wanted = Deployment.state.in_([state.value for state in states])
         query = select(Deployment).where(wanted).limit(limit + 1)
@@ -108,7 +108,7 @@ class Deployments:
         return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
 
     def failed_since(self, moment: datetime) -> list[DeploymentRecord]:
-        """Return the deployments that failed at this moment or later, the latest first."""
+        """Return the deployments that failed at ``moment`` or later, newest failure first."""
         query = (
             select(Deployment)
             .where(Deployment.state == DeploymentState.failed.value, Deployment.ended_at >= moment)
@@ -126,18 +126,18 @@ class Deployments:
         plans: Sequence[Plan] | None = None,
         error: dict[str, Any] | None = None,
     ) -> DeploymentRecord:
-        """Change the state, or only its reason or plans; what changes nothing writes no event.
+        """Change the state, or only the reason or the plans. A call that changes nothing writes no event.
 
         Args:
-            deployment_id: the deployment.
-            state: where it is now.
-            reason: why.
-            plans: one for each replica that is placed; without it they stay as they are.
-            error: code and facts, when it failed.
+            deployment_id: id of the deployment.
+            state: the new state.
+            reason: cause of the state, shown to users.
+            plans: one plan for each placed replica; None keeps the stored plans.
+            error: code and facts of the failure, if the new state is ``failed``.
 
         Raises:
-            NotFound: there is no such deployment.
-            Conflict: the state machine has no such change, e.g. it was taken down meanwhile.
+            NotFound: no deployment has this id.
+            Conflict: the state machine forbids the change, e.g. because the deployment was taken down meanwhile.
         """
         now = self._clock()
         laid = None if plans is None else [plan.model_dump(mode="json") for plan in plans]
@@ -154,16 +154,16 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def set_replicas(self, key: str, change: ReplicasSpec) -> DeploymentRecord:
-        """Ask for another number or range of replicas, given a deployment's id or its name.
+        """Change the requested number or range of replicas of a deployment.
 
         Args:
-            key: id or name.
-            change: what was given in it is changed.
+            key: id or name of the deployment.
+            change: the new values; fields that are not set keep their values.
 
         Raises:
-            NotFound: there is none.
-            Conflict: it is over.
-            UserError: the change does not go with what stays.
+            NotFound: no deployment has this id or name.
+            Conflict: the deployment has stopped or failed.
+            UserError: the new values contradict the values that are kept.
         """
         with self._database.write() as session:
             row = deployment_row(session, key)
@@ -181,10 +181,10 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:
-        """Write down, as an event, that a deployment is to have more replicas or fewer, and why.
+        """Write an event: the autoscaler changed the wanted number of replicas, with the reason.
 
         Raises:
-            NotFound: there is no such deployment.
+            NotFound: no deployment has this id.
         """
         with self._database.write() as session:
             row = deployment_row(session, deployment_id)
@@ -192,15 +192,15 @@ class Deployments:
             _tell(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write down, as an event, that a replica lost a part: its requests wait.
+        """Write an event: a replica lost a part, so its requests wait.
 
         Args:
-            deployment_id: the deployment.
+            deployment_id: id of the deployment.
             replica: number of the replica.
-            interruption: as its server tells it.
+            interruption: the interruption that the replica's server reported.
 
         Raises:
-            NotFound: there is no such deployment.
+            NotFound: no deployment has this id.
         """
         facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"seconds"})}
         with self._database.write() as session:
@@ -209,15 +209,15 @@ class Deployments:
             _tell(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write down, as an event, that a replica goes on after an interruption.
+        """Write an event: a replica continues after an interruption.
 
         Args:
-            deployment_id: the deployment.
+            deployment_id: id of the deployment.
             replica: number of the replica.
-            interruption: as its server tells it.
+            interruption: the interruption that the replica's server reported.
 
         Raises:
-            NotFound: there is no such deployment.
+            NotFound: no deployment has this id.
         """
         facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"reason", "machines"})}
         with self._database.write() as session:
@@ -225,12 +225,12 @@ class Deployments:
             _tell(session, row, row.state, self._clock(), went_on=facts)
 
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
-        """Take a deployment down, given its id or its name; twice changes nothing.
+        """Take a deployment down, given its id or its name. A second call changes nothing.
 
-        Its name is free at once; its members are ended by whoever sees the row.
+        The name is free at once. The members are ended later, by the process that reads the changed row.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no deployment has this id or name.
         """
         with self._database.write() as session:
             row = deployment_row(session, key)
@@ -239,7 +239,7 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def list(self, states: Collection[DeploymentState] = LIVE) -> list[DeploymentRecord]:
-        """Return deployments in the order they came: those that are up, or those in other states."""
+        """Return the deployments in these states, oldest first; default: the live ones."""
         wanted = Deployment.state.in_([state.value for state in states])
         query = select(Deployment).where(wanted).order_by(Deployment.created_at, Deployment.id)
         with self._database.read() as session:
@@ -251,7 +251,7 @@ def _up(session: Session, name: str) -> Deployment | None:
 
 
 def deployment_row(session: Session, key: str) -> Deployment:
-    """Return the row with this id, or the one of this name that is up, else the last; NotFound when there is none."""
+    """Return the row with this id, else the live, else the newest one with this name; raise NotFound if none has it."""
     named = select(Deployment).where(Deployment.name == key).order_by(Deployment.created_at.desc())
     row = session.get(Deployment, key) or _up(session, key) or session.scalar(named.limit(1))
     if row is None:

@@ -1,7 +1,8 @@
-"""One server for one database: held by a lock, watched, and fenced by an epoch (see `fence`).
+"""Exclusive use of a database by one server: a lock, a watchdog, and a fencing epoch (see `fence`).
 
-The lock keeps a second server from starting. The system releases it when the process ends. On PostgreSQL it also dies
-with its connection, e.g. when PostgreSQL restarts: then the watchdog takes it again, unless another server was faster.
+The lock keeps a second server from starting. The system releases it when the process ends. On PostgreSQL it is also
+lost with its connection, e.g. when PostgreSQL restarts. Then the watchdog takes it again, unless another server was
+faster.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from share_compute.errors import Conflict, Fenced, Unavailable
 from share_compute.store.fence import Claim, fenced, valid_claim
 
 _SERVERS_LOCK = 0x5C_0002
-"""PostgreSQL's advisory lock of the server, beside that of migrations."""
+"""Key of the server's advisory lock in PostgreSQL; migrations have their own."""
 _LOOK_S = 1.0
 _ANSWER_S = 2
-"""Time for PostgreSQL to answer the watchdog; the connection counts as lost afterwards."""
+"""Seconds for PostgreSQL to answer the watchdog; afterwards the connection counts as lost."""
 _log = logging.getLogger(__name__)
 
 
 class Lock(Protocol):
-    """Keeps other servers from a database."""
+    """Lock that keeps other servers from a database."""
 
     def look(self) -> Claim | None:
-        """Take the lock again if it was lost; return the claim that is valid now, None when its row is gone.
+        """Take the lock again if it was lost; return the claim that is valid now, None if its row does not exist.
 
         Raises:
             Conflict: another server has the lock.
@@ -40,11 +41,11 @@ class Lock(Protocol):
         """
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
 
 
 class _NoLock:
-    """The lock of a database in memory, which no other process can reach."""
+    """Lock of an in-memory database, which no other process can reach."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -58,9 +59,10 @@ class _NoLock:
 
 
 class _FileLock(_NoLock):
-    """The lock of an SQLite file: one of a file beside it.
+    """Lock of an SQLite database: a lock on a file beside it.
 
-    A server that reaches the database by another path, or over a network, may not see it: the epoch holds all the same.
+    A server that reaches the database by another path, or over a network, may not see the lock. The epoch fences it
+    all the same.
     """
 
     def __init__(self, engine: Engine, file: IO[str]) -> None:
@@ -72,10 +74,10 @@ class _FileLock(_NoLock):
 
 
 class _PostgresLock:
-    """An advisory lock of a connection of its own."""
+    """PostgreSQL advisory lock, held by a connection of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        # Short deadlines: a connection to a machine that is gone must not look alive.
+        # Short timeouts, so that a dead connection to an unreachable machine is noticed.
         deadlines = {"connect_timeout": _ANSWER_S, "tcp_user_timeout": 1000 * _ANSWER_S}
         settings = {"options": f"-c statement_timeout={1000 * _ANSWER_S}"}
         self._engine = create_engine(
@@ -114,15 +116,15 @@ class _PostgresLock:
 
     def close(self) -> None:
         if self._connection is not None:
-            # PostgreSQL sees a closed connection a little later, and the next server may come before that.
-            with suppress(DBAPIError):  # it is broken, and the lock gone with it
+            # PostgreSQL notices a closed connection with a delay, and the next server may start before that.
+            with suppress(DBAPIError):  # the connection is broken, so the lock is released
                 self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
             self._drop()
         self._engine.dispose()
 
 
 def take_lock(engine: Engine) -> Lock:
-    """Lock the database of an engine for one server.
+    """Lock the database of an engine for one server, and return the lock.
 
     Raises:
         Conflict: another server has locked it.
@@ -161,13 +163,13 @@ def _taken(name: str) -> Conflict:
 
 
 class Watchdog:
-    """Looks every second, in a thread, whether this server still holds the database; takes a lost lock again.
+    """Thread that checks periodically whether this server still holds the database, and takes a lost lock again.
 
     Args:
-        lock: of the database.
-        claim: of this server.
-        lost: called once, in that thread, when another server has the database.
-        look_s: time between two looks.
+        lock: lock of the database.
+        claim: claim of this server.
+        lost: callback, called once in the thread, when another server has taken the database.
+        look_s: seconds between two checks.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the thread."""
         self._ended.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Invites: codes that let machines join: so many, for a time."""
+"""Invites: codes with which a limited number of machines can join for a limited time."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Invites:
         uses: int = 1,
         memory_bytes: int | None = None,
     ) -> tuple[InviteRecord, str]:
-        """Make an invite; returns its record and the code, which cannot be read again.
+        """Create an invite; return its record and the code, which cannot be read again.
 
         Args:
-            label: for whom or what it is.
-            expires_in_s: seconds that it works for.
-            uses: machines that may join with it.
-            memory_bytes: most memory that each of them may lend; default: no limit.
+            label: recipient or purpose of the invite.
+            expires_in_s: lifetime of the invite, in seconds.
+            uses: number of machines that may join with it.
+            memory_bytes: maximum memory that each of them may lend; default: no limit.
         """
         code = new_invite_code()
         now = self._clock()
@@ -68,17 +68,17 @@ class Invites:
         """Return the invite if the code can be used now, without using it.
 
         Raises:
-            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: it cannot.
+            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code cannot be used, for the named cause.
         """
         with self._database.read() as session:
             return _record(session, usable_invite(session, code, self._clock()))
 
     def revoke(self, invite_id: str) -> InviteRecord:
-        """Take an invite back; twice changes nothing. Machines that joined with it stay.
+        """Revoke an invite. A second call changes nothing. Machines that joined with it stay.
 
         Raises:
-            NotFound: there is no such invite.
-            InviteUsed: it has no use left.
+            NotFound: no invite has this id.
+            InviteUsed: the invite has no use left.
         """
         with self._database.write() as session:
             row = session.get(Invite, invite_id)
@@ -95,7 +95,7 @@ class Invites:
 
 
 def usable_invite(session: Session, code: str, now: datetime) -> Invite:
-    """Return the row of a code that can be used at ``now``, or raise which way it cannot."""
+    """Return the row of a code that can be used at ``now``, or raise the error for the cause why it cannot."""
     row = session.scalar(select(Invite).where(Invite.code_hash == digest(plain_invite_code(code))))
     if row is None:
         raise InviteUnknown("no invite has this code", mend="check the code for typing errors, or " + _MEND)

@@ -1,4 +1,4 @@
-"""Jobs: their life as rows. Every change of state checks the state machine and writes an event."""
+"""Job rows and their life cycle. Every state change checks the state machine and writes an event."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Jobs:
     def create(
         self, spec: TrainJob | BatchJob, *, owner: str | None = None, idempotency_key: str | None = None
     ) -> JobRecord:
-        """Queue a job. The same ``idempotency_key`` of the same owner with the same job returns the job made first.
+        """Queue a job. A repeated call with the same owner, ``idempotency_key`` and spec returns the existing job.
 
         Args:
-            spec: what was asked for.
-            owner: id of the API key that it belongs to; None for one that only admins may touch.
-            idempotency_key: chosen by the owner; other owners' keys are not looked at.
+            spec: the requested job.
+            owner: id of the API key that owns the job; None if only admins may change it.
+            idempotency_key: key chosen by the owner; keys of other owners are ignored.
 
         Raises:
             Conflict: the key was used for another job.
@@ -92,11 +92,11 @@ class Jobs:
         """Return a page of jobs, newest first, and the cursor of the next page if there is one.
 
         Args:
-            states: only jobs in one of these.
+            states: only jobs in one of these states.
             kind: only jobs of this kind.
-            name: only jobs whose name contains this, whatever the case.
-            limit: most jobs to return.
-            cursor: where the page before ended.
+            name: only jobs whose name contains this text, ignoring case.
+            limit: maximum number of jobs to return.
+            cursor: end of the previous page; None for the first page.
         """
         query = select(Job).order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)
         if states is not None:
@@ -113,11 +113,11 @@ class Jobs:
         return page, write_cursor(page[-1].created_at, page[-1].id) if len(found) > limit else None
 
     def queued(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
-        """Return the jobs of these kinds, or of all, that wait, in the order they came."""
+        """Return the queued jobs of these kinds, or of all kinds, oldest first."""
         return self._in_order([JobState.queued], kinds)
 
     def queue(self) -> list[QueuedJob]:
-        """Return all jobs that wait, in the order they came, with what an operator wants to know of them."""
+        """Return all queued jobs, oldest first, with the columns that an operator needs."""
         columns = (Job.id, Job.name, Job.kind, Job.reason, Job.attempt, Job.fruitless_attempts)
         query = (
             select(*columns, Job.created_at, _attempt_began().label("began"))
@@ -129,7 +129,7 @@ class Jobs:
         return [QueuedJob(**{**row, "waiting_since": row["began"] or row["created_at"]}) for row in rows]
 
     def failed_since(self, moment: datetime) -> list[JobRecord]:
-        """Return the jobs that failed at this moment or later, the latest first."""
+        """Return the jobs that failed at ``moment`` or later, newest failure first."""
         query = (
             select(Job)
             .where(Job.state == JobState.failed.value, Job.finished_at >= moment)
@@ -139,11 +139,11 @@ class Jobs:
             return [JobRecord.model_validate(row) for row in session.scalars(query)]
 
     def active(self, kinds: Collection[str] | None = None) -> list[JobRecord]:
-        """Return the jobs of these kinds, or of all, that an attempt is being made at, in the order they came."""
+        """Return the jobs of these kinds, or of all kinds, that are being planned or run, oldest first."""
         return self._in_order([JobState.planning, JobState.running], kinds)
 
     def unfinished(self) -> list[JobRecord]:
-        """Return all jobs that are not over, in the order they came."""
+        """Return all jobs that are not over, oldest first."""
         return self._in_order([state for state in JobState if not state.is_final], None)
 
     def _in_order(self, states: Collection[JobState], kinds: Collection[str] | None) -> list[JobRecord]:
@@ -158,14 +158,14 @@ class Jobs:
             return [JobRecord.model_validate(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[JobState, int]:
-        """Return how many jobs are in each state."""
+        """Return the number of jobs in each state."""
         with self._database.read() as session:
             rows = session.execute(select(Job.state, func.count()).group_by(Job.state)).all()
         found = {JobState(state): count for state, count in rows}
         return {state: found.get(state, 0) for state in JobState}
 
     def explain(self, job_id: str, reason: str) -> None:
-        """Say why a job still waits; does nothing when it does not wait any more."""
+        """Record the reason why a job is still queued; do nothing if it is not queued any more."""
         with self._database.write() as session:
             row = job_row(session, job_id)
             if row.state == JobState.queued and row.reason != reason:
@@ -175,11 +175,11 @@ class Jobs:
     def begin(
         self, job_id: str, contributor_ids: Collection[str], reason: str = "making a plan"
     ) -> JobRecord:
-        """Lease contributors to a queued job and start planning it; a batch needs none of its own.
+        """Lease contributors to a queued job and start planning it. A batch job needs no contributors of its own.
 
         Raises:
-            Conflict: the job is not queued any more, or one of the contributors is not ready or leased meanwhile;
-                then nothing changed.
+            Conflict: the job is not queued any more, or one of the contributors is not ready or was leased
+                meanwhile. Nothing is changed.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
@@ -215,10 +215,10 @@ class Jobs:
         attempt: int,
         error: dict[str, Any] | None = None,
     ) -> JobRecord:
-        """End an attempt, or cancel the job; its contributors are free again.
+        """End an attempt or cancel the job, and release its contributors.
 
         Raises:
-            Conflict: the job is at another attempt, or the state machine has no such change.
+            Conflict: the job is at another attempt, or the state machine forbids the change.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
@@ -273,12 +273,12 @@ class Jobs:
         """Put an active job back into the queue for another attempt; cancel it if it was asked to stop.
 
         Args:
-            job_id: the job.
-            why: what ended its attempt, or what it waits for; from where it continues is added.
-            attempt: the attempt that is over.
-            fruitless_attempts: how many in a row were lost before they committed a step.
-            error: code and facts of what ended the attempt; for the log.
-            leaves_members: whether its members may live on, so that the next attempt takes them over.
+            job_id: id of the job.
+            why: cause of the end of the attempt, or of the wait. This method appends the point of continuation.
+            attempt: number of the attempt that is over.
+            fruitless_attempts: number of consecutive attempts that ended before they committed a step.
+            error: code and facts of the cause, for the log.
+            leaves_members: whether the job's members may still run, so that the next attempt takes them over.
 
         Raises:
             Conflict: the job is at another attempt, or not active.
@@ -293,17 +293,17 @@ class Jobs:
     def requeue_interrupted(
         self, why: str, *, but: Collection[str] = (), kinds: Collection[str] = ("train",)
     ) -> list[JobRecord]:
-        """Queue again what is active though nobody works at it; cancel what was asked to stop.
+        """Requeue active jobs whose attempts were interrupted; cancel the ones that were asked to stop.
 
-        Members live on without the server, so the next attempts take them over.
+        Members keep running without the server, so the next attempts take them over.
 
         Args:
-            why: what happened to the attempts, e.g. ``the server was restarted``.
-            but: jobs that are worked at.
-            kinds: only jobs of these.
+            why: cause of the end of the attempts, e.g. ``the server was restarted``.
+            but: ids of jobs that are being worked on.
+            kinds: only jobs of these kinds.
 
         Returns:
-            What waits again.
+            The jobs that are queued again.
         """
         now = self._clock()
         active = Job.state.in_([JobState.planning.value, JobState.running.value])
@@ -316,7 +316,10 @@ class Jobs:
 
 
 def _attempt_began() -> ScalarSelect[datetime]:
-    """Return when a job's attempt began to wait; events are in order, so both questions follow the index."""
+    """Return a subquery for the time at which a job's current attempt was queued.
+
+    Event numbers ascend with attempts, so both of its selects use the index.
+    """
     earlier = (
         select(Event.seq)
         .where(Event.job_id == Job.id, Event.attempt < Job.attempt)
@@ -336,7 +339,7 @@ def _attempt_began() -> ScalarSelect[datetime]:
 
 
 def job_row(session: Session, job_id: str) -> Job:
-    """Return a job's row; NotFound when there is none."""
+    """Return a job's row, or raise NotFound."""
     row = session.get(Job, job_id)
     if row is None:
         raise NotFound(f"there is no job {job_id}", mend="share-compute jobs lists them", job=job_id)
@@ -354,7 +357,7 @@ def move_job(
 ) -> None:
     """Change the state of a job's row and write the event, in the caller's transaction.
 
-    An attempt that fails after its job was asked to stop has stopped: such a job ends cancelled.
+    If an attempt fails after the job was asked to stop, the job ends as cancelled, not failed.
     """
     if state is JobState.failed and row.cancel_requested_at is not None:
         state, reason, error = JobState.cancelled, f"cancelled; its attempt ended on its own: {reason}", None
@@ -426,7 +429,7 @@ def _again(
     leaves_members: bool = False,
 ) -> None:
     row.attempt += 1
-    if not leaves_members:  # else they hold what was committed
+    if not leaves_members:  # otherwise the members still hold the last committed step
         row.step = row.checkpoint_step or 0
     row.plan = row.measured = row.proposal = None
     move_job(session, row, JobState.queued, reason, now, error=error)

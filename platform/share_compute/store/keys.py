@@ -29,11 +29,11 @@ class ApiKeys:
         self._clock = clock
         self._lock = threading.Lock()
         self._verified: dict[str, tuple[ApiKeyRecord, float]] = {}
-        """By hash: what was found, and until when that may be used (monotonic)."""
+        """Cache by hash of the key: the record, and the time until which it is valid (monotonic clock, in seconds)."""
         self._revocations = 0
 
     def create(self, name: str, scopes: Collection[Scope] = (Scope.chat,)) -> tuple[ApiKeyRecord, str]:
-        """Make a key with these scopes; returns its record and the key, which cannot be read again."""
+        """Create a key with these scopes; return its record and the key, which cannot be read again."""
         key = new_key("sck")
         with self._database.write() as session:
             row = ApiKey(
@@ -48,10 +48,10 @@ class ApiKeys:
             return ApiKeyRecord.model_validate(row), key
 
     def verify(self, key: str) -> ApiKeyRecord | None:
-        """Return the record of a key that is valid now, else None.
+        """Return the record of a key if it is valid now, else None.
 
-        Every request asks, so the answer is remembered for a second. Nobody else writes to this database (`Claim`), and
-        a revocation here makes it forgotten at once.
+        Every request calls this, so the result is cached for a second. No other process writes to this database
+        (`Claim`), and a revocation in this process clears the cache at once.
         """
         now_s, key_hash, revocations = monotonic(), digest(key), self._revocations
         known = self._verified.get(key_hash)
@@ -63,14 +63,14 @@ class ApiKeys:
                 return None
             record = ApiKeyRecord.model_validate(row)
         with self._lock:
-            if self._revocations == revocations:  # else it may be this key that was revoked after it was read
+            if self._revocations == revocations:  # otherwise this key may have been revoked after it was read
                 if len(self._verified) >= _MOST_VERIFIED:
                     self._verified.clear()
                 self._verified[key_hash] = (record, now_s + _VERIFIED_S)
         return record
 
     def valid(self, key_id: str) -> ApiKeyRecord | None:
-        """Return the record of a key, by its id, that is valid now, else None."""
+        """Return the record of the key with this id if it is valid now, else None."""
         with self._database.read() as session:
             row = session.get(ApiKey, key_id)
             return None if row is None or row.revoked_at is not None else ApiKeyRecord.model_validate(row)
@@ -82,11 +82,11 @@ class ApiKeys:
             return [ApiKeyRecord.model_validate(row) for row in rows]
 
     def revoke(self, key_id: str) -> ApiKeyRecord:
-        """End a key; ending it twice changes nothing.
+        """Revoke a key. A second call changes nothing.
 
         Raises:
-            NotFound: there is no such key.
-            Conflict: it is the last one that works and has the scope ``admin``.
+            NotFound: no key has this id.
+            Conflict: the key is the last valid one with the scope ``admin``.
         """
         with self._database.write() as session:
             row = session.get(ApiKey, key_id)

@@ -1,4 +1,4 @@
-"""Leases: which machines each deployment holds. A machine is for one job or one deployment at a time."""
+"""Leases of machines to deployments. A machine is leased to one job or one deployment at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from share_compute.store.work import tell_deployment_work, tell_free
 
 
 class Leases:
-    """The machines of deployments. Each that is taken or given back writes an event."""
+    """The machines leased to deployments. Each lease and each release writes an event."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
     def take(self, deployment_id: str, contributor_ids: Collection[str]) -> list[ContributorRecord]:
-        """Let a deployment hold those of these machines that are ready and that nobody holds; return what it holds."""
+        """Lease to a deployment those of the given machines that are ready and free; return all that it holds."""
         wanted = (
             Contributor.id.in_(contributor_ids),
             Contributor.state == ContributorState.ready.value,
@@ -39,11 +39,11 @@ class Leases:
             return [ContributorRecord.model_validate(row) for row in rows]
 
     def release(self, deployment_id: str, contributor_ids: Collection[str]) -> None:
-        """Let a deployment hold these machines no more."""
+        """Release the given machines of a deployment."""
         self._release((Contributor.deployment_id == deployment_id) & Contributor.id.in_(contributor_ids))
 
     def release_all(self, deployment_id: str | None = None) -> None:
-        """Let a deployment hold no machine any more; without its id, none at all."""
+        """Release all machines of a deployment; without its id, the machines of all deployments."""
         if deployment_id is None:
             self._release(Contributor.deployment_id.is_not(None))
         else:

@@ -1,4 +1,4 @@
-"""The whole pool at a glance: of each machine no more than a map or a table shows, read in a few queries."""
+"""Summaries of all machines, read in a few queries: only the fields that a map or a table shows."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _COLUMNS = (
 
 
 class PoolRows:
-    """Reads machines for pictures of the pool.
+    """Read summaries of machines for the dashboard.
 
     Args:
-        database: where they are.
-        clock: tells the time, in UTC.
+        database: the database with the machines.
+        clock: function that returns the current time in UTC.
     """
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
@@ -49,7 +49,7 @@ class PoolRows:
         self._clock = clock
 
     def glance(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
-        """Return machines in the order they joined: these, or all but those that are gone for more than a day."""
+        """Return machines in the order they joined: the given ones, or all except those gone for more than a day."""
         query = select(*_COLUMNS).order_by(Contributor.joined_at, Contributor.id)
         if contributor_ids is not None:
             query = query.where(Contributor.id.in_(contributor_ids))
@@ -73,7 +73,7 @@ class PoolRows:
 
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
-    """Return by contributor id for whom its invite was, where that was said."""
+    """Return by contributor id the label of the invite that it joined with, if the invite has one."""
     first = aliased(Contributor)
     query = select(Contributor.id, Invite.label)
     query = query.join(first, first.id == func.coalesce(Contributor.sibling_of, Contributor.id))
@@ -84,7 +84,7 @@ def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[s
 
 
 def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
-    """Return by contributor id what each machine holds, as the plans say."""
+    """Return by contributor id the job or deployment of each leased machine, with its part of the model by the plan."""
     jobs = {row.id: row.job_id for row in rows if row.job_id}
     deployments = {row.id: row.deployment_id for row in rows if row.deployment_id}
     held: dict[str, HeldRecord] = {}
@@ -106,7 +106,7 @@ def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
 
 
 class _Measured(NamedTuple):
-    """What was measured on a machine, in short."""
+    """Summary of the measurements of one machine."""
 
     kind: str | None
     device: str | None
@@ -118,7 +118,10 @@ class _Measured(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _measured(capacity: str | None, links: str | None) -> _Measured:
-    """Read documents of a row. They seldom change, and of a large pool to read them would take longer than all else."""
+    """Summarize the JSON documents of a row.
+
+    The result is cached: documents seldom change, and in a large cluster parsing them would dominate the query time.
+    """
     devices: list[dict[str, Any]] = from_json(capacity or "null") or []
     among: list[dict[str, Any]] = from_json(links or "null") or []
     head = next((link for link in among if HEAD in (link["source"], link["target"])), None)
@@ -155,5 +158,8 @@ def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecor
 
 
 def _rounded(measured: float) -> float:
-    """Return four digits of what was measured: more say nothing, and of a large pool they would be a third of all."""
+    """Round a measurement to four significant digits.
+
+    More digits carry no information, and in a large cluster they would be a third of the response.
+    """
     return float(f"{measured:.4g}")

@@ -1,4 +1,4 @@
-"""What attempts report, as rows: progress, metrics, checkpoints, artifacts and the end."""
+"""Write the reports of attempts as rows: progress, metrics, checkpoints, artifacts and the end."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ _USABLE = (ContributorState.ready, ContributorState.draining)
 
 
 class Progress:
-    """The tables of metrics and artifacts, and all that an attempt writes."""
+    """The tables of metrics and artifacts, and all rows that an attempt's reports change."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
     def record(self, job_id: str, attempt: int, events: Sequence[AttemptEvent]) -> JobRecord:
-        """Write what an attempt reported, all in one transaction.
+        """Write the events that an attempt reported, in one transaction.
 
         Raises:
-            Conflict: a newer attempt runs, or the job is over; nothing is written.
+            Conflict: a newer attempt exists, or the job is not active. Nothing is written.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -71,7 +71,7 @@ class Progress:
             for event in events:
                 log.append((event.type, event.model_dump(mode="json", exclude={"type"})))
                 if isinstance(event, (Planned, Reformed, RowsDone, AttemptEnded)):
-                    # They change the state or who works at what: those events belong after what came before.
+                    # These write events of their own (state, work), which must come after the ones before them.
                     add_job_events(session, (job_id, attempt), now, log)
                     log = []
                 if isinstance(event, Offended):
@@ -83,12 +83,12 @@ class Progress:
             return JobRecord.model_validate(row)
 
     def timings(self, job_id: str) -> dict[str, MachineTimings]:
-        """Return what all attempts at a job timed of its layers, by contributor id; NotFound without the job."""
+        """Return the layer times of all attempts at a job by contributor id; raise NotFound if there is no such job."""
         with self._database.read() as session:
             return _timings(job_row(session, job_id))
 
     def last_step(self, job_id: str) -> int:
-        """Return the last step of a job that was reported, whatever came of its attempt; 0 when none was."""
+        """Return the last reported training step over all attempts at a job; 0 if none was reported."""
         query = select(func.max(Metric.step)).where(Metric.job_id == job_id, Metric.split == "train")
         with self._database.read() as session:
             return session.scalar(query) or 0
@@ -96,14 +96,14 @@ class Progress:
     def metrics(
         self, job_id: str, *, after_step: int = 0, until_step: int | None = None, most: int | None = None
     ) -> list[MetricRecord]:
-        """Return what steps measured, in order; NotFound without the job.
+        """Return the metrics of a job's steps, in order; raise NotFound if there is no such job.
 
         Args:
-            job_id: the job.
+            job_id: id of the job.
             after_step: only steps after this one.
             until_step: only steps up to this one; None for all.
-            most: about as many of each split are enough. Where there are more, each stretch of them is told by the
-                step with the lowest and the one with the highest loss, and the last step is always there.
+            most: approximate maximum number of metrics of each split. If a split has more, each section of it is
+                represented by the steps with the lowest and the highest loss. The first and last step are kept.
         """
         wanted = [Metric.job_id == job_id, Metric.step > after_step]
         if until_step is not None:
@@ -117,10 +117,10 @@ class Progress:
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
     def add_artifact(self, job_id: str, saved: ArtifactSaved) -> ArtifactRecord:
-        """Write down a result that was made beside the job's attempts; replaces one of the same name.
+        """Record an artifact that was made outside of the job's attempts; replace one with the same name.
 
         Raises:
-            NotFound: there is no such job.
+            NotFound: no job has this id.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -131,20 +131,20 @@ class Progress:
         return self.artifact(job_id, saved.name)
 
     def artifacts(self, job_id: str) -> list[ArtifactRecord]:
-        """Return a job's finished results by name; NotFound without the job."""
+        """Return a job's artifacts sorted by name; raise NotFound if there is no such job."""
         with self._database.read() as session:
             job_row(session, job_id)
             rows = session.scalars(select(Artifact).where(Artifact.job_id == job_id).order_by(Artifact.name))
             return [ArtifactRecord.model_validate(row) for row in rows]
 
     def artifact(self, job_id: str, name: str) -> ArtifactRecord:
-        """Return one finished result; NotFound when there is none of this name."""
+        """Return the artifact with this name, or raise NotFound."""
         with self._database.read() as session:
             return ArtifactRecord.model_validate(artifact_row(session, job_id, name))
 
 
 def artifact_row(session: Session, job_id: str, name: str) -> Artifact:
-    """Return an artifact's row; NotFound when the job has none of this name."""
+    """Return the row of the job's artifact with this name, or raise NotFound."""
     row = session.scalar(select(Artifact).where(Artifact.job_id == job_id, Artifact.name == name))
     if row is None:
         job = job_row(session, job_id)
@@ -157,7 +157,10 @@ def artifact_row(session: Session, job_id: str, name: str) -> Artifact:
 
 
 def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
-    """Return (split, step) of about ``most`` metrics of each split, through which a curve keeps its shape."""
+    """Return (split, step) of about ``most`` metrics of each split that preserve the shape of the loss curve.
+
+    Each of ``most // 2`` sections keeps its minimum and maximum, as in min-max decimation.
+    """
     loss = Metric.data["loss"].as_float()
     rows = select(
         Metric.split,
@@ -186,7 +189,7 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
         case Planned() | Reformed() | Protection() | ReplanProposed() | ReplanAbandoned():
             _apply_plan(session, row, event, now)
         case Started():
-            # Where members of an earlier attempt go on, that is not where the checkpoint is.
+            # If members of an earlier attempt continue, their first step is not the one after the checkpoint.
             row.step = event.first_step - 1
         case StepCommitted():
             row.step, row.loss, row.tokens_per_s = event.step, event.loss, event.tokens_per_s
@@ -220,7 +223,7 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
         case AttemptEnded():
             move_job(session, row, JobState(event.outcome), event.reason, now, error=event.error)
         case _:
-            pass  # a sample or a note changes nothing but the log
+            pass  # samples and notes are only logged
 
 
 def _apply_plan(
@@ -229,7 +232,7 @@ def _apply_plan(
     event: Planned | Reformed | Protection | ReplanProposed | ReplanAbandoned,
     now: datetime,
 ) -> None:
-    """Write down who holds the job, or is to hold it, and with that which machines it has leased."""
+    """Store the current or the proposed plan of a job, and lease and release machines accordingly."""
     match event:
         case Planned(plan=plan):
             _lay(session, row, plan, now)
@@ -238,7 +241,7 @@ def _apply_plan(
         case Reformed(plan=plan, expected=expected):
             _lay(session, row, plan, now, expected)
             row.reason = _placement(plan)
-            row.measured = None  # of the plan that is over
+            row.measured = None  # it belongs to the previous plan
             row.proposal = row.proposal if expected else None
         case Protection():
             row.is_protected = event.is_protected
@@ -251,14 +254,14 @@ def _apply_plan(
 
 
 def _lay(session: Session, row: Job, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
-    """Write a plan down: the job holds the machines in it and those that are expected, and no others."""
+    """Store a plan; the job then holds the machines in it and the expected ones, and no others."""
     row.plan, row.is_protected = plan.model_dump(mode="json"), False
     _release_all_but(session, row, plan.machines.union(expected), now)
     _lease(session, row, plan, now, *_USABLE)
 
 
 def _lease(session: Session, row: Job, plan: Plan, now: datetime, *states: ContributorState) -> None:
-    """Let the job hold the machines in a plan that are in one of these states; it takes none from another job."""
+    """Lease the free machines of a plan that are in one of these states to the job; take none from another holder."""
     used = Contributor.id.in_(plan.machines)
     free = Contributor.job_id.is_(None) & Contributor.deployment_id.is_(None)
     usable = Contributor.state.in_([state.value for state in states])

@@ -1,4 +1,4 @@
-"""What the store returns: frozen copies of rows, safe to keep after the transaction."""
+"""Return types of the store: frozen copies of rows, safe to keep after the transaction."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class Record(BaseModel):
 
 
 class ApiKeyRecord(Record):
-    """A key that opens the REST API, without the key itself."""
+    """An API key, without its secret."""
 
     id: str
     name: str
     scopes: tuple[Scope, ...]
-    """What it was given; `may` also knows what these include."""
+    """Scopes that were granted; `may` also considers the scopes that they include."""
     created_at: datetime
     revoked_at: datetime | None
 
     def may(self, scope: Scope) -> bool:
-        """Whether the key holds a scope, or one that includes it."""
+        """Return whether the key holds a scope, or one that includes it."""
         return scope in held(self.scopes)
 
     def owns(self, owner: str | None) -> bool:
-        """Whether what belongs to the key ``owner`` is this key's own; what belongs to no key is for admins."""
+        """Return whether this key may act on objects of the key ``owner``; only admins may if ``owner`` is None."""
         return owner == self.id or self.may(Scope.admin)
 
 
 class InviteState(StrEnum):
-    """Whether an invite still opens the door."""
+    """Whether machines can still join with an invite."""
 
     open = "open"
     used = "used"
@@ -59,9 +59,9 @@ class InviteRecord(Record):
     id: str
     label: str | None
     uses: int
-    """Machines that may join with it."""
+    """Number of machines that may join with it."""
     memory_bytes: int | None
-    """Most memory that each of them may lend; null: no limit."""
+    """Maximum memory that each of them may lend; null for no limit."""
     created_at: datetime
     expires_at: datetime
     used_at: datetime | None
@@ -72,7 +72,7 @@ class InviteRecord(Record):
 
 
 def invite_state(invite: InviteRecord, now: datetime) -> InviteState:
-    """Say whether an invite can be used at ``now``."""
+    """Return the state of an invite at ``now``."""
     if len(invite.used_by) >= invite.uses:
         return InviteState.used
     if invite.revoked_at is not None:
@@ -81,15 +81,15 @@ def invite_state(invite: InviteRecord, now: datetime) -> InviteState:
 
 
 class PresenceRecord(Record):
-    """Who a machine is, and whether it is there."""
+    """Identity of a machine, and whether it is present."""
 
     id: str
     name: str
     state: ContributorState
     reason: str
-    """Why it is in this state."""
+    """Cause of the state."""
     host: str
-    """Host name that it gave."""
+    """Host name that the machine reported."""
     versions: dict[str, str]
     last_seen_at: datetime
     left_at: datetime | None
@@ -99,50 +99,50 @@ class ContributorRecord(PresenceRecord):
     """A machine that joined."""
 
     node_id: str | None
-    """Its Ray node, in hexadecimal."""
+    """Id of its Ray node, in hexadecimal."""
     address: str | None
-    """IP address that other members reach it at."""
+    """IP address at which other members reach it."""
     job_id: str | None
-    """The job that it is leased to."""
+    """Id of the job that it is leased to."""
     deployment_id: str | None = None
-    """The deployment that it is leased to; never to a job as well."""
+    """Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once."""
     limits: dict[str, Any]
-    """What its owner lends: memory_bytes, cpu_threads, device, gpu; and host_id, host_threads: on which processors."""
+    """Limits set by its owner: memory_bytes, cpu_threads, device, gpu; host_id and host_threads name its processors."""
     capacity: tuple[topology.Device, ...] | None
-    """What the probe measured; null until it ran."""
+    """Devices as the probe measured them; null until the probe ran."""
     links: tuple[topology.Link, ...] | None
     threads: int | None = None
-    """Threads that it was measured with and computes with: those lent, or fewer where machines share its processors."""
+    """Threads that it was measured with and computes with: the lent ones, or fewer if machines share its processors."""
     measured_at: datetime | None = None
-    """When it was measured last."""
+    """Time of the last measurement."""
     joined_at: datetime
     sent_away_at: datetime | None
-    """When the operator asked it to leave; it cannot come back without a new invite."""
+    """Time at which the operator asked it to leave; it cannot come back without a new invite."""
     offences: int = 0
-    """Times that it made wrong numbers since the operator cleared it last."""
+    """Number of times that it made wrong numbers since the operator last cleared it."""
     quarantined_for: str | None = None
-    """Why it gets no work until the operator clears it, also after it comes back; null where it does."""
+    """Cause of its quarantine, which lasts, also after a rejoin, until the operator clears it; null if none."""
     sibling_of: str | None = None
-    """Id of the contributor with whose key this device of the same host joined; null if it joined with an invite."""
+    """Id of the contributor on the same host whose key this device joined with; null if it joined with an invite."""
 
     @property
     def is_leased(self) -> bool:
-        """Whether a job or a deployment holds it."""
+        """Return whether the machine is leased to a job or a deployment."""
         return self.job_id is not None or self.deployment_id is not None
 
     @property
     def invited_as(self) -> str:
-        """Id of the contributor that joined with the invite: this one, or another device of its host."""
+        """Return the id of the contributor that joined with the invite: this one, or another device of its host."""
         return self.sibling_of or self.id
 
     @property
     def host_id(self) -> str:
-        """Label of the processors that it uses, which other machines may share; empty where that is not known."""
+        """Return the label of the processors that it uses and that other machines may share; empty if unknown."""
         return str(self.limits.get("host_id") or "")
 
     @property
     def lent_threads(self) -> int:
-        """Threads that its owner lends."""
+        """Return the number of threads that its owner lends."""
         return int(self.limits.get("cpu_threads") or 1)
 
     def machine(self) -> topology.Contributor:
@@ -160,30 +160,30 @@ class ContributorRecord(PresenceRecord):
 
 
 class JobRecord(Record):
-    """A job and how far it got."""
+    """A job and its progress."""
 
     id: str
     owner: str | None = None
-    """Id of the API key that submitted it; null for those of earlier versions, which belong to admins."""
+    """Id of the API key that submitted it; null for jobs of earlier versions, which belong to admins."""
     name: str
     kind: str
     state: JobState
     reason: str
-    """Why it is in this state, in one sentence."""
+    """Cause of the state, in one sentence."""
     spec: Job
     plan: Plan | None
     measured: Measured | None = None
-    """Step times of this attempt, beside what its plan predicted; null until some steps are done."""
+    """Step times of this attempt beside the plan's predictions; null until some steps are done."""
     proposal: ReplanProposed | None = None
-    """A plan that would pay for moving to it, when reality drifted away from the prediction."""
+    """A plan that gains more time than moving to it costs; proposed when measured times deviate from predictions."""
     is_protected: bool = False
-    """Whether each layer is on two machines of a running training job, so that losing any one loses no step."""
+    """Whether each layer of a running training job is on two machines, so that losing any one machine loses no step."""
     error: dict[str, Any] | None
-    """Code and facts of the error, when it failed."""
+    """Code and facts of the error, if the job failed."""
     attempt: int
-    """Counted from 1."""
+    """Number of the attempt, from 1."""
     fruitless_attempts: int
-    """Attempts in a row that were lost before they committed a step."""
+    """Number of consecutive attempts that ended before they committed a step."""
     step: int
     """Last committed step; 0 before the first."""
     total_steps: int
@@ -191,10 +191,10 @@ class JobRecord(Record):
     """Training loss at the last committed step."""
     tokens_per_s: float | None
     rows: RowsDone | None = None
-    """How far a batch got; null before it began, and for training."""
+    """Progress of a batch job; null before it began, and for training jobs."""
     created_at: datetime
     started_at: datetime | None
-    """When its first step began, or its first row was asked for, in any attempt."""
+    """Time at which the first step began, or the first row was requested, in any attempt."""
     finished_at: datetime | None
     cancel_requested_at: datetime | None
     checkpoint_path: Path | None
@@ -202,10 +202,10 @@ class JobRecord(Record):
 
     @property
     def training(self) -> TrainJob:
-        """What was asked for, of a job that trains.
+        """Return the specification of a training job.
 
         Raises:
-            Conflict: it is of another kind.
+            Conflict: the job is of another kind.
         """
         if not isinstance(self.spec, TrainJob):
             raise Conflict(f"job {self.id} trains nothing", mend="name a training job", job=self.id)
@@ -213,54 +213,54 @@ class JobRecord(Record):
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether its speed is in tokens; else in samples that are no text."""
+        """Return whether the job's speed is measured in tokens; otherwise in samples, for models that read no text."""
         return not isinstance(self.spec, TrainJob) or self.spec.model.layers is None
 
 
 class QueuedJob(Record):
-    """A job that waits, without what it asks for."""
+    """A job in the queue, without its specification."""
 
     id: str
     name: str
     kind: str
     reason: str
-    """Why it waits, in one sentence."""
+    """Cause of the wait, in one sentence."""
     attempt: int
-    """Counted from 1."""
+    """Number of the attempt, from 1."""
     fruitless_attempts: int
-    """Attempts in a row that were lost before they committed a step."""
+    """Number of consecutive attempts that ended before they committed a step."""
     created_at: datetime
     waiting_since: datetime
-    """When it was submitted, resumed, or put back after an attempt."""
+    """Time at which it was submitted, resumed, or put back after an attempt."""
 
 
 class DeploymentRecord(Record):
-    """A model that is served, or was."""
+    """A model that is or was served."""
 
     id: str
     owner: str | None = None
-    """Id of the API key that deployed it; null for those of earlier versions, which belong to admins."""
+    """Id of the API key that deployed it; null for deployments of earlier versions, which belong to admins."""
     name: str
-    """What clients send as ``model``."""
+    """Value that clients send as ``model``."""
     state: DeploymentState
     reason: str
-    """Why it is in this state, in one sentence."""
+    """Cause of the state, in one sentence."""
     spec: ServeJob
     plans: tuple[Plan, ...]
-    """Which layers are on which machines, for each replica; empty until it was placed."""
+    """Placement of layers on machines, one plan for each replica; empty until a replica was placed."""
     error: dict[str, Any] | None
-    """Code and facts of the error, when it failed."""
+    """Code and facts of the error, if the deployment failed."""
     created_at: datetime
     ready_at: datetime | None
-    """When it answered first."""
+    """Time at which it was first ready to answer requests."""
     ended_at: datetime | None
 
 
 class EventRecord(Record):
-    """Something that happened to a job or a contributor."""
+    """An event of a job, a contributor, a deployment or the server."""
 
     seq: int
-    """Grows with every event of the server; read on from the last one seen."""
+    """Sequence number, which grows with every event of the server; to continue, pass the last one seen."""
     job_id: str | None
     contributor_id: str | None
     attempt: int | None
@@ -271,7 +271,7 @@ class EventRecord(Record):
 
 
 class MetricRecord(Record):
-    """What one step measured."""
+    """Metrics of one step."""
 
     split: Literal["train", "validation", "test"]
     step: int
@@ -290,103 +290,103 @@ class ArtifactRecord(Record):
 
 
 class HeldRecord(Record):
-    """What a machine works for, and which part of the model it holds."""
+    """The job or deployment that a machine is leased to, and the part of the model that it holds."""
 
     job_id: str | None = None
     deployment_id: str | None = None
     name: str
-    """Of the job or the deployment."""
+    """Name of the job or the deployment."""
     start: int | None = None
     """First layer; null while there is no plan."""
     stop: int | None = None
     """One past the last layer."""
     num_layers: int | None = None
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     pool: int | None = None
-    """Place of its pool in the pipeline, from 0."""
+    """Index of its stage in the pipeline, from 0."""
     microbatches: int | None = None
-    """Those of each batch that are its own."""
+    """Number of microbatches of each batch that it computes."""
     of_microbatches: int | None = None
     memory_bytes: int | None = None
-    """What that needs, as planned."""
+    """Memory that the part needs by the plan."""
 
 
 class GlanceRecord(Record):
-    """A machine, as a map or a table shows it; what was measured has four digits."""
+    """Summary of a machine for a map or a table; measurements have four significant digits."""
 
     id: str
     name: str
     owner: str | None
-    """For whom its invite was, where that was said."""
+    """Label of the invite that it joined with; null if the invite has none."""
     host: str
     state: ContributorState
     reason: str
     kind: Literal["cpu", "cuda"] | None
-    """cuda where it has such a device; null until it was measured."""
+    """cuda if any of its devices is one; null until it was measured."""
     device: str | None
-    """Names of its devices."""
+    """Names of its devices, separated by commas; null until it was measured."""
     flops_per_s: float
-    """In float32, of all its devices; 0 until it was measured."""
+    """Sum over all its devices, in float32; 0 until it was measured."""
     lent_bytes: int
-    """As measured, before that as its owner said."""
+    """Memory that it lends: as measured, before that as its owner specified."""
     head_latency_s: float | None
-    """Of its path to the server, one way."""
+    """One-way latency between it and the server."""
     head_bytes_per_s: float | None
     held: HeldRecord | None
-    """null when it is free."""
+    """Its work; null if the machine is free."""
     joined_at: datetime
     last_seen_at: datetime
     left_at: datetime | None
 
 
 class SpellRecord(Record):
-    """What a machine worked at without a change: one part of one model."""
+    """A period in which a machine held the same part of one model for one job or deployment."""
 
     job_id: str | None
     deployment_id: str | None
     name: str
-    """Of the job or the deployment."""
+    """Name of the job or the deployment."""
     start: int | None
     """First layer of its part; null while there was no plan yet."""
     stop: int | None
     """One past the last layer."""
     num_layers: int | None
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     microbatches: int | None
-    """Those of each batch that were its own."""
+    """Number of microbatches of each batch that it computed."""
     of_microbatches: int | None
-    """Those of each batch in all."""
+    """Total number of microbatches of each batch."""
     began_at: datetime
     ended_at: datetime | None
-    """null while it lasts."""
+    """End of the period; null while it lasts."""
     seconds: float
-    """How long it lasted, or has lasted so far."""
+    """Duration of the period, up to now while it lasts."""
     steps: int
-    """Committed during it."""
+    """Number of steps committed in the period."""
     tokens: int
-    """Of those steps, in its own microbatches; samples where the model reads no text. Deployments count none."""
+    """Tokens of those steps in its own microbatches; samples if the model reads no text. Always 0 for deployments."""
 
 
 class WorkRecord(Record):
-    """What a machine gave."""
+    """The work that a machine did."""
 
     spells: tuple[SpellRecord, ...]
     """Newest first."""
     is_complete: bool
-    """Whether there were no spells before these; the sums are of these."""
+    """Whether ``spells`` has all periods of the machine; the sums below cover only the listed ones."""
     seconds: float
-    """In which it held a part of a model."""
+    """Time in which it held a part of a model."""
     steps: int
     microbatches: int
-    """That it computed, forward and backward, in committed steps."""
+    """Number of microbatches that it computed, forward and backward, in committed steps."""
     tokens: int
 
 
 class BusyRecord(Record):
-    """How busy a machine was."""
+    """Utilization of a machine by a training job at one time."""
 
     at: datetime
-    """When it was measured: over the steps before."""
+    """Time of the measurement, which covers the steps before it."""
     busy_fraction: float
-    """Share of a step in which it computed."""
+    """Fraction of a step in which it computed, from 0 to 1."""
     job_id: str

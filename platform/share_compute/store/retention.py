@@ -1,4 +1,4 @@
-"""What is kept for how long: old rows and files of jobs that are over go, when the operator wants so."""
+"""Retention: deletes old rows and files of jobs that are over, after times that the operator sets."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from share_compute.store.work import changes_work
 
 PrunedKind: TypeAlias = Literal["job", "artifact", "checkpoints", "metrics", "events"]
 _ROWS_AT_ONCE = 20_000
-"""Rows that one transaction deletes at most: others wait for their turn meanwhile."""
+"""Maximum number of rows that one transaction deletes, because other write transactions wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Days for which things are kept; None: for ever. Those of a job count from its end."""
+    """Retention times in days; None keeps things for ever. For data of a job they count from its end."""
 
     jobs_days: float | None = None
     artifacts_days: float | None = None
@@ -44,24 +44,24 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """Something that is older than it is to be kept."""
+    """A deletable item: its retention time is over."""
 
     kind: PrunedKind
     job_id: str | None = None
-    """The job that it belongs to; None for events of machines and of the server."""
+    """Id of the job that it belongs to; None for events."""
     name: str | None = None
-    """Of the job, or of the artifact."""
+    """Name of the job, or of the artifact."""
     rows: int = 0
     folder: Path | None = None
-    """Of its files."""
+    """Folder of its files."""
 
 
 class Retention:
-    """Finds and deletes what is older than it is to be kept.
+    """Find and delete items whose retention time is over.
 
     Args:
-        database: where the rows are.
-        clock: tells the time, in UTC.
+        database: the database with the rows.
+        clock: function that returns the current time in UTC.
     """
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
@@ -69,23 +69,23 @@ class Retention:
         self._clock = clock
 
     def find(self, keep: Keep, data_folder: Path) -> list[Prunable]:
-        """Return what `prune` would delete, and delete nothing.
+        """Return the items that `prune` would delete, without deleting them.
 
         Args:
-            keep: for how long.
-            data_folder: holds the folders of all jobs.
+            keep: retention times.
+            data_folder: folder that contains the folders of all jobs.
         """
         now = self._clock()
         with self._database.read() as session:
             return list(_find(session, keep, now, data_folder))
 
     def prune(self, keep: Keep, data_folder: Path) -> list[Prunable]:
-        """Delete what is older than it is to be kept, each thing in a transaction of its own; return what went."""
+        """Delete the items whose retention time is over, in separate transactions; return the deleted ones."""
         now = self._clock()
         return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 
     def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
-        """Delete one thing, unless its job was resumed or is used since it was found."""
+        """Delete one item, unless its job was resumed or is used by now; return whether it was deleted."""
         if one.kind == "events":
             return self._delete_rows(
                 Event, Event.seq, _old_events(now - timedelta(days=keep.events_days or 0))
@@ -117,7 +117,7 @@ class Retention:
         number: InstrumentedAttribute[int],
         wanted: Sequence[ColumnElement[bool]],
     ) -> bool:
-        """Delete rows in pieces of ascending numbers, so that no transaction takes long."""
+        """Delete rows in chunks of ascending numbers, so that no transaction takes long; return True."""
         while True:
             beyond = select(number).where(*wanted).order_by(number).offset(_ROWS_AT_ONCE).limit(1)
             with self._database.write() as session:
@@ -152,7 +152,7 @@ def _find(session: Session, keep: Keep, now: datetime, data_folder: Path) -> Ite
 
 
 def _over(session: Session, days: float | None, now: datetime, but: Collection[str] = ()) -> Sequence[Job]:
-    """Return the jobs that have been over for so many days and whose files nothing reads; none without ``days``."""
+    """Return the jobs that ended more than ``days`` ago and whose files nothing reads; none if ``days`` is None."""
     if days is None:
         return []
     over = (Job.state.in_(FINAL_JOBS), Job.finished_at < now - timedelta(days=days), Job.id.not_in(but))
@@ -167,12 +167,15 @@ def _count(
 
 
 def _rows(session: Session, job_id: str) -> int:
-    """Return how many rows a job has in all tables."""
+    """Return the number of rows that a job has in all tables."""
     return 1 + sum(_count(session, table, [table.job_id == job_id]) for table in (Event, Metric, Artifact))
 
 
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
-    """Return which events can go: none of what is not over, and not the last of each machine, which says its work."""
+    """Return the conditions for events that can be deleted.
+
+    Events of unfinished jobs and of live deployments stay. So does the last event of each machine that says its work.
+    """
     is_over = or_(Event.job_id.is_(None), Event.job_id.in_(select(Job.id).where(Job.state.in_(FINAL_JOBS))))
     last = (
         select(func.max(Event.seq))

@@ -1,4 +1,4 @@
-"""Ids that people read and secrets that machines keep. Only hashes of secrets reach the database."""
+"""Ids, which people read, and secrets, which machines keep. The database stores only hashes of secrets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import secrets
 
 
 def new_id(prefix: str) -> str:
-    """Return ``prefix-`` and 8 base32 characters: 40 random bits, short enough to type."""
+    """Return ``prefix-`` and 8 base32 characters (40 random bits): short enough to type."""
     return f"{prefix}-{base64.b32encode(secrets.token_bytes(5)).decode().lower()}"
 
 
 def new_key(prefix: str) -> str:
-    """Return a secret of 256 random bits; the prefix tells keys apart in logs and secret scanners."""
+    """Return a secret of 256 random bits; logs and secret scanners recognize the kind of key by the prefix."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
@@ -25,9 +25,9 @@ def new_invite_code() -> str:
 
 
 def plain_invite_code(code: str) -> str:
-    """Forgive what people change when they copy a code: case, spaces and dashes.
+    """Return an invite code in its normal form: case, spaces and dashes, which people change in copying, do not matter.
 
-    A fingerprint of the server behind a dot is no part of it.
+    A fingerprint of the server after a dot is removed.
     """
     return "".join(letter for letter in code.partition(".")[0].lower() if letter.isalnum())
 
@@ -35,11 +35,11 @@ def plain_invite_code(code: str) -> str:
 def digest(secret: str) -> str:
     """Return the SHA-256 of a secret, in hexadecimal.
 
-    A slow password hash would add nothing: our secrets are random and long enough that guessing is hopeless.
+    A slow password hash would add nothing: the secrets are random, and too long to guess.
     """
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def matches(secret: str, expected_digest: str) -> bool:
-    """Compare in time that does not depend on where the difference is."""
+    """Return whether a secret has this digest, compared in constant time."""
     return hmac.compare_digest(digest(secret), expected_digest)

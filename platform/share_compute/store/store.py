@@ -29,16 +29,16 @@ _log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
-    """Return this moment in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class Store:
-    """All that the server remembers. Every method is one transaction and may be called from any thread.
+    """Persistent state of the server. Every method is one transaction and may be called from any thread.
 
     Args:
         url: SQLAlchemy URL of a database whose schema is up to date (`upgrade`).
-        clock: tells the time, in UTC.
+        clock: function that returns the current time in UTC.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -47,7 +47,7 @@ class Store:
         self._watchdog: Watchdog | None = None
         self._fence_listeners: list[Callable[[Fenced], None]] = []
         self.fenced: Fenced | None = None
-        """Why this server may write no more, once another one took over the database that it held."""
+        """Error that says why this server may not write any more; None until another server takes over the database."""
         self.clock = clock
         self.keys = ApiKeys(self._database, clock)
         self.invites = Invites(self._database, clock)
@@ -64,18 +64,18 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """``sqlite`` or ``postgresql``."""
+        """Return the kind of the database: ``sqlite`` or ``postgresql``."""
         return self._database.kind
 
     def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit of an event, in its thread; returns what ends that."""
+        """Call ``listener`` after each commit of an event, in the committing thread; return a function to remove it."""
         return self._database.on_commit(listener)
 
     def lock(self) -> None:
         """Keep other servers from the database until `close`; the system releases it when the process ends.
 
         Raises:
-            Conflict: another server has it.
+            Conflict: another server has locked it.
             Unavailable: the database, or the folder of its file, cannot be used.
         """
         if self._lock is None:
@@ -84,11 +84,11 @@ class Store:
     def hold(self, *, look_s: float = 1.0) -> None:
         """Keep the database for this server alone until `close`.
 
-        Two servers on one database would each take the other's jobs for lost and run them again. When another server
-        takes over all the same, no transaction of this one writes, and `on_fenced` hears of it.
+        Two servers on one database would each take the other's jobs for lost and run them again. If another server
+        takes over all the same, no transaction of this one writes, and the listeners of `on_fenced` are called.
 
         Args:
-            look_s: time between two looks whether the database is still held.
+            look_s: seconds between two checks whether the database is still held.
 
         Raises:
             Conflict: another server holds it.
@@ -101,7 +101,7 @@ class Store:
             self._watchdog = Watchdog(self._lock, claimed, self._lose, look_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
-        """Call ``listener`` once, in the watchdog's thread, when another server took over; at once when one did."""
+        """Call ``listener`` once, in the watchdog's thread, when another server takes over; at once if one has."""
         self._fence_listeners.append(listener)
         if self.fenced is not None:
             listener(self.fenced)
@@ -113,7 +113,7 @@ class Store:
             listener(failure)
 
     def close(self) -> None:
-        """Give all connections back, and the database if it is held."""
+        """Close all connections, and release the database if it is held."""
         if self._watchdog is not None:
             self._watchdog.close()
             self._watchdog = None

@@ -1,4 +1,4 @@
-"""The tables, as typed SQLAlchemy models. Changing one needs a migration; a test compares the two."""
+"""The tables as typed SQLAlchemy models. A change needs a migration; a test compares models and migrations."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 Serial = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers only columns of the exact type INTEGER by itself."""
+"""Type of automatically numbered columns: SQLite numbers only columns of the exact type INTEGER."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC. SQLite keeps no time zone: it is taken off going in and put back coming out."""
+    """Time in UTC. SQLite stores no time zone: it is removed when writing and added when reading."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse moments without a time zone: their meaning would depend on the machine."""
+        """Return the value to store; refuse times without a time zone, whose meaning would depend on the machine."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -43,7 +43,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the moment in UTC."""
+        """Return the stored time in UTC."""
         del dialect
         if value is None:
             return None
@@ -51,7 +51,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Base(DeclarativeBase):
-    """Names every constraint, because a migration can only change what has a name."""
+    """Base of all tables. It names every constraint, because a migration can only change constraints with names."""
 
     metadata = MetaData(
         naming_convention={
@@ -65,7 +65,7 @@ class Base(DeclarativeBase):
 
 
 class ServerEpoch(Base):
-    """Which server may write: one row, which also gives transactions that write their turn."""
+    """Fencing token: one row that names the server that may write. Write transactions lock it to be serialized."""
 
     __tablename__ = "server_epoch"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -75,7 +75,7 @@ class ServerEpoch(Base):
 
 
 class Removal(Base):
-    """A folder whose rows are deleted, and that is to be removed."""
+    """A folder that is to be removed; the rows that referred to it are deleted."""
 
     __tablename__ = "removals"
     path: Mapped[str] = mapped_column(primary_key=True)
@@ -109,7 +109,7 @@ class Invite(Base):
 
 
 class Job(Base):
-    """What was asked for, and how far it got."""
+    """A job: its specification and its progress."""
 
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -144,7 +144,7 @@ class Job(Base):
 
 
 class Deployment(Base):
-    """A model that is served, or was; a name is unique among those that are up."""
+    """A model that is or was served. A name is unique among live deployments."""
 
     __tablename__ = "deployments"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -192,7 +192,7 @@ class Contributor(Base):
 
 
 class Event(Base):
-    """Something that happened to a job or a contributor, in the order it was committed."""
+    """An event; numbers (``seq``) follow the order of commits."""
 
     __tablename__ = "events"
     seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
@@ -210,7 +210,7 @@ class Event(Base):
 
 
 class Metric(Base):
-    """What one step measured; a resumed attempt overwrites the steps that it repeats."""
+    """Metrics of one step. A resumed attempt overwrites the steps that it repeats."""
 
     __tablename__ = "metrics"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
@@ -220,7 +220,7 @@ class Metric(Base):
 
 
 class Artifact(Base):
-    """A finished result; its row is written only when all of it is on disk."""
+    """A finished result. Its row is written only after all of its files are on disk."""
 
     __tablename__ = "artifacts"
     id: Mapped[str] = mapped_column(primary_key=True)

@@ -1,8 +1,9 @@
-"""Who works at what: each change is an event of kind ``work`` of its machine, and these are read as spells of work.
+"""History of the machines' work, read from events as periods of work.
 
-A machine works for one job or one deployment at a time. Its event says for which, and which part of the model it
-holds: no part before the plan is made, nothing at all when it is free again. A machine that is gone works no more;
-that is told by its own event alone.
+Each change of a machine's work is an event of kind ``work``. A machine works for one job or one deployment at a time.
+The event names it and the part of the model that the machine holds. There is no part before the plan is made, and
+neither a job nor a deployment when the machine is free again. A machine that left or was lost works for nothing; only
+its ``contributor`` event says so.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from share_compute.store.tables import Contributor, Deployment, Event
 
 KIND = "work"
 FREE: dict[str, Any] = {"job": None, "deployment": None}
-"""What the event of a machine says that works for nobody any more."""
+"""Data of the ``work`` event of a machine that has become free."""
 
 
 def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
-    """Write down, by contributor id, what machines work at from now on."""
+    """Write the ``work`` events of machines, given by contributor id."""
     if work:
         rows = [
             {"kind": KIND, "at": now, "data": data, "contributor_id": machine}
@@ -37,7 +38,11 @@ def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]
 
 
 def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return by contributor id which part of a model each machine of these plans holds, given them as they are kept."""
+    """Return by contributor id the part of the model that each machine of these plans holds.
+
+    Args:
+        plans: plans as JSON data, as rows store them.
+    """
     return {
         member["contributor_id"]: {
             "start": pool["start"],
@@ -55,13 +60,13 @@ def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def tell_free(session: Session, now: datetime, *held: Any) -> None:
-    """Write down that the machines that fulfil these conditions are free; call it before they are released."""
+    """Write events that the machines matching these conditions are free; call this before they are released."""
     tell_work(session, now, dict.fromkeys(session.scalars(select(Contributor.id).where(*held)), FREE))
 
 
 @dataclass(slots=True)
 class _Spell:
-    """What a machine did from one event to the next."""
+    """Period of work of a machine, from one event to the next."""
 
     data: dict[str, Any]
     begun: Event
@@ -69,11 +74,11 @@ class _Spell:
 
 
 class Work:
-    """What machines worked at, read from events.
+    """Read the history of the machines' work from events.
 
     Args:
-        database: where the events are.
-        clock: tells the time, in UTC.
+        database: the database with the events.
+        clock: function that returns the current time in UTC.
     """
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
@@ -81,11 +86,11 @@ class Work:
         self._clock = clock
 
     def of(self, contributor_id: str, *, limit: int = 200) -> WorkRecord:
-        """Return what a machine did: its last spells of work, newest first, and what they come to.
+        """Return the last periods of work of a machine, newest first, and their sums.
 
         Args:
-            contributor_id: the machine.
-            limit: most spells to return, and to sum up.
+            contributor_id: id of the machine.
+            limit: maximum number of periods to return and to sum up.
         """
         with self._database.read() as session:
             found = list(_spells(session, contributor_id))
@@ -100,12 +105,14 @@ class Work:
         )
 
     def busy(self, contributor_id: str, *, since: datetime, points: int = 240) -> list[BusyRecord]:
-        """Return how busy training kept a machine, as measured; of more figures than ``points``, means of neighbours.
+        """Return the measured utilization of a machine by training jobs, oldest first.
+
+        If there are more than ``points`` measurements, the means of neighbouring ones are returned.
 
         Args:
-            contributor_id: the machine.
-            since: nothing that was measured before.
-            points: most figures to return.
+            contributor_id: id of the machine.
+            since: only measurements at this time or later.
+            points: maximum number of values to return.
         """
         found: list[BusyRecord] = []
         with self._database.read() as session:
@@ -149,7 +156,7 @@ class Work:
 
 
 def _of_job(spell: _Spell, kind: str) -> Any:
-    """Return a query for the events of the spell's job during it."""
+    """Return a query for the events of this kind of the period's job, within the period."""
     query = select(Event).where(
         Event.job_id == spell.data["job"], Event.seq > spell.begun.seq, Event.kind == kind
     )
@@ -157,7 +164,7 @@ def _of_job(spell: _Spell, kind: str) -> Any:
 
 
 def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
-    """Yield what a machine worked at, oldest first."""
+    """Yield the periods of work of a machine, oldest first."""
     query = select(Event).where(Event.contributor_id == contributor_id, changes_work())
     current: _Spell | None = None
     for event in session.scalars(query.order_by(Event.seq)):
@@ -172,7 +179,10 @@ def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
 
 
 def _busy_s(data: Mapping[str, Any], contributor_id: str, pool: int | None) -> float | None:
-    """Return how long a machine computed in a step; where only that of its pool's busiest is known, that."""
+    """Return the time that a machine computed in a step, in seconds; None if it is unknown.
+
+    Old events have times by stage only: then the time of the stage's busiest machine is returned.
+    """
     machines: dict[str, float] = data.get("machines") or {}
     if machines or pool is None:
         return machines.get(contributor_id)
@@ -181,7 +191,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, pool: int | None) -> f
 
 
 def changes_work() -> ColumnElement[bool]:
-    """Return whether an event says what its machine works at from then on: who goes works at nothing."""
+    """Return the condition for events that change a machine's work: ``work`` events, and leaving or being lost."""
     goes = and_(Event.kind == "contributor", Event.data["state"].as_string().in_(GONE))
     return or_(Event.kind == KIND, goes)
 
@@ -197,13 +207,13 @@ def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
 def lease_changes(
     session: Session, holder: Mapping[str, Any], leased: Collection[str], plan: Mapping[str, Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return what the machines that are leased to a job or a deployment work at by its plan, where that is new.
+    """Return the new work of machines leased to a job or a deployment, by contributor id; only where it changed.
 
     Args:
-        session: the transaction.
-        holder: ``job`` or ``deployment``, its id, and its name.
+        session: session of the transaction.
+        holder: id of the holder under the key ``job`` or ``deployment``, and its name under ``name``.
         leased: ids of the machines.
-        plan: which part each holds, as `parts` says; None before it is made.
+        plan: part of each machine, as `parts` returns it; None before the plan is made.
     """
     held = plan or {}
     new = {machine: {**FREE, **holder, **held.get(machine, {})} for machine in leased}
@@ -218,7 +228,7 @@ def lease_changes(
 
 
 def tell_deployment_work(session: Session, row: Deployment, now: datetime) -> None:
-    """Tell of the machines that a deployment holds which part each has from now on, where that is new."""
+    """Write ``work`` events for the machines of a deployment whose part of the model changed."""
     leased = session.scalars(select(Contributor.id).where(Contributor.deployment_id == row.id)).all()
     holder = {"deployment": row.id, "name": row.name}
     tell_work(session, now, lease_changes(session, holder, leased, parts(*row.plans)))

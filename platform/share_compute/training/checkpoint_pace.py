@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 _MOST_PAUSED = 0.05
-"""Largest share of the time for which training may stand still for checkpoints."""
+"""Largest share of the time for which training may be paused for checkpoints."""
 _MOST_WRITING = 0.25
-"""Largest share of the time in which a checkpoint may be on its way while training goes on, over the members' links."""
+"""Largest share of the time for which a checkpoint may be written over the members' links while training goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPace:
-    """When the last checkpoint began and what it cost. Times are of one monotonic clock, in seconds.
+    """Start and cost of the last checkpoint. Times are of one monotonic clock, in seconds.
 
     Args:
-        every_s: time from the beginning of one checkpoint to that of the next; longer while checkpoints cost much.
-        begun_s: when the last one began, or training did.
-        paused_s: how long training stood still for the last one.
-        writing_s: how long the last one took until it was whole.
+        every_s: time from the start of one checkpoint to the start of the next; longer while checkpoints cost much.
+        begun_s: start of the last checkpoint, or of training.
+        paused_s: time for which training paused for the last checkpoint.
+        writing_s: time until the last checkpoint was complete.
     """
 
     every_s: float
@@ -28,7 +28,7 @@ class CheckpointPace:
 
     @property
     def period_s(self) -> float:
-        """Time from the beginning of the last checkpoint to that of the next."""
+        """Time from the start of the last checkpoint to the start of the next, in seconds."""
         return max(self.every_s, self.paused_s / _MOST_PAUSED, self.writing_s / _MOST_WRITING)
 
     def is_due(self, now_s: float) -> bool:
@@ -36,13 +36,13 @@ class CheckpointPace:
         return now_s - self.begun_s >= self.period_s
 
     def began(self, now_s: float) -> CheckpointPace:
-        """Return the pace after a checkpoint began, for whatever reason it did."""
+        """Return the pace after a checkpoint began, for any reason."""
         return replace(self, begun_s=now_s)
 
     def paused(self, seconds: float) -> CheckpointPace:
-        """Return the pace after training stood still for the last checkpoint."""
+        """Return the pace after training paused for the last checkpoint."""
         return replace(self, paused_s=seconds)
 
     def written(self, now_s: float) -> CheckpointPace:
-        """Return the pace after the last checkpoint became whole, or was given up."""
+        """Return the pace after the last checkpoint became complete, or was given up."""
         return replace(self, writing_s=now_s - self.begun_s)

@@ -1,4 +1,4 @@
-"""When validations say that a job has learnt what it can."""
+"""Early stopping: decides by validation losses when a job has learnt what it can."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from share_compute.specification import EarlyStoppingSpec
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """What the validations so far say. It follows from them alone, so a resumed job reads them again.
+    """State after the validations so far. It depends on them alone, so a resumed job reads them again.
 
     Args:
-        spec: of the job.
-        best_loss: the lowest that counts.
-        best_step: after which step that was.
+        spec: settings of the job.
+        best_loss: lowest loss that counts as an improvement.
+        best_step: step of the validation with that loss.
         worse: validations in a row since then.
     """
 
@@ -26,13 +26,13 @@ class EarlyStopping:
     worse: int = 0
 
     def after(self, step: int, loss: float) -> EarlyStopping:
-        """Return what they say with one more."""
+        """Return the state after one more validation."""
         if loss < self.best_loss - self.spec.min_delta:
             return EarlyStopping(self.spec, loss, step)
         return EarlyStopping(self.spec, self.best_loss, self.best_step, self.worse + 1)
 
     def after_all(self, losses: Iterable[tuple[int, float]]) -> EarlyStopping:
-        """Return what they say with some more: pairs of step and loss, in order."""
+        """Return the state after more validations: pairs of step and loss, in order."""
         state = self
         for step, loss in losses:
             state = state.after(step, loss)
@@ -45,7 +45,7 @@ class EarlyStopping:
 
     @property
     def reason(self) -> str:
-        """Why it ends, in words."""
+        """Reason for which the job ends, as text for people."""
         return (
             f"validation loss has not fallen below {self.best_loss:.4f} (step {self.best_step}) "
             f"in {self.worse} validations"

@@ -1,4 +1,4 @@
-"""Finds where numbers stop being finite: run once a norm has said that some do, since looking makes a device wait."""
+"""Finds where numbers stop being finite. Used only after a norm was not finite, since the check makes a device wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from share_compute.training.numbers import is_finite
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The first place in one stage, on the way of one microbatch, that made a number that is not finite."""
+    """The first place in one stage that made a number that is not finite, for one microbatch."""
 
     way: Literal["forward", "backward"]
     pool: int
@@ -28,7 +28,7 @@ class Finding:
     """Stored name of a module (forward: its output; backward: the gradient of its output) or of a parameter."""
 
     def error(self, step: int) -> UserError:
-        """Return what the submitter is told."""
+        """Return the error that the submitter gets."""
         what = "the output of" if self.way == "forward" else "the gradient at"
         return UserError(
             f"numbers are not finite at step {step}: first {what} {self.name} (microbatch {self.microbatch})",
@@ -44,17 +44,17 @@ def find_nonfinite(
     entering: Tensor,
     gradient: Tensor | Callable[[Tensor], Tensor],
 ) -> Finding | None:
-    """Run one microbatch through a stage again, and look at every module on the way.
+    """Run one microbatch through a stage again, and check every module on the way.
 
-    What enters must be finite itself: else a stage before this one has the cause, and None is returned. Gradients that
-    are held (``parameter.grad``) stay as they are. The caller has set `Stage.prepare_cell`.
+    The input must be finite itself. Otherwise a stage before this one has the cause, and None is returned. Held
+    gradients (``parameter.grad``) stay as they are. The caller has set `Stage.prepare_cell`.
 
     Args:
-        stage: with the weights of the step.
-        pool: its place, for the finding.
-        microbatch: its id, for the finding.
-        entering: what the first module takes.
-        gradient: of what the stage returns; of the last stage, a function from its logits to the loss.
+        stage: stage with the weights of the step.
+        pool: index of the stage, for the finding.
+        microbatch: id of the microbatch, for the finding.
+        entering: input of the first module.
+        gradient: gradient of the stage's output; for the last stage, a function from its logits to the loss.
     """
     if not is_finite(entering):
         return None
@@ -86,7 +86,7 @@ def find_nonfinite(
 
 
 def first_of(findings: Iterable[Finding | None]) -> Finding | None:
-    """Return the cause among what all pools found: forward the earliest pool, else backward the latest."""
+    """Return the cause among the findings of all stages: forward the earliest stage, else backward the latest."""
     known = [finding for finding in findings if finding is not None]
     return min(
         known,

@@ -1,8 +1,8 @@
 """Gradients of a shard in flat buckets, added up microbatch by microbatch in the order of the job's summation tree.
 
-A member holds, of what it computed, the largest subexpressions that are complete: one set of buffers each. Autograd
-accumulates in place wherever the tree says so; elsewhere a microbatch gets a set of its own, which is added to its
-sibling when that is there. `buckets` may be reduced one by one while the last backward still runs.
+For the microbatches that it computed, a member holds the largest subexpressions that are complete, each in one set of
+buffers. Autograd accumulates in place wherever the tree allows it. Elsewhere a microbatch gets a set of its own, which
+is added to its sibling when that is present. Buckets may be reduced one by one while the last backward still runs.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from share_compute.specification import GradientFusionSpec
 from share_compute.training.numbers import is_finite
 
 _AUTO_BUCKETS = 8
-"""With that many, most of a sum hides behind the backward."""
+"""Number of buckets with which most of a sum overlaps with the backward."""
 _AUTO_BYTES = 64 * 2**20
 _WORD_BYTES = 4
 _ROW = 4096
-"""Squares are summed in float32 over so many elements, and in float64 over these sums: fast, and exact to 1e-8."""
+"""Number of elements whose squares are summed in float32. The sums are added in float64: fast, and exact to 1e-8."""
 
 
 class _Buffers:
-    """Room for one gradient of all parameters.
+    """Buffers for one gradient of all parameters.
 
     Args:
-        layout: the parameters of each bucket.
+        layout: parameters of each bucket.
     """
 
     def __init__(self, layout: Sequence[Sequence[nn.Parameter]]) -> None:
@@ -46,17 +46,17 @@ class _Buffers:
 
 
 class GradientBuckets:
-    """Makes every ``parameter.grad`` a view into flat buckets, as many sets of them as the tree needs.
+    """Makes every ``parameter.grad`` a view into flat buckets, with as many sets of buckets as the tree needs.
 
-    For each microbatch: `begin`, the backward, `finish`; before the last backward also `watch`. Then each bucket's
-    `parts` are summed over the members of the pool into its `result`, and `settle` ends the sum.
+    For each microbatch call `begin`, run the backward, and call `finish`. Before the last backward call also `watch`.
+    Then each bucket's `parts` are summed over the members of the stage into its `result`, and `settle` ends the sum.
 
     Buckets follow the reverse order of the parameters, which is about the order in which a backward finishes them.
 
     Args:
-        parameters: by stored name; frozen ones have no gradient.
-        tree: in which order the job adds.
-        fusion: where buckets end.
+        parameters: parameters by stored name; frozen ones have no gradient.
+        tree: order in which the job adds gradients.
+        fusion: settings for the ends of buckets.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class GradientBuckets:
         self._layout = list(_cut(list(reversed(trained)), fusion or GradientFusionSpec()))
         self._held: dict[Node, _Buffers] = {}
         self._additions: list[tuple[_Buffers, _Buffers]] = []
-        """What the current backward makes possible: the second is added to the first, bucket by bucket."""
+        """Additions that the current backward makes possible: the second is added to the first, bucket by bucket."""
         self._result: _Buffers | None = None
-        """Where the whole sum goes when nothing is held."""
+        """Buffers for the whole sum if nothing is held."""
         self._free: list[_Buffers] = []
         self._in_use = 0
         self._most_in_use = 0
@@ -92,12 +92,12 @@ class GradientBuckets:
 
     @property
     def bucket_bytes(self) -> list[int]:
-        """Size of each bucket."""
+        """Size of each bucket in bytes."""
         return [sum(parameter.nbytes for parameter in group) for group in self._layout]
 
     @property
     def layout(self) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
-        """Stored names and shapes of the parameters of each bucket, which lie in it one after the other."""
+        """Stored names and shapes of the parameters of each bucket, in the order in which the bucket stores them."""
         return tuple(
             tuple((self._names[parameter], tuple(parameter.shape)) for parameter in group)
             for group in self._layout
@@ -105,7 +105,7 @@ class GradientBuckets:
 
     @property
     def held(self) -> tuple[Node, ...]:
-        """Sums that are here, in order; between `begin` and `finish` already those that will be."""
+        """Sums that are held, in order. Between `begin` and `finish` they include the sums in progress."""
         return tuple(sorted(self._held))
 
     # -- backwards -------------------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ class GradientBuckets:
     def begin(self, microbatch: int) -> None:
         """Make the next backward add to the gradient of this microbatch.
 
-        When that backward fails, what is held is lost: `reset`.
+        If that backward fails, the held sums are lost: call `reset`.
 
         Raises:
-            ValueError: a sum that is held has it already.
+            ValueError: a held sum already contains the microbatch.
         """
         if any(node.start <= microbatch < node.stop for node in self._held):
             raise ValueError(f"the gradient of microbatch {microbatch} is held already: {self.held}")
@@ -140,8 +140,8 @@ class GradientBuckets:
     def watch(self, on_bucket: Callable[[int], None]) -> None:
         """Call ``on_bucket(bucket)`` as soon as the `parts` of a bucket are complete, for one bucket after the other.
 
-        To be called before the last backward, or when none is left. The order is fixed, since members that
-        reduce in different orders would sum different buckets. `finish` calls it for the buckets that are left.
+        To be called before the last backward, or when none is left. The order is fixed, since members that reduce in
+        different orders would sum different buckets. `finish` calls it for the remaining buckets.
         """
         self._missing = [len(group) for group in self._layout]
         self._next = 0
@@ -163,7 +163,7 @@ class GradientBuckets:
             self._on_bucket(number)
 
     def finish(self) -> None:
-        """After the backward: add up what is complete, also where a parameter got no gradient; stop watching."""
+        """Add up complete sums after the backward, also where a parameter got no gradient, and stop watching."""
         if self._on_bucket is None:
             self._next = 0
         while self._next < len(self):
@@ -173,14 +173,14 @@ class GradientBuckets:
             self._give(source)
         self._additions.clear()
 
-    # -- the sum of the pool ---------------------------------------------------------------------------------------
+    # -- the sum of the stage --------------------------------------------------------------------------------------
 
     def parts(self, bucket: int) -> list[Tensor]:
-        """Return what is held of a bucket: flat, one for each of `held`. The sum may use them up."""
+        """Return the held parts of a bucket: flat, one for each of `held`. The sum may overwrite them."""
         return [self._held[node].buckets[bucket] for node in self.held]
 
     def result(self, bucket: int) -> Tensor:
-        """Return where the whole sum of a bucket goes: the first of `parts`, if there is one; flat."""
+        """Return the flat buffer for the whole sum of a bucket: the first of `parts`, if there is one."""
         if self._held:
             return self._held[min(self._held)].buckets[bucket]
         if self._result is None:
@@ -188,7 +188,7 @@ class GradientBuckets:
         return self._result.buckets[bucket]
 
     def settle(self) -> None:
-        """Every `result` has the whole sum now: it is what is held, and each ``parameter.grad`` is a view of it."""
+        """Take every `result` as the whole sum: hold only that, and make each ``parameter.grad`` a view of it."""
         if self._held:
             result = self._held.pop(min(self._held))
         else:
@@ -199,7 +199,7 @@ class GradientBuckets:
         _point(result)
 
     def reset(self) -> None:
-        """Hold nothing: the step is applied, or forgotten. As many buffers as it needed are kept for the next."""
+        """Hold nothing: the step is applied or discarded. Keep as many buffers as it needed for the next step."""
         self._free += [buffers for _, buffers in self._additions]
         self._free += self._held.values()
         if self._result is not None:
@@ -209,7 +209,7 @@ class GradientBuckets:
         self._most_in_use = 0
 
     def spoil(self) -> None:
-        """Hold nothing, and keep no buffer: a sum ended without result, and something may still write into them."""
+        """Hold nothing and keep no buffer: a sum ended without a result, and something may still write into them."""
         self._forget()
 
     def _forget(self) -> None:
@@ -226,8 +226,8 @@ class GradientBuckets:
     def squared_norms(self) -> dict[str, float]:
         """Return the sum of squares of each parameter's gradient, by stored name.
 
-        It does not depend on which other parameters the shard has, so that sums over all parameters in the order of
-        their names do not depend on the plan.
+        The result does not depend on the other parameters of the shard, so that sums over all parameters in the order
+        of their names do not depend on the plan.
         """
         sums = [_squared_sum(view.view(-1)) for _, view in self._whole.views]
         names = [self._names[parameter] for parameter, _ in self._whole.views]
@@ -236,19 +236,19 @@ class GradientBuckets:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all numbers of what is held are finite."""
+        """Whether all numbers of the held sums are finite."""
         return all(is_finite(bucket) for buffers in self._held.values() for bucket in buffers.buckets)
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradient."""
+        """Multiply the gradient by ``factor``."""
         for bucket in self._whole.buckets:
             bucket.mul_(factor)
 
     def digest(self) -> str:
-        """Return a fast hash (XXH3, 128 bits) of the gradient's bits: equal at all members of a pool.
+        """Return a fast hash (XXH3, 128 bits) of the gradient's bits: equal at all members of a stage.
 
-        Of what lies on another device than the CPU, sums over its words stand for it: to bring all of it here would
-        take longer than the step.
+        If the gradient is on another device than the CPU, the sum of each bucket's words is hashed instead. Copying all
+        of it to the CPU would take longer than the step.
         """
         hashed = xxhash.xxh3_128()
         for bucket in self._whole.buckets:
@@ -281,7 +281,7 @@ def _point(buffers: _Buffers) -> None:
 
 
 def _squared_sum(flat: Tensor) -> Tensor:
-    """Return the sum of squares, one float64."""
+    """Return the sum of squares as one float64."""
     whole = flat.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=torch.float32).double()
     rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).double()
@@ -290,7 +290,7 @@ def _squared_sum(flat: Tensor) -> Tensor:
 
 
 def _cut(parameters: Sequence[nn.Parameter], fusion: GradientFusionSpec) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters of each bucket; one bucket has one type and device."""
+    """Yield the parameters of each bucket. All parameters of a bucket have one type and device."""
     total = sum(parameter.nbytes for parameter in parameters)
     edges = {0, len(parameters)}
     if fusion.mode == "index":
@@ -311,5 +311,5 @@ def _cut(parameters: Sequence[nn.Parameter], fusion: GradientFusionSpec) -> Iter
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return by what to multiply gradients of global norm ``norm`` so that it is at most ``limit``, as torch does."""
+    """Return the factor that brings gradients of global norm ``norm`` to at most ``limit``, as torch does."""
     return min(1.0, limit / (norm + 1e-6))

@@ -1,8 +1,8 @@
-"""What the loss is multiplied by, so that gradients in float16 do not vanish; and what is done with a gradient.
+"""Loss scaling, which keeps gradients in float16 from vanishing, and the factor for the gradient of a step.
 
-The scale follows from the steps that are committed and nothing else: every member moves it by the same rule when it
-applies a step, and whoever joins later, or continues from a checkpoint, is told where it stands. A step whose gradient
-is not finite is committed as one that changes nothing.
+The scale depends on the committed steps and nothing else. Every member changes it by the same rule when it applies a
+step. A member that joins later, or continues from a checkpoint, receives the current scale. In float16, a step whose
+gradient is not finite is committed as a step that changes nothing.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from share_compute.specification import Precision
 from share_compute.training.gradients import clip_factor
 
 SKIPPED = 0.0
-"""Instead of a factor: the step leaves weights and optimizer as they are."""
+"""Update factor of a skipped step: weights and optimizer stay as they are."""
 _FIRST = 2.0**16
 _GROWTH_STEPS = 2000
-"""Clean steps in a row after which the scale is doubled; as torch's GradScaler has it."""
+"""Clean steps in a row after which the scale is doubled, as in torch's GradScaler."""
 _LEAST = 2.0**-14
-"""Below that not the scale is at fault: some gradient is infinite or not a number, whatever it is multiplied by."""
+"""Smallest scale. Below it the scale is not at fault: some gradient is infinite or not a number at any scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Where the scale stands before a step."""
+    """Loss scale before a step."""
 
     factor: float = 1.0
-    """What the loss is multiplied by: a power of two, so that no bit of a gradient changes."""
+    """Factor by which the loss is multiplied: a power of two, so that no bit of a gradient changes."""
     clean_steps: int = 0
     """Steps in a row that were not skipped."""
     is_dynamic: bool = False
-    """Whether it ever changes."""
+    """Whether the scale ever changes."""
 
     def after(self, update_factor: float, step: int) -> LossScale:
-        """Return where it stands after a committed step.
+        """Return the loss scale after a committed step.
 
         Args:
-            update_factor: what the step was committed with, see `update_factor`.
-            step: its number.
+            update_factor: factor with which the step was committed, see `update_factor`.
+            step: number of the step.
 
         Raises:
             UserError: no scale makes the gradients finite.
@@ -63,11 +63,11 @@ class NotFinite(UserError):
     """A loss or a gradient is not finite, and no loss scale is at fault: nothing of its step was applied."""
 
     witnesses: str = ""
-    """What is said of the machines that found it, at the end of the message."""
+    """Text about the machines that found it, for the end of the message."""
 
 
 def not_finite(what: str, step: int) -> NotFinite:
-    """Return the error that says so."""
+    """Return the error for a loss or gradient that is not finite."""
     return NotFinite(
         f"the {what} is not finite at step {step}",
         step=step,
@@ -76,18 +76,18 @@ def not_finite(what: str, step: int) -> NotFinite:
 
 
 def first_loss_scale(precision: Precision) -> LossScale:
-    """Return where the scale stands before the first step."""
+    """Return the loss scale before the first step."""
     return LossScale(_FIRST, is_dynamic=True) if precision == "float16" else LossScale()
 
 
 def update_factor(norm: float, limit: float | None, precision: Precision, step: int) -> float:
-    """Return what the gradient of a step is multiplied by; `SKIPPED` when the step must change nothing.
+    """Return the factor for the gradient of a step; `SKIPPED` if the step must change nothing.
 
     Args:
-        norm: of the whole gradient, without the loss scale.
-        limit: what it is clipped to; None leaves it.
-        precision: what layers compute in.
-        step: its number.
+        norm: norm of the whole gradient, without the loss scale.
+        limit: norm to which the gradient is clipped; None for no clipping.
+        precision: type in which layers compute.
+        step: number of the step.
 
     Raises:
         NotFinite: the gradient is not finite, and no loss scale is at fault.

@@ -15,18 +15,18 @@ from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSp
 
 _SEPARATOR = "::"
 _NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
-"""Names in ``Trainer.get_decay_parameter_names`` of ``transformers``."""
+"""Patterns of parameter names as in ``Trainer.get_decay_parameter_names`` of ``transformers``."""
 
 
 def build_optimizer(
     spec: OptimizerSpec, parameters: Iterable[nn.Parameter], undecayed: Collection[nn.Parameter] = ()
 ) -> Optimizer:
-    """Return the torch optimizer that ``spec`` names; fused kernels where torch has them.
+    """Return the torch optimizer that ``spec`` names, with fused kernels where torch has them.
 
     Args:
-        spec: which, and its options.
-        parameters: what is trained.
-        undecayed: those whose weight decay is 0 unless all decay; see `undecayed_parameters`.
+        spec: name and options of the optimizer.
+        parameters: parameters that are trained.
+        undecayed: parameters whose weight decay is 0 unless all decay; see `undecayed_parameters`.
     """
     rate, decay = spec.learning_rate, spec.weight_decay
     given = _groups(spec, list(parameters), set(undecayed))
@@ -57,7 +57,7 @@ def _groups(
 
 
 def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return biases and the parameters of norms, as Hugging Face's trainer tells them: by their names and modules."""
+    """Return biases and the parameters of norms, found by names and modules as in Hugging Face's trainer."""
     from transformers.trainer_pt_utils import get_parameter_names  # noqa: PLC0415 - slow to import
 
     decayed = set(get_parameter_names(module, [nn.LayerNorm], list(_NO_DECAY)))
@@ -65,10 +65,10 @@ def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
-    """Return the learning rate as a function of the step, counted from 1: a resumed job needs no state for it.
+    """Return the learning rate as a function of the step, counted from 1. A resumed job needs no state for it.
 
     Raises:
-        UserError: the schedule's options do not go together.
+        UserError: the schedule's options do not fit together.
     """
     from transformers import get_scheduler  # noqa: PLC0415 - slow to import, and only trainers need it
 
@@ -90,7 +90,7 @@ def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the state as ``{"<parameter>::<slot>": tensor}``; scalars are tensors of no dimension."""
+    """Return the optimizer's state as ``{"<parameter>::<slot>": tensor}``; scalars are tensors of no dimension."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():
         for slot, value in optimizer.state.get(parameter, {}).items():
@@ -107,11 +107,11 @@ def parameter_of(name: str) -> str:
 def restore_optimizer(
     optimizer: Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` took."""
+    """Restore the state that `optimizer_tensors` returned."""
     for key, value in tensors.items():
         name, slot = key.split(_SEPARATOR)
         parameter = names[name]
-        # The step counter stays on the CPU, but for the fused kernels, which read it where they run.
+        # The step counter stays on the CPU, except for the fused kernels, which read it where they run.
         near = value.dim() > 0 or bool(optimizer.param_groups[0].get("fused"))
         place = value.to(parameter.device if near else "cpu", copy=True)
         optimizer.state[parameter][slot] = place

@@ -1,4 +1,4 @@
-"""Text that a model makes while it is trained: always the likeliest token next, without a cache."""
+"""Text generation while a model is trained: greedy decoding, without a KV cache."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ def continue_greedily(
     window: int | None = None,
     ends: Collection[int] = (),
 ) -> list[int]:
-    """Return the ids that follow; one of ``ends`` is the last, and is left out.
+    """Return the ids that greedy decoding adds. It ends at one of ``ends``, which is left out.
 
-    Of equally likely tokens the one with the lowest id follows, so that all who compute the same go on alike.
+    If several tokens are equally likely, the one with the lowest id follows, so that all processes that compute the
+    same continue alike.
 
     Args:
-        forward: takes ids ``[1, seq]`` and returns the logits of the last position ``[vocabulary]``; in `eval` mode.
-        ids: of the prompt; at least one.
-        max_tokens: how many follow at most.
-        window: most tokens that the model looks at: older ones fall out; None when all fit.
+        forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``; in `eval` mode.
+        ids: ids of the prompt; at least one.
+        max_tokens: largest number of ids that are added.
+        window: largest number of tokens that the model reads; older ones are left out; None if all fit.
         ends: ids that end a text.
     """
     row, made = list(ids), list[int]()
     while len(made) < max_tokens:
         seen = row if window is None else row[-window:]
         logits = forward(torch.tensor([seen]))
-        token = int(logits.argmax())  # of equal ones the first
+        token = int(logits.argmax())  # the first of equal ones
         if token in ends:
             break
         row.append(token)

@@ -1,9 +1,9 @@
-"""Which cell a member computes when: 1F1B over pools of any size. No two members can wait for each other.
+"""The order of the cells of each member: 1F1B over stages of any size. No two members can wait for each other.
 
-All members walk the microbatches in one global order. A member of pool ``p`` runs the backward of the microbatch of
-rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last pool, so every
-forward that a pool waits for comes, upstream, before any backward that waits for it: there is no cycle of waits. With
-one member a pool this is the usual one-forward-one-backward schedule, window = number of pools after this one.
+All members take the microbatches in one global order. A member of stage ``p`` runs the backward of the microbatch of
+rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last stage. So every
+forward that a stage waits for comes, upstream, before any backward that waits for it: there is no cycle of waits. With
+one member per stage this is the usual one-forward-one-backward schedule, window = number of stages after this one.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class Action:
 
 
 def even_shares(num_microbatches: int, num_members: int) -> tuple[int, ...]:
-    """Return how many microbatches each member of a pool gets when all are alike: sizes that differ by at most one."""
+    """Return the number of microbatches for each member of a stage if all are alike. Sizes differ by at most one."""
     base, extra = divmod(num_microbatches, num_members)
     return tuple(base + (1 if member < extra else 0) for member in range(num_members))
 
 
 def blocks(shares: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the microbatch ids of each member of a pool, ``shares[member]`` of them: contiguous blocks, in order."""
+    """Return the microbatch ids of each member of a stage, ``shares[member]`` of them: contiguous blocks, in order."""
     edges = [0, *accumulate(shares)]
     return [tuple(range(start, stop)) for start, stop in pairwise(edges)]
 
 
 def global_order(shares: Sequence[int]) -> list[int]:
-    """Return microbatch ids in the order in which all pools take them: round the blocks of the widest pool.
+    """Return microbatch ids in the order in which all stages take them: round robin over the widest stage's blocks.
 
-    A member with twice the share of another has twice as many turns, evenly spread.
+    A member with twice the share of another occurs twice as often, evenly spread.
     """
     return round_the_blocks(blocks(shares))
 
 
 def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
-    """Return microbatch ids in the order of `global_order`, given those of each member of the widest pool."""
+    """Return microbatch ids in the order of `global_order`, given those of each member of the widest stage."""
     turns = [
         ((2 * place + 1) / (2 * len(block)), member, microbatch)
         for member, block in enumerate(owned)
@@ -56,7 +56,7 @@ def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
 
 
 def windows(pool_sizes: Sequence[int]) -> list[int]:
-    """Return for each pool how many ranks its forwards may run ahead of its backwards."""
+    """Return for each stage the number of ranks by which its forwards may run ahead of its backwards."""
     ahead = [0] * len(pool_sizes)
     for pool in range(len(pool_sizes) - 2, -1, -1):
         ahead[pool] = ahead[pool + 1] + max(pool_sizes[pool], pool_sizes[pool + 1])
@@ -67,21 +67,22 @@ def one_forward_one_backward(shares: Sequence[Sequence[int]], pool: int, member:
     """Return the actions of one member in the order in which it runs them.
 
     Args:
-        shares: microbatches of each member of each pool, in pipeline order; every pool has all microbatches.
-        pool: index of the member's pool.
-        member: its place in the pool.
+        shares: number of microbatches of each member of each stage, in pipeline order; every stage has all
+            microbatches.
+        pool: index of the member's stage.
+        member: index of the member in the stage.
     """
     order = global_order(max(shares, key=len))
     return in_order(order, windows([len(members) for members in shares])[pool], blocks(shares[pool])[member])
 
 
 def in_order(order: Sequence[int], window: int, microbatches: Iterable[int]) -> list[Action]:
-    """Return forwards and backwards of some microbatches, as `one_forward_one_backward` has them.
+    """Return forwards and backwards of some microbatches, in the order of `one_forward_one_backward`.
 
     Args:
-        order: all microbatch ids as all pools take them.
-        window: how many ranks forwards may run ahead of backwards.
-        microbatches: the member's.
+        order: all microbatch ids in the order in which all stages take them.
+        window: number of ranks by which forwards may run ahead of backwards.
+        microbatches: ids of the member's microbatches.
     """
     rank = {microbatch: place for place, microbatch in enumerate(order)}
     waiting = sorted(microbatches, key=rank.__getitem__)

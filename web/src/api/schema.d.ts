@@ -13,7 +13,7 @@ export interface paths {
         };
         /**
          * List Alerts
-         * @description Say what is the matter now. An event of kind ``alerts`` tells each change.
+         * @description List the present alerts. An event of kind ``alerts`` reports each change.
          */
         get: operations["listAlerts"];
         put?: never;
@@ -35,9 +35,9 @@ export interface paths {
         put?: never;
         /**
          * Rotate Token
-         * @description Give the cluster another token, and answer when its head has it.
+         * @description Change the cluster's token, and answer when the Ray head has it.
          *
-         *     All nodes restart with it. Jobs write a checkpoint first and continue from it; streams wait.
+         *     All nodes restart with the new token. Jobs write a checkpoint first and continue from it; streams wait.
          */
         post: operations["rotateToken"];
         delete?: never;
@@ -55,13 +55,13 @@ export interface paths {
         };
         /**
          * List Contributors
-         * @description List machines in the order they joined, in pages. Without ``state`` those gone for over a day are left out.
+         * @description List machines in the order they joined, in pages. Without ``state``, those gone for over a day are left out.
          */
         get: operations["listContributors"];
         put?: never;
         /**
          * Join
-         * @description Let a machine in. The invite is used up only when every check passed.
+         * @description Let a machine join. The invite is used only if every check passes.
          */
         post: operations["join"];
         delete?: never;
@@ -81,7 +81,7 @@ export interface paths {
         put?: never;
         /**
          * Preflight
-         * @description Tell a machine with an invite whether its versions fit, and what it must reach; the invite stays unused.
+         * @description Check the invite and the versions of a machine, and return the address it must reach; the invite stays unused.
          */
         post: operations["preflight"];
         delete?: never;
@@ -99,16 +99,16 @@ export interface paths {
         };
         /**
          * Get Contributor
-         * @description Return one machine with what was measured on it, and what it works for.
+         * @description Return one machine with its measurements and its present work.
          */
         get: operations["getContributor"];
         put?: never;
         post?: never;
         /**
          * Remove Contributor
-         * @description Ask a machine to hand over and leave; it can come back only with a new invite.
+         * @description Ask a machine to hand over its work and leave; it can come back only with a new invite.
          *
-         *     When it has left, the cluster's token is changed, and with that its access to the cluster ends.
+         *     After it has left, the cluster's token is changed, which ends the machine's access to the cluster.
          */
         delete: operations["removeContributor"];
         options?: never;
@@ -125,7 +125,7 @@ export interface paths {
         };
         /**
          * Get Contributor Busy
-         * @description Return how busy training kept a machine during the last ``hours``, in at most ``points`` figures.
+         * @description Return a machine's utilization by training during the last ``hours``, as at most ``points`` values.
          */
         get: operations["getContributorBusy"];
         put?: never;
@@ -147,9 +147,9 @@ export interface paths {
         put?: never;
         /**
          * Dial
-         * @description Connect to the ports of a machine whose node is about to start, from here and from some other machines.
+         * @description Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
          *
-         *     Nothing is told of a port but whether the machine's own greeting came from it.
+         *     The answer reveals nothing about a port except whether it sent the machine's own greeting.
          */
         post: operations["dial"];
         delete?: never;
@@ -167,7 +167,7 @@ export interface paths {
         };
         /**
          * Get Contributor Events
-         * @description Return what happened to a machine, from the beginning or from ``after`` on: its states, and what it worked at.
+         * @description Return a machine's events (its states and its work) from the beginning or from ``after`` on.
          */
         get: operations["getContributorEvents"];
         put?: never;
@@ -189,7 +189,7 @@ export interface paths {
         put?: never;
         /**
          * Heartbeat
-         * @description Take a sign of life; answer with what the machine does and whether it should go.
+         * @description Record a heartbeat; return the machine's present work and whether it should leave.
          */
         post: operations["heartbeat"];
         delete?: never;
@@ -209,7 +209,7 @@ export interface paths {
         put?: never;
         /**
          * Leave
-         * @description The machine's owner takes it back; it hands over, then goes.
+         * @description Drain the machine, because its owner takes it back: it hands over its work, then leaves.
          */
         post: operations["leave"];
         delete?: never;
@@ -229,7 +229,7 @@ export interface paths {
         put?: never;
         /**
          * Measure Contributor
-         * @description Measure a machine again, as soon as it and all that share its processors are idle.
+         * @description Measure a machine again, as soon as it and all machines that share its processors are idle.
          */
         post: operations["measureContributor"];
         delete?: never;
@@ -249,7 +249,7 @@ export interface paths {
         put?: never;
         /**
          * Online
-         * @description The machine's Ray node runs; measuring it begins, once the head says that it is this machine's own.
+         * @description Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine.
          */
         post: operations["online"];
         delete?: never;
@@ -270,7 +270,7 @@ export interface paths {
         post?: never;
         /**
          * Clear Contributor
-         * @description Let a machine that was quarantined for wrong numbers get work again.
+         * @description End the quarantine of a machine that computed wrong numbers, so that it gets work again.
          */
         delete: operations["clearContributor"];
         options?: never;
@@ -289,7 +289,7 @@ export interface paths {
         put?: never;
         /**
          * Rejoin
-         * @description Give the machine the cluster's access again: after the head was restarted, or its agent (with a body).
+         * @description Return the access to the cluster again: after the head was restarted, or (with a body) the machine's agent.
          */
         post: operations["rejoin"];
         delete?: never;
@@ -309,7 +309,7 @@ export interface paths {
         put?: never;
         /**
          * Join Sibling
-         * @description Let another device of a contributor's host in, as a contributor of its own.
+         * @description Let another device of a contributor's host join, as a separate contributor.
          */
         post: operations["joinSibling"];
         delete?: never;
@@ -327,7 +327,7 @@ export interface paths {
         };
         /**
          * Get Contributor Work
-         * @description Return what a machine gave: which parts of which models it held, for how long, and what it computed for them.
+         * @description Return a machine's contributions: the parts of models that it held, for how long, and the work done for them.
          */
         get: operations["getContributorWork"];
         put?: never;
@@ -347,15 +347,15 @@ export interface paths {
         };
         /**
          * List Deployments
-         * @description List deployments, newest first, in pages. Without ``state`` those that are up.
+         * @description List deployments, newest first, in pages. Without ``state``, only deployments that are up are listed.
          *
-         *     Of other keys' deployments, the path in ``spec`` reads ``hidden``.
+         *     In deployments of other keys, the path in ``spec`` is ``hidden``.
          */
         get: operations["listDeployments"];
         put?: never;
         /**
          * Create Deployment
-         * @description Serve a model, given as JSON or YAML. Paths in it are paths on the server, below its data roots.
+         * @description Serve a model, described as JSON or YAML. Paths in it are paths on the server, below its data roots.
          */
         post: operations["createDeployment"];
         delete?: never;
@@ -373,21 +373,21 @@ export interface paths {
         };
         /**
          * Get Deployment
-         * @description Return one deployment, by its id or its name; of several that had a name, the one that is up, or the last.
+         * @description Return one deployment, by its id or its name; if several had the name, the one that is up, or else the last.
          */
         get: operations["getDeployment"];
         put?: never;
         post?: never;
         /**
          * Stop Deployment
-         * @description Take a deployment down, by its id or its name; twice changes nothing.
+         * @description Take a deployment down, by its id or its name; a repeated request changes nothing.
          */
         delete: operations["stopDeployment"];
         options?: never;
         head?: never;
         /**
          * Change Deployment
-         * @description Ask for another number or range of replicas, by the deployment's id or its name, while it is up.
+         * @description Change the number or range of replicas of a deployment that is up, by its id or its name.
          */
         patch: operations["changeDeployment"];
         trace?: never;
@@ -401,7 +401,7 @@ export interface paths {
         };
         /**
          * Get Deployment Events
-         * @description Return what happened to a deployment: its states, machines that it lost, replicas that came and went.
+         * @description Return a deployment's events: its states, machines that it lost, replicas that started and ended.
          */
         get: operations["getDeploymentEvents"];
         put?: never;
@@ -424,7 +424,7 @@ export interface paths {
         post?: never;
         /**
          * Delete Deployment
-         * @description Delete what is remembered of a deployment that is over: its row and its events.
+         * @description Delete the record of a deployment that is over, and its events.
          */
         delete: operations["deleteDeployment"];
         options?: never;
@@ -441,7 +441,7 @@ export interface paths {
         };
         /**
          * Get Deployment Status
-         * @description Say how each replica of a deployment does now: its pools, its queue and its speed, measured beside predicted.
+         * @description Return the status of each replica: its stages, its queue, and its measured and predicted speed.
          */
         get: operations["getDeploymentStatus"];
         put?: never;
@@ -461,7 +461,7 @@ export interface paths {
         };
         /**
          * Stream Events
-         * @description Stream what happens in the whole pool, from now on or from ``after`` on.
+         * @description Stream the events of the whole cluster, from now on or from ``after`` on.
          */
         get: operations["streamEvents"];
         put?: never;
@@ -481,7 +481,7 @@ export interface paths {
         };
         /**
          * Get Health
-         * @description Tell that the server answers, and what its clock says.
+         * @description Return the health and the clock of the server.
          */
         get: operations["getHealth"];
         put?: never;
@@ -507,7 +507,7 @@ export interface paths {
         put?: never;
         /**
          * Create Invite
-         * @description Make an invite. Only this answer shows its code.
+         * @description Make an invite. Only this answer contains its code.
          */
         post: operations["createInvite"];
         delete?: never;
@@ -528,7 +528,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke Invite
-         * @description Take an invite back, unless it has no use left. Machines that joined with it stay.
+         * @description Revoke an invite, unless it has no use left. Machines that joined with it stay.
          */
         delete: operations["revokeInvite"];
         options?: never;
@@ -545,7 +545,7 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description List jobs, newest first, in pages. Of other keys' jobs, the paths in ``spec`` read ``hidden``.
+         * @description List jobs, newest first, in pages. In jobs of other keys, the paths in ``spec`` are ``hidden``.
          */
         get: operations["listJobs"];
         put?: never;
@@ -571,7 +571,7 @@ export interface paths {
         put?: never;
         /**
          * Check Spec
-         * @description Say what submitting a job, or making a deployment, would find wrong; nothing is queued.
+         * @description Return the errors that submitting a job, or making a deployment, would give; nothing is queued.
          */
         post: operations["checkJob"];
         delete?: never;
@@ -596,9 +596,10 @@ export interface paths {
         post?: never;
         /**
          * Delete Job
-         * @description Delete a job that is over with its events, metrics, checkpoints and artifacts; uploads stay.
+         * @description Delete a finished job with its events, metrics, checkpoints and artifacts; uploads stay.
          *
-         *     Its files go within seconds. With ``cancel``, a job that still runs answers 202 and is deleted when it ended.
+         *     Its files are removed within seconds. With ``cancel``, an unfinished job is cancelled; if it does not end at once,
+         *     the answer is 202 and the job is deleted when it has ended.
          */
         delete: operations["deleteJob"];
         options?: never;
@@ -615,7 +616,7 @@ export interface paths {
         };
         /**
          * List Artifacts
-         * @description List a job's finished results. They are for the key that submitted it, and for admins.
+         * @description List a job's artifacts. Only the key that submitted the job, and admins, may read them.
          */
         get: operations["listArtifacts"];
         put?: never;
@@ -635,14 +636,14 @@ export interface paths {
         };
         /**
          * Get Artifact
-         * @description Return one result and its files.
+         * @description Return one artifact and its files.
          */
         get: operations["getArtifact"];
         put?: never;
         post?: never;
         /**
          * Delete Artifact
-         * @description Delete one artifact of a job; its files go within seconds.
+         * @description Delete one artifact of a job; its files are removed within seconds.
          */
         delete: operations["deleteArtifact"];
         options?: never;
@@ -659,7 +660,7 @@ export interface paths {
         };
         /**
          * Get Artifact File
-         * @description Return one file of a result; Range and If-Range work, so a download can go on where it stopped.
+         * @description Return one file of an artifact; Range and If-Range are supported, so a download can continue.
          */
         get: operations["getArtifactFile"];
         put?: never;
@@ -699,7 +700,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description List the checkpoints of a job that are on the server's disk, oldest first; for its key, and for admins.
+         * @description List the checkpoints of a job on the server's disk, oldest first; only its key and admins may do so.
          */
         get: operations["listCheckpoints"];
         put?: never;
@@ -721,9 +722,9 @@ export interface paths {
         put?: never;
         /**
          * Export Checkpoint
-         * @description Make a checkpoint into an artifact: a Hugging Face folder, or adapters, as the job's own result will be.
+         * @description Export a checkpoint as an artifact, in the form of the job's own result: a Hugging Face folder, or adapters.
          *
-         *     Its name is ``step-`` and the step in eight digits. One that was made before is returned as it is.
+         *     The artifact's name is ``step-`` and the step in eight digits. An earlier export is returned as it is.
          */
         post: operations["exportCheckpoint"];
         delete?: never;
@@ -741,7 +742,7 @@ export interface paths {
         };
         /**
          * Get Job Events
-         * @description Return a job's events from its beginning or from ``after`` on.
+         * @description Return a job's events, from its beginning or from ``after`` on.
          */
         get: operations["getJobEvents"];
         put?: never;
@@ -763,7 +764,7 @@ export interface paths {
         put?: never;
         /**
          * Make Failure
-         * @description Let something go wrong with a member of a running job; only where the server runs with `allow_failures`.
+         * @description Inject a fault into a member of a running job; the server must run with `allow_failures`.
          */
         post: operations["makeFailure"];
         delete?: never;
@@ -781,7 +782,7 @@ export interface paths {
         };
         /**
          * Get Metrics
-         * @description Return what each step measured, as JSON or as CSV with a column for each figure.
+         * @description Return the metrics of each step, as JSON or as CSV with a column for each figure.
          */
         get: operations["getMetrics"];
         put?: never;
@@ -821,7 +822,7 @@ export interface paths {
         };
         /**
          * Get Timeline
-         * @description Lay out one step of the job's plan, cell by cell: predicted, with the layer times that were measured so far.
+         * @description Return the predicted timeline of one step of the job's plan, using the layer times measured so far.
          */
         get: operations["getTimeline"];
         put?: never;
@@ -847,7 +848,7 @@ export interface paths {
         put?: never;
         /**
          * Create Key
-         * @description Make an API key. Only this answer shows it. A key gives no scope that it lacks itself.
+         * @description Make an API key. Only this answer contains it. The caller's key must have all scopes of the new one.
          */
         post: operations["createKey"];
         delete?: never;
@@ -868,7 +869,9 @@ export interface paths {
         post?: never;
         /**
          * Revoke Key
-         * @description End a key, from the next request on; twice changes nothing. The last one with the scope ``admin`` stays.
+         * @description Revoke a key, from the next request on. The last key with the scope ``admin`` cannot be revoked.
+         *
+         *     A repeated request changes nothing.
          */
         delete: operations["revokeKey"];
         options?: never;
@@ -887,7 +890,7 @@ export interface paths {
         put?: never;
         /**
          * Plan
-         * @description Tell which plan a job would get, on the machines that are ready or on a topology given; nothing is queued.
+         * @description Return the plan that a job would get on the ready machines or on a given topology; nothing is queued.
          */
         post: operations["plan"];
         delete?: never;
@@ -905,7 +908,7 @@ export interface paths {
         };
         /**
          * Get Pool
-         * @description Return all machines with what a map shows of them, and the islands that they form.
+         * @description Return a summary of all machines, and their islands, for a map.
          */
         get: operations["getPool"];
         put?: never;
@@ -927,7 +930,7 @@ export interface paths {
         put?: never;
         /**
          * Prune
-         * @description Delete what is older than the server's settings keep it. The server does that by itself every hour.
+         * @description Delete data past its retention time in the server's settings. The server does so itself every hour.
          */
         post: operations["prune"];
         delete?: never;
@@ -945,7 +948,7 @@ export interface paths {
         };
         /**
          * Get Queue
-         * @description List the jobs that wait, in the order they came, each with why and since when.
+         * @description List the queued jobs in the order of submission, each with the reason and the start of its wait.
          */
         get: operations["getQueue"];
         put?: never;
@@ -965,7 +968,7 @@ export interface paths {
         };
         /**
          * Get Job Schema
-         * @description Return the JSON schema of what has this kind, a job or a deployment, for editors and forms.
+         * @description Return the JSON schema of a job or a deployment of this kind, for editors and forms.
          */
         get: operations["getJobSchema"];
         put?: never;
@@ -985,18 +988,18 @@ export interface paths {
         };
         /**
          * Get Session
-         * @description Say by which key this browser is signed in, if it is, and renew a session that is used.
+         * @description Return the key of this browser's session, if it is signed in, and renew the session if it is due.
          */
         get: operations["getSession"];
         put?: never;
         /**
          * Sign In
-         * @description Exchange an API key or a one-time code for a cookie that scripts cannot read; only a page of this server may.
+         * @description Exchange an API key or a one-time code for a cookie that scripts cannot read; only pages of this server may.
          */
         post: operations["signIn"];
         /**
          * Sign Out
-         * @description Take the cookie back; the key stays as it is.
+         * @description Delete the session's cookie; the API key stays valid.
          */
         delete: operations["signOut"];
         options?: never;
@@ -1015,7 +1018,7 @@ export interface paths {
         put?: never;
         /**
          * Create Code
-         * @description Make a code that signs one browser in, once and within minutes, by the key that asks for it.
+         * @description Make a one-time code that signs a browser in with the caller's key; it expires within minutes.
          */
         post: operations["createSignInCode"];
         delete?: never;
@@ -1033,7 +1036,7 @@ export interface paths {
         };
         /**
          * Get Status
-         * @description Return the pool at a glance; where the server keeps its data is for admins.
+         * @description Return an overview of the server, its machines and its jobs; the data folder is shown to admins only.
          */
         get: operations["getStatus"];
         put?: never;
@@ -1053,7 +1056,7 @@ export interface paths {
         };
         /**
          * Get Topology
-         * @description Return the machines that are ready, with what was measured on and between them.
+         * @description Return the ready machines with their measured speeds and links.
          */
         get: operations["getTopology"];
         put?: never;
@@ -1073,13 +1076,13 @@ export interface paths {
         };
         /**
          * List Uploads
-         * @description List the key's own uploads, or all for admins, newest first, and how much room there is.
+         * @description List the caller's own uploads (for admins: all), newest first, with the used and the allowed space.
          */
         get: operations["listUploads"];
         put?: never;
         /**
          * Create Upload
-         * @description Begin an upload. Send its files, then complete it; one that is left for a day before that goes.
+         * @description Begin an upload. Send its files, then complete it. An upload that stays incomplete for a day is removed.
          */
         post: operations["createUpload"];
         delete?: never;
@@ -1097,14 +1100,14 @@ export interface paths {
         };
         /**
          * Get Upload
-         * @description Return one upload and the files that have arrived whole.
+         * @description Return one upload and its complete files.
          */
         get: operations["getUpload"];
         put?: never;
         post?: never;
         /**
          * Remove Upload
-         * @description Remove an upload that no unfinished job and no deployment uses; returns what it was.
+         * @description Remove an upload that no unfinished job and no deployment uses; return the removed upload.
          */
         delete: operations["removeUpload"];
         options?: never;
@@ -1123,7 +1126,7 @@ export interface paths {
         put?: never;
         /**
          * Complete Upload
-         * @description Make an upload one that jobs can name, from this moment on and with these files; twice changes nothing.
+         * @description Complete an upload: jobs can name it, and its files no longer change; a repeated request changes nothing.
          */
         post: operations["completeUpload"];
         delete?: never;
@@ -1142,7 +1145,7 @@ export interface paths {
         get?: never;
         /**
          * Put Upload File
-         * @description Send one file; it takes the place of one of the same name, and counts once all of it has arrived.
+         * @description Send one file; it replaces a file of the same name, and counts only when it has arrived completely.
          */
         put: operations["putUploadFile"];
         post?: never;
@@ -1161,7 +1164,7 @@ export interface paths {
         };
         /**
          * Get Prometheus Metrics
-         * @description Tell Prometheus how served models do. It sends an API key as its bearer token (``authorization``).
+         * @description Return metrics of served models for Prometheus, which sends an API key as bearer token (``authorization``).
          */
         get: operations["getPrometheusMetrics"];
         put?: never;
@@ -1183,7 +1186,7 @@ export interface paths {
         put?: never;
         /**
          * Create Chat Completion
-         * @description Go on with a conversation. What would change answers and is not done here is refused, never ignored.
+         * @description Continue a conversation. Unsupported parameters that would change the answer are refused, never ignored.
          */
         post: operations["createChatCompletion"];
         delete?: never;
@@ -1203,7 +1206,7 @@ export interface paths {
         put?: never;
         /**
          * Create Completion
-         * @description Go on with one text or several.
+         * @description Continue one text or several.
          */
         post: operations["createCompletion"];
         delete?: never;
@@ -1278,7 +1281,7 @@ export interface components {
     schemas: {
         /**
          * Alert
-         * @description Something that an operator should know of, for as long as it is so.
+         * @description Condition that the operator should know of; the alert ends when the condition does.
          */
         Alert: {
             /** Contributor Id */
@@ -1287,7 +1290,7 @@ export interface components {
             deployment_id?: string | null;
             /**
              * Id
-             * @description The same as long as it is the same trouble.
+             * @description Id that stays the same while the condition lasts.
              */
             id: string;
             /** Job Id */
@@ -1299,29 +1302,29 @@ export interface components {
             kind: "no-cluster" | "disk" | "machine-lost" | "machine-silent" | "machine-quarantined" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
             /**
              * Mend
-             * @description What the operator can do about it.
+             * @description Hint: an action that the operator can take.
              */
             mend?: string | null;
             /**
              * Severity
-             * @description error: something does not work. warning: something may soon not.
+             * @description error: something does not work. warning: something may soon stop working.
              * @enum {string}
              */
             severity: "error" | "warning";
             /**
              * Since
-             * @description When it began; null where nobody wrote that down.
+             * @description Time at which the condition began; null if it was not recorded.
              */
             since?: string | null;
             /**
              * Text
-             * @description What is the matter, in one sentence.
+             * @description Description of the condition.
              */
             text: string;
         };
         /**
          * AlertList
-         * @description All that is the matter now: errors first, then the latest first.
+         * @description All present alerts: errors first, then the latest first.
          */
         AlertList: {
             /** Alerts */
@@ -1329,12 +1332,12 @@ export interface components {
         };
         /**
          * Alternative
-         * @description What another strategy would have made of the same job.
+         * @description The plan of one strategy for the same job, in figures.
          */
         Alternative: {
             /**
              * Machines
-             * @description Machines that hold something.
+             * @description Number of machines that hold layers.
              * @default 0
              */
             machines: number;
@@ -1345,14 +1348,14 @@ export interface components {
             pools: number;
             /**
              * Problem
-             * @description Why there is no plan.
+             * @description Reason why there is no plan.
              */
             problem?: string | null;
             /** Samples Per S */
             samples_per_s?: number | null;
             /**
              * Step S
-             * @description Predicted; None when it finds no plan.
+             * @description Predicted time of a step; None if there is no plan or nothing can be predicted.
              */
             step_s?: number | null;
             /** Strategy */
@@ -1364,7 +1367,7 @@ export interface components {
         AnySpecRequest: components["schemas"]["JobRequest"] | components["schemas"]["GenerateJobRequest"] | components["schemas"]["EmbedJobRequest"] | components["schemas"]["DeploymentRequest"];
         /**
          * ApiKeyRecord
-         * @description A key that opens the REST API, without the key itself.
+         * @description An API key, without its secret.
          */
         ApiKeyRecord: {
             /**
@@ -1380,7 +1383,7 @@ export interface components {
             revoked_at: string | null;
             /**
              * Scopes
-             * @description What it was given; `may` also knows what these include.
+             * @description Scopes that were granted; `may` also considers the scopes that they include.
              */
             scopes: components["schemas"]["Scope"][];
         };
@@ -1395,7 +1398,7 @@ export interface components {
         };
         /**
          * ArtifactList
-         * @description A job's finished results.
+         * @description Artifacts of a job.
          */
         ArtifactList: {
             /** Artifacts */
@@ -1427,141 +1430,141 @@ export interface components {
         };
         /**
          * BatchOutputSpec
-         * @description What the answers are written as.
+         * @description Format of the output.
          */
         BatchOutputSpec: {
             /**
              * Format
-             * @description Default: what the files are.
+             * @description Format of the output file; default: the format of the input files.
              */
             format?: ("jsonl" | "parquet") | null;
         };
         /**
          * BatchOutputSpec
-         * @description What the answers are written as.
+         * @description Format of the output.
          */
         BatchOutputSpecRequest: {
             /**
              * Format
-             * @description Default: what the files are.
+             * @description Format of the output file; default: the format of the input files.
              * @default null
              */
             format: ("jsonl" | "parquet") | null;
         };
         /**
          * BatchSamplingSpec
-         * @description How answers are drawn, and when they end; as in requests of the OpenAI API, whose defaults hold.
+         * @description Sampling options and end conditions of answers, with the names and defaults of the OpenAI API.
          */
         BatchSamplingSpec: {
             /**
              * Frequency Penalty
-             * @description Taken from the logit of a token once for each time that it was generated.
+             * @description Subtracted from the logit of a token once for each time that it was generated.
              */
             frequency_penalty?: number | null;
             /**
              * Ignore Eos
-             * @description Go on past the model's ends of text.
+             * @description Continue past the model's end-of-text tokens.
              */
             ignore_eos?: boolean | null;
             /**
              * Max Tokens
-             * @description Most tokens of an answer; default: 16 for prompts, what the window holds for messages.
+             * @description Most tokens of an answer; default: 16 for prompts, the rest of the window for messages.
              */
             max_tokens?: number | null;
             /**
              * Min P
-             * @description Only tokens at least so probable, in parts of the most probable one.
+             * @description Keep tokens with at least this fraction of the highest probability.
              */
             min_p?: number | null;
             /**
              * Presence Penalty
-             * @description Taken from the logits of all tokens that were generated.
+             * @description Subtracted once from the logits of all tokens that were generated.
              */
             presence_penalty?: number | null;
             /**
              * Repetition Penalty
-             * @description Makes tokens of prompt and answer rarer above 1.
+             * @description Values above 1 make tokens of prompt and answer less probable.
              */
             repetition_penalty?: number | null;
             /**
              * Response Format
-             * @description ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``.
+             * @description Format of the text: ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``.
              */
             response_format?: {
                 [key: string]: unknown;
             } | null;
             /**
              * Seed
-             * @description Each row's own seed follows from it and the row's number: the same job gives the same answers.
+             * @description Seed of the job. Each row's own seed follows from it and the row's number: equal jobs give equal answers.
              * @default 0
              */
             seed: number;
             /**
              * Stop
-             * @description Texts before which an answer ends.
+             * @description Stop strings: an answer ends before the first of them.
              * @default []
              */
             stop: string[];
             /**
              * Temperature
-             * @description Default 1; 0 takes the most probable token.
+             * @description Divisor of the logits, default 1; 0 takes the most probable token.
              */
             temperature?: number | null;
             /**
              * Top K
-             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             * @description Keep this number of most probable tokens; 0 and -1 keep all.
              */
             top_k?: number | null;
             /**
              * Top P
-             * @description Only the most probable tokens that together have this probability.
+             * @description Keep the most probable tokens that together have this probability.
              */
             top_p?: number | null;
         };
         /**
          * BatchSamplingSpec
-         * @description How answers are drawn, and when they end; as in requests of the OpenAI API, whose defaults hold.
+         * @description Sampling options and end conditions of answers, with the names and defaults of the OpenAI API.
          */
         BatchSamplingSpecRequest: {
             /**
              * Frequency Penalty
-             * @description Taken from the logit of a token once for each time that it was generated.
+             * @description Subtracted from the logit of a token once for each time that it was generated.
              * @default null
              */
             frequency_penalty: number | null;
             /**
              * Ignore Eos
-             * @description Go on past the model's ends of text.
+             * @description Continue past the model's end-of-text tokens.
              * @default null
              */
             ignore_eos: boolean | null;
             /**
              * Max Tokens
-             * @description Most tokens of an answer; default: 16 for prompts, what the window holds for messages.
+             * @description Most tokens of an answer; default: 16 for prompts, the rest of the window for messages.
              * @default null
              */
             max_tokens: number | null;
             /**
              * Min P
-             * @description Only tokens at least so probable, in parts of the most probable one.
+             * @description Keep tokens with at least this fraction of the highest probability.
              * @default null
              */
             min_p: number | null;
             /**
              * Presence Penalty
-             * @description Taken from the logits of all tokens that were generated.
+             * @description Subtracted once from the logits of all tokens that were generated.
              * @default null
              */
             presence_penalty: number | null;
             /**
              * Repetition Penalty
-             * @description Makes tokens of prompt and answer rarer above 1.
+             * @description Values above 1 make tokens of prompt and answer less probable.
              * @default null
              */
             repetition_penalty: number | null;
             /**
              * Response Format
-             * @description ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``.
+             * @description Format of the text: ``{type: json_object}``, or ``{type: json_schema, json_schema: {schema: ...}}``.
              * @default null
              */
             response_format: {
@@ -1569,38 +1572,38 @@ export interface components {
             } | null;
             /**
              * Seed
-             * @description Each row's own seed follows from it and the row's number: the same job gives the same answers.
+             * @description Seed of the job. Each row's own seed follows from it and the row's number: equal jobs give equal answers.
              * @default 0
              */
             seed: number;
             /**
              * Stop
-             * @description Texts before which an answer ends.
+             * @description Stop strings: an answer ends before the first of them.
              * @default []
              */
             stop: string[];
             /**
              * Temperature
-             * @description Default 1; 0 takes the most probable token.
+             * @description Divisor of the logits, default 1; 0 takes the most probable token.
              * @default null
              */
             temperature: number | null;
             /**
              * Top K
-             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             * @description Keep this number of most probable tokens; 0 and -1 keep all.
              * @default null
              */
             top_k: number | null;
             /**
              * Top P
-             * @description Only the most probable tokens that together have this probability.
+             * @description Keep the most probable tokens that together have this probability.
              * @default null
              */
             top_p: number | null;
         };
         /**
          * Bottleneck
-         * @description What a step, or a request, would have to be rid of to be faster.
+         * @description The cause that slows down a step or a request most.
          */
         Bottleneck: {
             /**
@@ -1610,18 +1613,18 @@ export interface components {
             kind: "compute" | "memory" | "link" | "latency" | "synchronisation";
             /**
              * Sentence
-             * @description The same for people.
+             * @description Explanation of the bottleneck for people.
              */
             sentence: string;
             /**
              * Where
-             * @description Name of the machine, or of both ends of the link.
+             * @description Names of the machine, of both ends of the link, or of the machines that sum gradients.
              */
             where: string;
         };
         /**
          * BusyHistory
-         * @description How busy training kept a machine, oldest first; there is nothing for times at which it had no step to compute.
+         * @description Share of time in which training kept a machine busy, oldest first; times without a step are left out.
          */
         BusyHistory: {
             /** Measured */
@@ -1629,18 +1632,18 @@ export interface components {
         };
         /**
          * BusyRecord
-         * @description How busy a machine was.
+         * @description Utilization of a machine by a training job at one time.
          */
         BusyRecord: {
             /**
              * At
              * Format: date-time
-             * @description When it was measured: over the steps before.
+             * @description Time of the measurement, which covers the steps before it.
              */
             at: string;
             /**
              * Busy Fraction
-             * @description Share of a step in which it computed.
+             * @description Fraction of a step in which it computed, from 0 to 1.
              */
             busy_fraction: number;
             /** Job Id */
@@ -1653,7 +1656,7 @@ export interface components {
         CachedTokens: {
             /**
              * Cached Tokens
-             * @description Copied from another request that begins alike.
+             * @description Tokens copied from another request with the same beginning.
              * @default 0
              */
             cached_tokens: number;
@@ -1711,7 +1714,7 @@ export interface components {
         };
         /**
          * ChatMessage
-         * @description What the model says.
+         * @description The model's message.
          */
         ChatMessage: {
             /** Content */
@@ -1727,7 +1730,7 @@ export interface components {
         };
         /**
          * ChatRequest
-         * @description Go on with a conversation.
+         * @description Request to continue a conversation.
          * @example {
          *       "messages": [
          *         {
@@ -1744,14 +1747,14 @@ export interface components {
             frequency_penalty?: number | null;
             /**
              * Ignore Eos
-             * @description Go on past the model's ends of text.
+             * @description Continue past the model's end-of-text tokens.
              */
             ignore_eos?: boolean | null;
             /** Logprobs */
             logprobs?: boolean | null;
             /**
              * Max Completion Tokens
-             * @description Newer name of max_tokens, and stronger.
+             * @description Newer name of max_tokens; takes precedence over it.
              */
             max_completion_tokens?: number | null;
             /** Max Tokens */
@@ -1760,7 +1763,7 @@ export interface components {
             messages: components["schemas"]["Message"][];
             /**
              * Min P
-             * @description Only tokens at least so probable, in parts of the most probable one.
+             * @description Sample only from tokens whose probability is at least this share of the most probable token's.
              */
             min_p?: number | null;
             /**
@@ -1770,7 +1773,7 @@ export interface components {
             model: string;
             /**
              * N
-             * @description Answers to give.
+             * @description Number of answers to each prompt.
              */
             n?: number | null;
             /** Presence Penalty */
@@ -1785,24 +1788,24 @@ export interface components {
             seed?: number | null;
             /**
              * Stop
-             * @description Text before which an answer ends.
+             * @description Strings before which an answer ends.
              * @default []
              */
             stop: string | string[] | null;
             /**
              * Stream
-             * @description Send the text as it comes, as server-sent events.
+             * @description Send the text as it is generated, as server-sent events.
              */
             stream?: boolean | null;
             stream_options?: components["schemas"]["StreamOptions"] | null;
             /**
              * Temperature
-             * @description Default 1; 0 takes the most probable token.
+             * @description Default 1; 0 always takes the most probable token.
              */
             temperature?: number | null;
             /**
              * Top K
-             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             * @description Sample only from this number of most probable tokens; 0 and -1 mean no limit.
              */
             top_k?: number | null;
             /** Top Logprobs */
@@ -1812,7 +1815,7 @@ export interface components {
         };
         /**
          * CheckpointEntry
-         * @description A checkpoint of a job that is on disk, whole.
+         * @description A complete checkpoint of a job on disk.
          */
         CheckpointEntry: {
             /**
@@ -1824,7 +1827,7 @@ export interface components {
             size_bytes: number;
             /**
              * Step
-             * @description The last one that is in it.
+             * @description Last step that the checkpoint contains.
              */
             step: number;
         };
@@ -1838,12 +1841,12 @@ export interface components {
         };
         /**
          * ClosedPorts
-         * @description Ports of a machine that another one does not reach.
+         * @description Ports of a machine that another machine cannot reach.
          */
         ClosedPorts: {
             /**
              * Ports
-             * @description Without those that it reaches; empty: it reaches all.
+             * @description Ports that it cannot reach; empty if it reaches all.
              */
             ports: number[];
             /**
@@ -1854,26 +1857,26 @@ export interface components {
         };
         /**
          * ClusterAccess
-         * @description All that a machine needs to start its Ray node.
+         * @description Everything that a machine needs to start its Ray node.
          */
         ClusterAccess: {
             /**
              * Environment
-             * @description Environment variables that its node must be started with.
+             * @description Environment variables that the machine's node must be started with.
              */
             environment: {
                 [key: string]: string;
             };
             /**
              * Labels
-             * @description Labels that its node must carry.
+             * @description Labels that the machine's node must carry.
              */
             labels: {
                 [key: string]: string;
             };
             /**
              * Ray Address
-             * @description host:port of the head.
+             * @description host:port of the Ray head.
              */
             ray_address: string;
             /**
@@ -1884,7 +1887,7 @@ export interface components {
         };
         /**
          * CompletionRequest
-         * @description Go on with a text.
+         * @description Request to continue a text.
          * @example {
          *       "max_tokens": 32,
          *       "model": "tiny-llama",
@@ -1894,14 +1897,14 @@ export interface components {
         CompletionRequest: {
             /**
              * Best Of
-             * @description Not done: as large as n, if it is given.
+             * @description Not supported; must be equal to n if given.
              */
             best_of?: number | null;
             /** Frequency Penalty */
             frequency_penalty?: number | null;
             /**
              * Ignore Eos
-             * @description Go on past the model's ends of text.
+             * @description Continue past the model's end-of-text tokens.
              */
             ignore_eos?: boolean | null;
             /** Logprobs */
@@ -1910,7 +1913,7 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Min P
-             * @description Only tokens at least so probable, in parts of the most probable one.
+             * @description Sample only from tokens whose probability is at least this share of the most probable token's.
              */
             min_p?: number | null;
             /**
@@ -1920,7 +1923,7 @@ export interface components {
             model: string;
             /**
              * N
-             * @description Answers to give.
+             * @description Number of answers to each prompt.
              */
             n?: number | null;
             /** Presence Penalty */
@@ -1940,24 +1943,24 @@ export interface components {
             seed?: number | null;
             /**
              * Stop
-             * @description Text before which an answer ends.
+             * @description Strings before which an answer ends.
              * @default []
              */
             stop: string | string[] | null;
             /**
              * Stream
-             * @description Send the text as it comes, as server-sent events.
+             * @description Send the text as it is generated, as server-sent events.
              */
             stream?: boolean | null;
             stream_options?: components["schemas"]["StreamOptions"] | null;
             /**
              * Temperature
-             * @description Default 1; 0 takes the most probable token.
+             * @description Default 1; 0 always takes the most probable token.
              */
             temperature?: number | null;
             /**
              * Top K
-             * @description Only so many of the most probable tokens; 0 and -1 leave all.
+             * @description Sample only from this number of most probable tokens; 0 and -1 mean no limit.
              */
             top_k?: number | null;
             /** Top P */
@@ -1970,7 +1973,7 @@ export interface components {
         ContributorEntry: {
             /**
              * Address
-             * @description Of its host, as an IP address or any other label; machines with the same one are on one host.
+             * @description IP address or other label of its host; machines with the same one are on one host.
              * @default
              */
             address: string;
@@ -1982,29 +1985,29 @@ export interface components {
             cpu_threads: number;
             /**
              * Devices
-             * @description The fastest one counts.
+             * @description Devices of the machine; only the fastest one is used.
              */
             devices: components["schemas"]["DeviceEntry"][];
             /**
              * Host
-             * @description Computer that it runs on, any label; the CPUs of machines with the same one share its cores.
+             * @description Label of the computer that it runs on; the CPUs of machines with the same label share its cores.
              * @default
              */
             host: string;
             /**
              * Host Threads
-             * @description Threads of that computer; 0 says that there are enough for all its machines.
+             * @description Number of threads of that computer; 0 if it has enough for all its machines.
              * @default 0
              */
             host_threads: number;
             /**
              * Id
-             * @description What links call it; default: its name.
+             * @description Id that links refer to; default: its name.
              */
             id?: string | null;
             /**
              * Name
-             * @description What people call it; no two have the same.
+             * @description Name for people; unique among the machines.
              */
             name: string;
         };
@@ -2015,7 +2018,7 @@ export interface components {
         ContributorEntryRequest: {
             /**
              * Address
-             * @description Of its host, as an IP address or any other label; machines with the same one are on one host.
+             * @description IP address or other label of its host; machines with the same one are on one host.
              * @default
              */
             address: string;
@@ -2027,43 +2030,43 @@ export interface components {
             cpu_threads: number;
             /**
              * Devices
-             * @description The fastest one counts.
+             * @description Devices of the machine; only the fastest one is used.
              */
             devices: components["schemas"]["DeviceEntryRequest"][];
             /**
              * Host
-             * @description Computer that it runs on, any label; the CPUs of machines with the same one share its cores.
+             * @description Label of the computer that it runs on; the CPUs of machines with the same label share its cores.
              * @default
              */
             host: string;
             /**
              * Host Threads
-             * @description Threads of that computer; 0 says that there are enough for all its machines.
+             * @description Number of threads of that computer; 0 if it has enough for all its machines.
              * @default 0
              */
             host_threads: number;
             /**
              * Id
-             * @description What links call it; default: its name.
+             * @description Id that links refer to; default: its name.
              * @default null
              */
             id: string | null;
             /**
              * Name
-             * @description What people call it; no two have the same.
+             * @description Name for people; unique among the machines.
              */
             name: string;
         };
         /**
          * ContributorList
-         * @description Machines in the order they joined.
+         * @description Page of machines, in the order they joined.
          */
         ContributorList: {
             /** Contributors */
             contributors: components["schemas"]["ContributorRecord"][];
             /**
              * Next Cursor
-             * @description Where the next page begins; null on the last one.
+             * @description Cursor of the next page; null on the last page.
              */
             next_cursor: string | null;
         };
@@ -2074,29 +2077,29 @@ export interface components {
         ContributorRecord: {
             /**
              * Address
-             * @description IP address that other members reach it at.
+             * @description IP address at which other members reach it.
              */
             address: string | null;
             /**
              * Capacity
-             * @description What the probe measured; null until it ran.
+             * @description Devices as the probe measured them; null until the probe ran.
              */
             capacity: components["schemas"]["Device"][] | null;
             /**
              * Deployment Id
-             * @description The deployment that it is leased to; never to a job as well.
+             * @description Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once.
              */
             deployment_id?: string | null;
             /**
              * Host
-             * @description Host name that it gave.
+             * @description Host name that the machine reported.
              */
             host: string;
             /** Id */
             id: string;
             /**
              * Job Id
-             * @description The job that it is leased to.
+             * @description Id of the job that it is leased to.
              */
             job_id: string | null;
             /**
@@ -2113,7 +2116,7 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu; and host_id, host_threads: on which processors.
+             * @description Limits set by its owner: memory_bytes, cpu_threads, device, gpu; host_id and host_threads name its processors.
              */
             limits: {
                 [key: string]: unknown;
@@ -2122,46 +2125,46 @@ export interface components {
             links: components["schemas"]["Link"][] | null;
             /**
              * Measured At
-             * @description When it was measured last.
+             * @description Time of the last measurement.
              */
             measured_at?: string | null;
             /** Name */
             name: string;
             /**
              * Node Id
-             * @description Its Ray node, in hexadecimal.
+             * @description Id of its Ray node, in hexadecimal.
              */
             node_id: string | null;
             /**
              * Offences
-             * @description Times that it made wrong numbers since the operator cleared it last.
+             * @description Number of times that it made wrong numbers since the operator last cleared it.
              * @default 0
              */
             offences: number;
             /**
              * Quarantined For
-             * @description Why it gets no work until the operator clears it, also after it comes back; null where it does.
+             * @description Cause of its quarantine, which lasts, also after a rejoin, until the operator clears it; null if none.
              */
             quarantined_for?: string | null;
             /**
              * Reason
-             * @description Why it is in this state.
+             * @description Cause of the state.
              */
             reason: string;
             /**
              * Sent Away At
-             * @description When the operator asked it to leave; it cannot come back without a new invite.
+             * @description Time at which the operator asked it to leave; it cannot come back without a new invite.
              */
             sent_away_at: string | null;
             /**
              * Sibling Of
-             * @description Id of the contributor with whose key this device of the same host joined; null if it joined with an invite.
+             * @description Id of the contributor on the same host whose key this device joined with; null if it joined with an invite.
              */
             sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
             /**
              * Threads
-             * @description Threads that it was measured with and computes with: those lent, or fewer where machines share its processors.
+             * @description Threads that it was measured with and computes with: the lent ones, or fewer if machines share its processors.
              */
             threads?: number | null;
             /** Versions */
@@ -2171,42 +2174,42 @@ export interface components {
         };
         /**
          * ContributorState
-         * @description Where a contributor is in its life.
+         * @description State of a contributor.
          * @enum {string}
          */
         ContributorState: "joining" | "probing" | "ready" | "quarantined" | "draining" | "left" | "lost";
         /**
          * ContributorView
-         * @description A machine with what was measured on it and what it does.
+         * @description A machine with its measurements and its present work.
          */
         ContributorView: {
             /**
              * Address
-             * @description IP address that other members reach it at.
+             * @description IP address at which other members reach it.
              */
             address: string | null;
             /**
              * Capacity
-             * @description What the probe measured; null until it ran.
+             * @description Devices as the probe measured them; null until the probe ran.
              */
             capacity: components["schemas"]["Device"][] | null;
             /**
              * Deployment Id
-             * @description The deployment that it is leased to; never to a job as well.
+             * @description Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once.
              */
             deployment_id?: string | null;
-            /** @description What it works for; null when it is free. */
+            /** @description Job or deployment that it works for; null when it is free. */
             held?: components["schemas"]["HeldRecord"] | null;
             /**
              * Host
-             * @description Host name that it gave.
+             * @description Host name that the machine reported.
              */
             host: string;
             /** Id */
             id: string;
             /**
              * Job Id
-             * @description The job that it is leased to.
+             * @description Id of the job that it is leased to.
              */
             job_id: string | null;
             /**
@@ -2223,7 +2226,7 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description What its owner lends: memory_bytes, cpu_threads, device, gpu; and host_id, host_threads: on which processors.
+             * @description Limits set by its owner: memory_bytes, cpu_threads, device, gpu; host_id and host_threads name its processors.
              */
             limits: {
                 [key: string]: unknown;
@@ -2232,51 +2235,51 @@ export interface components {
             links: components["schemas"]["Link"][] | null;
             /**
              * Measured At
-             * @description When it was measured last.
+             * @description Time of the last measurement.
              */
             measured_at?: string | null;
             /** Name */
             name: string;
             /**
              * Node Id
-             * @description Its Ray node, in hexadecimal.
+             * @description Id of its Ray node, in hexadecimal.
              */
             node_id: string | null;
             /**
              * Offences
-             * @description Times that it made wrong numbers since the operator cleared it last.
+             * @description Number of times that it made wrong numbers since the operator last cleared it.
              * @default 0
              */
             offences: number;
             /**
              * Owner
-             * @description For whom its invite was, where that was said.
+             * @description Label of the invite that it joined with; null if the invite has none.
              */
             owner?: string | null;
             /**
              * Quarantined For
-             * @description Why it gets no work until the operator clears it, also after it comes back; null where it does.
+             * @description Cause of its quarantine, which lasts, also after a rejoin, until the operator clears it; null if none.
              */
             quarantined_for?: string | null;
             /**
              * Reason
-             * @description Why it is in this state.
+             * @description Cause of the state.
              */
             reason: string;
             /**
              * Sent Away At
-             * @description When the operator asked it to leave; it cannot come back without a new invite.
+             * @description Time at which the operator asked it to leave; it cannot come back without a new invite.
              */
             sent_away_at: string | null;
             /**
              * Sibling Of
-             * @description Id of the contributor with whose key this device of the same host joined; null if it joined with an invite.
+             * @description Id of the contributor on the same host whose key this device joined with; null if it joined with an invite.
              */
             sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
             /**
              * Threads
-             * @description Threads that it was measured with and computes with: those lent, or fewer where machines share its processors.
+             * @description Threads that it was measured with and computes with: the lent ones, or fewer if machines share its processors.
              */
             threads?: number | null;
             /** Versions */
@@ -2286,42 +2289,42 @@ export interface components {
         };
         /**
          * ContributorWork
-         * @description What a contributor does right now; the answer to its sign of life.
+         * @description Present work of a contributor; the answer to its heartbeat.
          */
         ContributorWork: {
             /**
              * Deployment
-             * @description Name of the deployment that it is leased to.
+             * @description Name of the deployment that the contributor is leased to.
              */
             deployment?: string | null;
             /**
              * Job
-             * @description Id of the job that it is leased to.
+             * @description Id of the job that the contributor is leased to.
              */
             job: string | null;
             /** Reason */
             reason: string;
             /**
              * Shard
-             * @description E.g. ``layers 3-7 of 12``.
+             * @description Part of the model that it holds, e.g. ``layers 3-7 of 12``.
              */
             shard: string | null;
             state: components["schemas"]["ContributorState"];
             /**
              * Tokens Per S
-             * @description Of the whole job, or of the replicas of the deployment.
+             * @description Throughput of the whole job, or of all replicas of the deployment.
              */
             tokens_per_s: number | null;
             /**
              * Wanted
-             * @description ``leave``: hand over, then go.
+             * @description ``leave``: hand the shards over, then leave.
              * @enum {string}
              */
             wanted: "run" | "leave";
         };
         /**
          * DataSpec
-         * @description What to train on: text ``files``, or a ``dataset`` that ships with a package.
+         * @description Training data: text ``files``, or a ``dataset`` that ships with a package.
          */
         DataSpec: {
             /**
@@ -2336,7 +2339,7 @@ export interface components {
             files?: string[] | null;
             /**
              * Shuffle
-             * @description Visit the samples in a new order, drawn from the seed, in each pass.
+             * @description Whether each pass visits the samples in a new order, drawn from the seed.
              * @default true
              */
             shuffle: boolean;
@@ -2361,7 +2364,7 @@ export interface components {
         };
         /**
          * DataSpec
-         * @description What to train on: text ``files``, or a ``dataset`` that ships with a package.
+         * @description Training data: text ``files``, or a ``dataset`` that ships with a package.
          */
         DataSpecRequest: {
             /**
@@ -2378,7 +2381,7 @@ export interface components {
             files: string[] | null;
             /**
              * Shuffle
-             * @description Visit the samples in a new order, drawn from the seed, in each pass.
+             * @description Whether each pass visits the samples in a new order, drawn from the seed.
              * @default true
              */
             shuffle: boolean;
@@ -2403,27 +2406,27 @@ export interface components {
         };
         /**
          * Deleted
-         * @description What was deleted.
+         * @description Answer to a deletion.
          */
         Deleted: {
             /** Id */
             id: string;
             /**
              * Is Deleted
-             * @description False while a job that was asked to stop has not.
+             * @description False while a job that was asked to stop still runs.
              */
             is_deleted: boolean;
         };
         /**
          * DeploymentPage
-         * @description Deployments, newest first.
+         * @description Page of deployments, newest first.
          */
         DeploymentPage: {
             /** Deployments */
             deployments: components["schemas"]["DeploymentView"][];
             /**
              * Next Cursor
-             * @description Where the next page begins; null on the last one.
+             * @description Cursor of the next page; null on the last page.
              */
             next_cursor: string | null;
         };
@@ -2434,7 +2437,7 @@ export interface components {
         DeploymentRequest: {
             /**
              * Precision
-             * @description What weights are loaded as, and layers compute in; int8 is for weights alone, all else is float32 then.
+             * @description Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then.
              * @default float32
              * @enum {string}
              */
@@ -2447,7 +2450,7 @@ export interface components {
             first_token_limit_s: number | null;
             /**
              * Kind
-             * @description What sort of job this is.
+             * @description Kind of the specification.
              * @default serve
              * @constant
              */
@@ -2460,38 +2463,38 @@ export interface components {
             max_concurrent: number;
             /**
              * Longest sequence
-             * @description Most tokens of a prompt and its answer together; default: what the model was made for.
+             * @description Most tokens of a prompt and its answer together; default: the model's context window.
              * @default null
              */
             max_seq: number | null;
-            /** @description What to serve. */
+            /** @description Model to serve. */
             model: components["schemas"]["ServedModelSpecRequest"];
             /**
              * Name
-             * @description What clients send as ``model``; unique among the deployments that are up.
+             * @description Name that clients send as ``model``; unique among the deployments that are up.
              */
             name: string;
             /**
              * New Tokens
-             * @description Tokens of a typical answer; what machines are chosen for, and the room that each answer gets first.
+             * @description Tokens of a typical answer, for which machines are chosen; also the initial KV capacity of each answer.
              * @default 128
              */
             new_tokens: number;
             /**
              * Next Token Limit S
-             * @description Longest wait for each token after it; for objective throughput.
+             * @description Longest wait for each token after the first; for objective throughput.
              * @default null
              */
             next_token_limit_s: number | null;
             /**
              * Objective
-             * @description What machines are chosen for: the shortest answer, or most tokens a second within the limits.
+             * @description Objective of the placement: the shortest answer, or the most tokens per second within the limits.
              * @default latency
              * @enum {string}
              */
             objective: "latency" | "throughput";
             /**
-             * @description How the model is laid over the machines.
+             * @description Partitioning of the model over the machines.
              * @default {
              *       "channel": "auto",
              *       "pools": null
@@ -2500,12 +2503,12 @@ export interface components {
             parallelism: components["schemas"]["ServingParallelismSpecRequest"];
             /**
              * Prompt Tokens
-             * @description Tokens of a typical prompt; what machines are chosen for.
+             * @description Tokens of a typical prompt, for which machines are chosen.
              * @default 512
              */
             prompt_tokens: number;
             /**
-             * @description Copies of the whole row of pools, over which requests are shared out: a number, or a range to follow them in.
+             * @description Copies of the whole pipeline, which share the requests: a number, or a range that follows the load.
              * @default {
              *       "cold_start_timeout_s": 120,
              *       "downscale_delay_s": 60,
@@ -2520,18 +2523,18 @@ export interface components {
         };
         /**
          * DeploymentState
-         * @description Where a deployment is in its life.
+         * @description State of a deployment.
          * @enum {string}
          */
         DeploymentState: "pending" | "loading" | "ready" | "degraded" | "stopped" | "failed";
         /**
          * DeploymentStatus
-         * @description How a deployment does now.
+         * @description Present status of a deployment.
          */
         DeploymentStatus: {
             /**
              * Replicas
-             * @description Those that told how they are.
+             * @description Status of each replica that has reported one.
              */
             replicas: components["schemas"]["ServingStatus"][];
         };
@@ -2549,7 +2552,7 @@ export interface components {
             ended_at: string | null;
             /**
              * Error
-             * @description Code and facts of the error, when it failed.
+             * @description Code and facts of the error, if the deployment failed.
              */
             error: {
                 [key: string]: unknown;
@@ -2558,42 +2561,42 @@ export interface components {
             id: string;
             /**
              * Name
-             * @description What clients send as ``model``.
+             * @description Value that clients send as ``model``.
              */
             name: string;
             /**
              * Owner
-             * @description Id of the API key that deployed it; null for those of earlier versions, which belong to admins.
+             * @description Id of the API key that deployed it; null for deployments of earlier versions, which belong to admins.
              */
             owner?: string | null;
             /**
              * Plans
-             * @description Which layers are on which machines, for each replica; empty until it was placed.
+             * @description Placement of layers on machines, one plan for each replica; empty until a replica was placed.
              */
             plans: components["schemas"]["Plan"][];
             /**
              * Ready At
-             * @description When it answered first.
+             * @description Time at which it was first ready to answer requests.
              */
             ready_at: string | null;
             /**
              * Reason
-             * @description Why it is in this state, in one sentence.
+             * @description Cause of the state, in one sentence.
              */
             reason: string;
-            /** @description null where nothing serves it now. */
+            /** @description Numbers of replicas; null if the deployment is not being served now. */
             replicas: components["schemas"]["ReplicaCounts"] | null;
             spec: components["schemas"]["ServeJob"];
             state: components["schemas"]["DeploymentState"];
         };
         /**
          * Device
-         * @description One thing that computes, as the probe measured it.
+         * @description Compute device (a CPU or a GPU), as the probe measured it.
          */
         Device: {
             /**
              * Flops Per S
-             * @description Dense matrix product, by dtype name: ``{"float32": 5.1e10}``.
+             * @description Speed of a dense matrix product in FLOP/s, by dtype name: ``{"float32": 5.1e10}``.
              */
             flops_per_s?: {
                 [key: string]: number;
@@ -2618,25 +2621,25 @@ export interface components {
             name: string;
             /**
              * Overhead S
-             * @description What one small operation of a model takes, however little it computes; 0.0 where it was not measured.
+             * @description Time of one small operation of a model, however little it computes; 0.0 if it was not measured.
              * @default 0
              */
             overhead_s: number;
             /**
              * Uuid
-             * @description Of a GPU, as torch names it; empty for a CPU.
+             * @description UUID of a GPU, as torch reports it; empty for a CPU.
              * @default
              */
             uuid: string;
         };
         /**
          * DeviceEntry
-         * @description One thing that computes, as measured or as a data sheet says.
+         * @description Compute device, with measured values or those of a data sheet.
          */
         DeviceEntry: {
             /**
              * Flops Per S
-             * @description Dense matrix product, by dtype name: ``{float32: 5.1e10}``.
+             * @description Speed of a dense matrix product, by dtype name: ``{float32: 5.1e10}``.
              */
             flops_per_s: {
                 [key: string]: number;
@@ -2654,31 +2657,31 @@ export interface components {
             memory_bytes: number;
             /**
              * Memory Bytes Per S
-             * @description Memory bandwidth of a copy, read plus write; 0 when it was not measured.
+             * @description Memory bandwidth of a copy, read plus write; 0 if it was not measured.
              * @default 0
              */
             memory_bytes_per_s: number;
             /**
              * Name
-             * @description What people call it.
+             * @description Name for people.
              * @default
              */
             name: string;
             /**
              * Overhead S
-             * @description What one small operation of a model takes, however little it computes; 0 when it was not measured.
+             * @description Time of one small operation of a model, however little it computes; 0 if it was not measured.
              * @default 0
              */
             overhead_s: number;
         };
         /**
          * DeviceEntry
-         * @description One thing that computes, as measured or as a data sheet says.
+         * @description Compute device, with measured values or those of a data sheet.
          */
         DeviceEntryRequest: {
             /**
              * Flops Per S
-             * @description Dense matrix product, by dtype name: ``{float32: 5.1e10}``.
+             * @description Speed of a dense matrix product, by dtype name: ``{float32: 5.1e10}``.
              */
             flops_per_s: {
                 [key: string]: number;
@@ -2696,31 +2699,31 @@ export interface components {
             memory_bytes: number;
             /**
              * Memory Bytes Per S
-             * @description Memory bandwidth of a copy, read plus write; 0 when it was not measured.
+             * @description Memory bandwidth of a copy, read plus write; 0 if it was not measured.
              * @default 0
              */
             memory_bytes_per_s: number;
             /**
              * Name
-             * @description What people call it.
+             * @description Name for people.
              * @default
              */
             name: string;
             /**
              * Overhead S
-             * @description What one small operation of a model takes, however little it computes; 0 when it was not measured.
+             * @description Time of one small operation of a model, however little it computes; 0 if it was not measured.
              * @default 0
              */
             overhead_s: number;
         };
         /**
          * DialReport
-         * @description Which ports of a machine the server and some other machines do not reach.
+         * @description Ports of a machine that the server and some other machines cannot reach.
          */
         DialReport: {
             /**
              * Closed
-             * @description One row for each machine that tried: the server first.
+             * @description One row for each machine that tried to connect; the first is the server's.
              */
             closed: components["schemas"]["ClosedPorts"][];
             /**
@@ -2731,7 +2734,7 @@ export interface components {
         };
         /**
          * DialRequest
-         * @description A machine listens on the ports that its Ray node will have, and asks others to connect to them.
+         * @description Request of a machine that other machines connect to the ports of its future Ray node; it listens on them.
          * @example {
          *       "address": "192.0.2.7",
          *       "greeting": "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
@@ -2745,12 +2748,12 @@ export interface components {
             /**
              * Address
              * Format: ipvanyaddress
-             * @description That other machines are to reach it at.
+             * @description Address at which other machines are to reach this one.
              */
             address: string;
             /**
              * Greeting
-             * @description The machine sends these 16 random bytes on each connection; in hexadecimal.
+             * @description 16 random bytes, in hexadecimal, that the machine sends on each connection.
              */
             greeting: string;
             /** Ports */
@@ -2758,19 +2761,19 @@ export interface components {
         };
         /**
          * EarlyStoppingSpec
-         * @description When a job has learnt what it can.
+         * @description Rule that ends a job when validations no longer improve.
          */
         EarlyStoppingSpec: {
             /**
              * Metric
-             * @description What must fall.
+             * @description Metric that must fall.
              * @default validation_loss
              * @constant
              */
             metric: "validation_loss";
             /**
              * Min Delta
-             * @description A new best is lower than the last one by more than this.
+             * @description Least improvement: a new best is lower than the last one by more than this.
              * @default 0
              */
             min_delta: number;
@@ -2783,19 +2786,19 @@ export interface components {
         };
         /**
          * EarlyStoppingSpec
-         * @description When a job has learnt what it can.
+         * @description Rule that ends a job when validations no longer improve.
          */
         EarlyStoppingSpecRequest: {
             /**
              * Metric
-             * @description What must fall.
+             * @description Metric that must fall.
              * @default validation_loss
              * @constant
              */
             metric: "validation_loss";
             /**
              * Min Delta
-             * @description A new best is lower than the last one by more than this.
+             * @description Least improvement: a new best is lower than the last one by more than this.
              * @default 0
              */
             min_delta: number;
@@ -2808,7 +2811,7 @@ export interface components {
         };
         /**
          * EmbedDataSpec
-         * @description Files whose rows hold what is turned into vectors.
+         * @description Files whose rows hold texts that are embedded into vectors.
          */
         EmbedDataSpec: {
             /**
@@ -2825,7 +2828,7 @@ export interface components {
         };
         /**
          * EmbedDataSpec
-         * @description Files whose rows hold what is turned into vectors.
+         * @description Files whose rows hold texts that are embedded into vectors.
          */
         EmbedDataSpecRequest: {
             /**
@@ -2842,31 +2845,31 @@ export interface components {
         };
         /**
          * EmbedJob
-         * @description An encoder turns a text of every row of some files into a vector.
+         * @description Embed a text of every row of some files into a vector, with an encoder.
          */
         EmbedJob: {
             /**
              * Concurrency
-             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
              */
             concurrency?: number | null;
-            /** @description What is turned into vectors. */
+            /** @description Files whose texts are embedded into vectors. */
             data: components["schemas"]["EmbedDataSpec"];
             /**
              * Deployment
-             * @description Name of a deployment that answers.
+             * @description Name of the deployment that answers.
              */
             deployment?: string | null;
             /**
-             * @description What sort of job this is. (enum property replaced by openapi-typescript)
+             * @description Kind of the job. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             kind: "embed";
-            /** @description A model that is deployed for this job alone, and taken down with it. */
+            /** @description Model that is deployed for this job alone, and taken down when the job ends. */
             model?: components["schemas"]["ServedModelSpec"] | null;
             /**
              * Name
-             * @description What people call it.
+             * @description Display name of the job.
              * @default embed
              */
             name: string;
@@ -2875,38 +2878,38 @@ export interface components {
         };
         /**
          * EmbedJob
-         * @description An encoder turns a text of every row of some files into a vector.
+         * @description Embed a text of every row of some files into a vector, with an encoder.
          */
         EmbedJobRequest: {
             /**
              * Concurrency
-             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
              * @default null
              */
             concurrency: number | null;
-            /** @description What is turned into vectors. */
+            /** @description Files whose texts are embedded into vectors. */
             data: components["schemas"]["EmbedDataSpecRequest"];
             /**
              * Deployment
-             * @description Name of a deployment that answers.
+             * @description Name of the deployment that answers.
              * @default null
              */
             deployment: string | null;
             /**
              * Kind
-             * @description What sort of job this is.
+             * @description Kind of the job.
              * @default embed
              * @constant
              */
             kind: "embed";
             /**
-             * @description A model that is deployed for this job alone, and taken down with it.
+             * @description Model that is deployed for this job alone, and taken down when the job ends.
              * @default null
              */
             model: components["schemas"]["ServedModelSpecRequest"] | null;
             /**
              * Name
-             * @description What people call it.
+             * @description Display name of the job.
              * @default embed
              */
             name: string;
@@ -2955,7 +2958,7 @@ export interface components {
         };
         /**
          * EmbeddingRequest
-         * @description Turn text into vectors.
+         * @description Request to turn text into vectors.
          * @example {
          *       "input": [
          *         "a text",
@@ -2967,12 +2970,12 @@ export interface components {
         EmbeddingRequest: {
             /**
              * Dimensions
-             * @description Only what the model gives anyway.
+             * @description Must be the number of dimensions that the model has anyway.
              */
             dimensions?: number | null;
             /**
              * Encoding Format
-             * @description base64: of 32-bit floats, little-endian.
+             * @description base64 encodes 32-bit floats, little-endian.
              */
             encoding_format?: ("float" | "base64") | null;
             /**
@@ -2995,7 +2998,7 @@ export interface components {
         };
         /**
          * ErrorFacts
-         * @description What went wrong, and what to do about it.
+         * @description Description of an error, with a hint.
          */
         ErrorFacts: {
             /** Code */
@@ -3004,12 +3007,12 @@ export interface components {
             message: string;
             /**
              * Param
-             * @description The field of the request that is meant, if one is.
+             * @description The field of the request that is wrong; null if the error concerns no single field.
              */
             param: string | null;
             /**
              * Partial
-             * @description What was written before it went wrong, if anything was.
+             * @description Text written before the error, one item for each answer; null if there is none.
              */
             partial?: string[] | null;
             /**
@@ -3020,20 +3023,20 @@ export interface components {
         };
         /**
          * EventPage
-         * @description Events in order.
+         * @description Page of events, in order.
          */
         EventPage: {
             /** Events */
             events: components["schemas"]["EventRecord"][];
             /**
              * Next After
-             * @description Pass it as ``after`` to read on.
+             * @description Value of ``after`` for the next page.
              */
             next_after: number;
         };
         /**
          * EventRecord
-         * @description Something that happened to a job or a contributor.
+         * @description An event of a job, a contributor, a deployment or the server.
          */
         EventRecord: {
             /**
@@ -3058,19 +3061,19 @@ export interface components {
             kind: string;
             /**
              * Seq
-             * @description Grows with every event of the server; read on from the last one seen.
+             * @description Sequence number, which grows with every event of the server; to continue, pass the last one seen.
              */
             seq: number;
         };
         /**
          * FailureMade
-         * @description What went wrong.
+         * @description The fault that was injected.
          */
         FailureMade: {
             /**
              * At
              * Format: date-time
-             * @description When the member was told.
+             * @description Time at which the fault was requested, by the server's clock.
              */
             at: string;
             /** Contributor Id */
@@ -3083,7 +3086,7 @@ export interface components {
         };
         /**
          * FailureRequest
-         * @description What is to go wrong with a member of a running job.
+         * @description Fault to inject into a member of a running job.
          * @example {
          *       "contributor_id": "c-0a1b2c",
          *       "duration_s": 5,
@@ -3093,30 +3096,30 @@ export interface components {
         FailureRequest: {
             /**
              * Contributor Id
-             * @description Machine that it runs on.
+             * @description Id of the machine on which the member runs.
              */
             contributor_id: string;
             /**
              * Duration S
-             * @description How long it stands still.
+             * @description Time for which the process is suspended; for stop only.
              * @default 0
              */
             duration_s: number;
             /**
              * Kind
-             * @description kill: its process ends at once. stop: it stands still for a while, with its sockets open.
+             * @description kill: the member's process ends at once. stop: it is suspended for a while, with its sockets open.
              * @enum {string}
              */
             kind: "kill" | "stop";
         };
         /**
          * FieldProblem
-         * @description What is wrong with one field.
+         * @description Error of one field.
          */
         FieldProblem: {
             /**
              * Field
-             * @description Its path with dots; empty where it concerns the whole.
+             * @description Path of the field, with dots; empty if the error concerns the whole.
              */
             field: string;
             /** Problem */
@@ -3129,7 +3132,7 @@ export interface components {
         FileEntry: {
             /**
              * Path
-             * @description Relative to the artifact, with forward slashes.
+             * @description Path relative to the artifact, with forward slashes.
              */
             path: string;
             /** Size Bytes */
@@ -3137,7 +3140,7 @@ export interface components {
         };
         /**
          * GenerateDataSpec
-         * @description Files whose rows hold what a model goes on with: exactly one of ``prompt`` and ``messages``.
+         * @description Files whose rows hold inputs of a model that generates text: exactly one of ``prompt`` and ``messages``.
          */
         GenerateDataSpec: {
             /**
@@ -3147,18 +3150,18 @@ export interface components {
             files: string[];
             /**
              * Messages
-             * @description Column that holds a conversation: a list of ``{role, content}``, written by the model's own chat template.
+             * @description Column that holds a conversation: a list of ``{role, content}``, formatted by the model's own chat template.
              */
             messages?: string | null;
             /**
              * Prompt
-             * @description Column that holds a text to go on with.
+             * @description Column that holds a text to continue.
              */
             prompt?: string | null;
         };
         /**
          * GenerateDataSpec
-         * @description Files whose rows hold what a model goes on with: exactly one of ``prompt`` and ``messages``.
+         * @description Files whose rows hold inputs of a model that generates text: exactly one of ``prompt`` and ``messages``.
          */
         GenerateDataSpecRequest: {
             /**
@@ -3168,51 +3171,51 @@ export interface components {
             files: string[];
             /**
              * Messages
-             * @description Column that holds a conversation: a list of ``{role, content}``, written by the model's own chat template.
+             * @description Column that holds a conversation: a list of ``{role, content}``, formatted by the model's own chat template.
              * @default null
              */
             messages: string | null;
             /**
              * Prompt
-             * @description Column that holds a text to go on with.
+             * @description Column that holds a text to continue.
              * @default null
              */
             prompt: string | null;
         };
         /**
          * GenerateJob
-         * @description A model that writes text answers every row of some files.
+         * @description Answer every row of some files with a model that generates text.
          */
         GenerateJob: {
             /**
              * Concurrency
-             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
              */
             concurrency?: number | null;
-            /** @description What is answered. */
+            /** @description Files whose rows are answered. */
             data: components["schemas"]["GenerateDataSpec"];
             /**
              * Deployment
-             * @description Name of a deployment that answers.
+             * @description Name of the deployment that answers.
              */
             deployment?: string | null;
             /**
-             * @description What sort of job this is. (enum property replaced by openapi-typescript)
+             * @description Kind of the job. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             kind: "generate";
-            /** @description A model that is deployed for this job alone, and taken down with it. */
+            /** @description Model that is deployed for this job alone, and taken down when the job ends. */
             model?: components["schemas"]["ServedModelSpec"] | null;
             /**
              * Name
-             * @description What people call it.
+             * @description Display name of the job.
              * @default generate
              */
             name: string;
             /** @default {} */
             output: components["schemas"]["BatchOutputSpec"];
             /**
-             * @description How answers are drawn, and when they end.
+             * @description Sampling options and end conditions of answers.
              * @default {
              *       "seed": 0,
              *       "stop": []
@@ -3222,38 +3225,38 @@ export interface components {
         };
         /**
          * GenerateJob
-         * @description A model that writes text answers every row of some files.
+         * @description Answer every row of some files with a model that generates text.
          */
         GenerateJobRequest: {
             /**
              * Concurrency
-             * @description Most rows under way at one time; default: twice as many as the deployment's replicas take at one time.
+             * @description Most rows in progress at one time; default: twice as many as the deployment's replicas take at one time.
              * @default null
              */
             concurrency: number | null;
-            /** @description What is answered. */
+            /** @description Files whose rows are answered. */
             data: components["schemas"]["GenerateDataSpecRequest"];
             /**
              * Deployment
-             * @description Name of a deployment that answers.
+             * @description Name of the deployment that answers.
              * @default null
              */
             deployment: string | null;
             /**
              * Kind
-             * @description What sort of job this is.
+             * @description Kind of the job.
              * @default generate
              * @constant
              */
             kind: "generate";
             /**
-             * @description A model that is deployed for this job alone, and taken down with it.
+             * @description Model that is deployed for this job alone, and taken down when the job ends.
              * @default null
              */
             model: components["schemas"]["ServedModelSpecRequest"] | null;
             /**
              * Name
-             * @description What people call it.
+             * @description Display name of the job.
              * @default generate
              */
             name: string;
@@ -3264,7 +3267,7 @@ export interface components {
              */
             output: components["schemas"]["BatchOutputSpecRequest"];
             /**
-             * @description How answers are drawn, and when they end.
+             * @description Sampling options and end conditions of answers.
              * @default {
              *       "frequency_penalty": null,
              *       "ignore_eos": null,
@@ -3284,27 +3287,27 @@ export interface components {
         };
         /**
          * GlanceRecord
-         * @description A machine, as a map or a table shows it; what was measured has four digits.
+         * @description Summary of a machine for a map or a table; measurements have four significant digits.
          */
         GlanceRecord: {
             /**
              * Device
-             * @description Names of its devices.
+             * @description Names of its devices, separated by commas; null until it was measured.
              */
             device: string | null;
             /**
              * Flops Per S
-             * @description In float32, of all its devices; 0 until it was measured.
+             * @description Sum over all its devices, in float32; 0 until it was measured.
              */
             flops_per_s: number;
             /** Head Bytes Per S */
             head_bytes_per_s: number | null;
             /**
              * Head Latency S
-             * @description Of its path to the server, one way.
+             * @description One-way latency between it and the server.
              */
             head_latency_s: number | null;
-            /** @description null when it is free. */
+            /** @description Its work; null if the machine is free. */
             held: components["schemas"]["HeldRecord"] | null;
             /** Host */
             host: string;
@@ -3317,7 +3320,7 @@ export interface components {
             joined_at: string;
             /**
              * Kind
-             * @description cuda where it has such a device; null until it was measured.
+             * @description cuda if any of its devices is one; null until it was measured.
              */
             kind: ("cpu" | "cuda") | null;
             /**
@@ -3329,14 +3332,14 @@ export interface components {
             left_at: string | null;
             /**
              * Lent Bytes
-             * @description As measured, before that as its owner said.
+             * @description Memory that it lends: as measured, before that as its owner specified.
              */
             lent_bytes: number;
             /** Name */
             name: string;
             /**
              * Owner
-             * @description For whom its invite was, where that was said.
+             * @description Label of the invite that it joined with; null if the invite has none.
              */
             owner: string | null;
             /** Reason */
@@ -3345,22 +3348,22 @@ export interface components {
         };
         /**
          * GradientFusionSpec
-         * @description Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result.
+         * @description Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result.
          */
         GradientFusionSpec: {
             /**
              * Bytes of a piece
-             * @description For mode size: a piece ends before it would be larger than this.
+             * @description For mode size: a bucket ends before it would be larger than this.
              */
             bucket_bytes?: number | null;
             /**
              * Cuts
-             * @description For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces.
+             * @description For mode index: parameters of a shard before each cut, counted from its last; ``[2, 10]`` makes 3 buckets.
              */
             cuts?: number[] | null;
             /**
              * Gradient fusion
-             * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
+             * @description auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
              */
@@ -3368,24 +3371,24 @@ export interface components {
         };
         /**
          * GradientFusionSpec
-         * @description Into which pieces the gradients of a shard are joined to be summed over a pool; it changes no result.
+         * @description Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result.
          */
         GradientFusionSpecRequest: {
             /**
              * Bytes of a piece
-             * @description For mode size: a piece ends before it would be larger than this.
+             * @description For mode size: a bucket ends before it would be larger than this.
              * @default null
              */
             bucket_bytes: number | null;
             /**
              * Cuts
-             * @description For mode index: parameters of a shard before each cut, counted from its last; e.g. ``[2, 10]`` makes 3 pieces.
+             * @description For mode index: parameters of a shard before each cut, counted from its last; ``[2, 10]`` makes 3 buckets.
              * @default null
              */
             cuts: number[] | null;
             /**
              * Gradient fusion
-             * @description auto: 64 MiB, or less where that hides more behind the backward pass; size: ``bucket_bytes``; index: ``cuts``.
+             * @description auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``.
              * @default auto
              * @enum {string}
              */
@@ -3393,7 +3396,7 @@ export interface components {
         };
         /**
          * Health
-         * @description Whether the server answers, and what its clock says. Anybody may ask, so it says no more.
+         * @description Health and clock of the server. It contains no more, since anybody may ask.
          */
         Health: {
             /**
@@ -3411,7 +3414,7 @@ export interface components {
         };
         /**
          * HeldRecord
-         * @description What a machine works for, and which part of the model it holds.
+         * @description The job or deployment that a machine is leased to, and the part of the model that it holds.
          */
         HeldRecord: {
             /** Deployment Id */
@@ -3420,29 +3423,29 @@ export interface components {
             job_id?: string | null;
             /**
              * Memory Bytes
-             * @description What that needs, as planned.
+             * @description Memory that the part needs by the plan.
              */
             memory_bytes?: number | null;
             /**
              * Microbatches
-             * @description Those of each batch that are its own.
+             * @description Number of microbatches of each batch that it computes.
              */
             microbatches?: number | null;
             /**
              * Name
-             * @description Of the job or the deployment.
+             * @description Name of the job or the deployment.
              */
             name: string;
             /**
              * Num Layers
-             * @description Of the whole model.
+             * @description Number of layers of the whole model.
              */
             num_layers?: number | null;
             /** Of Microbatches */
             of_microbatches?: number | null;
             /**
              * Pool
-             * @description Place of its pool in the pipeline, from 0.
+             * @description Index of its stage in the pipeline, from 0.
              */
             pool?: number | null;
             /**
@@ -3458,7 +3461,7 @@ export interface components {
         };
         /**
          * IdleMachine
-         * @description A contributor that the plan gives nothing.
+         * @description A contributor without work in the plan.
          */
         IdleMachine: {
             /** Contributor Id */
@@ -3467,45 +3470,45 @@ export interface components {
             name: string;
             /**
              * Reason
-             * @description Why, in one sentence.
+             * @description Reason why the plan does not use the machine, in one sentence.
              */
             reason: string;
         };
         /**
          * Interruption
-         * @description A time in which a replica computed nothing, since it lost a part. Requests waited; no token was lost.
+         * @description A time in which a replica computed nothing because it lost a part. Requests waited; no token was lost.
          */
         Interruption: {
             /**
              * Ago S
-             * @description How long ago it was noticed.
+             * @description Seconds since the interruption was noticed.
              */
             ago_s: number;
             /**
              * Machines
-             * @description Names of the machines that were lost; none when something else went wrong.
+             * @description Names of the machines that were lost; empty if something else went wrong.
              * @default []
              */
             machines: string[];
             /**
              * Number
-             * @description Counts those of one server, from 1.
+             * @description Number of the interruption of one server, from 1.
              */
             number: number;
             /**
              * Reason
-             * @description What happened, in a few words.
+             * @description Cause, in a few words.
              */
             reason: string;
             /**
              * Seconds
-             * @description From then until pools were formed again; None while there are none.
+             * @description Duration until the stages were formed again; None while it lasts.
              */
             seconds?: number | null;
         };
         /**
          * InviteCreated
-         * @description The only answer that ever shows the code.
+         * @description A new invite; no other answer contains the code.
          * @example {
          *       "code": "abcd-efgh-ijkl-mnop",
          *       "expires_at": "2026-01-31T12:00:00Z",
@@ -3516,7 +3519,7 @@ export interface components {
         InviteCreated: {
             /**
              * Code
-             * @description With the fingerprint of the server's key behind a dot, if clients are to know the server by it.
+             * @description Code of the invite; with a dot and the fingerprint of the server's key, if clients know the server by that.
              */
             code: string;
             /**
@@ -3528,18 +3531,18 @@ export interface components {
             id: string;
             /**
              * Install Command
-             * @description To run there before, if share-compute is not installed.
+             * @description Command to run on the machine before, if share-compute is not installed.
              * @default git clone https://github.com/share-compute/share-compute && cd share-compute && make setup && . .venv/bin/activate
              */
             install_command: string;
             /**
              * Join Command
-             * @description To paste on the machine that is to join; arguments could be read by its other users, the environment cannot.
+             * @description Command to paste on the joining machine. The code is in the environment: other users could read arguments.
              */
             join_command: string;
             /**
              * Uses
-             * @description Machines that may join with it.
+             * @description Number of machines that may join with the invite.
              * @default 1
              */
             uses: number;
@@ -3554,7 +3557,7 @@ export interface components {
         };
         /**
          * InviteRequest
-         * @description A new invite.
+         * @description Request for a new invite.
          * @example {
          *       "expires_in_s": 3600,
          *       "label": "laptops of Ada",
@@ -3564,36 +3567,36 @@ export interface components {
         InviteRequest: {
             /**
              * Expires In S
-             * @description Seconds that it works for.
+             * @description Validity of the invite, in seconds.
              * @default 3600
              */
             expires_in_s: number;
             /**
              * Label
-             * @description For whom or what it is.
+             * @description Person or purpose of the invite.
              */
             label?: string | null;
             /**
              * Memory Bytes
-             * @description Most memory that each of them may lend; null: no limit.
+             * @description Largest memory that each of these machines may lend; null: no limit.
              */
             memory_bytes?: number | null;
             /**
              * Uses
-             * @description Machines that may join with it.
+             * @description Number of machines that may join with the invite.
              * @default 1
              */
             uses: number;
         };
         /**
          * InviteState
-         * @description Whether an invite still opens the door.
+         * @description Whether machines can still join with an invite.
          * @enum {string}
          */
         InviteState: "open" | "used" | "expired" | "revoked";
         /**
          * InviteView
-         * @description An invite and whether it still works.
+         * @description An invite, its state, and the machines that joined with it.
          */
         InviteView: {
             /**
@@ -3612,13 +3615,13 @@ export interface components {
             label: string | null;
             /**
              * Machines
-             * @description Names of the contributors that joined with it, in the order they joined.
+             * @description Names of the contributors that joined with the invite, in the order they joined.
              * @default []
              */
             machines: string[];
             /**
              * Memory Bytes
-             * @description Most memory that each of them may lend; null: no limit.
+             * @description Maximum memory that each of them may lend; null for no limit.
              */
             memory_bytes: number | null;
             /** Revoked At */
@@ -3636,46 +3639,46 @@ export interface components {
             used_by: string[];
             /**
              * Uses
-             * @description Machines that may join with it.
+             * @description Number of machines that may join with it.
              */
             uses: number;
         };
         /**
          * Island
-         * @description Machines whose links are alike.
+         * @description Group of machines with similar links.
          */
         Island: {
             /** Bytes Per S */
             bytes_per_s: number | null;
             /**
              * Id
-             * @description Id of the machine of it that joined first.
+             * @description Id of the machine of the island that joined first.
              */
             id: string;
             /**
              * Latency S
-             * @description Between two of them, one way; null for one machine alone, or where no link was measured.
+             * @description One-way latency between two of the machines; null for a single machine, or if no link was measured.
              */
             latency_s: number | null;
             /**
              * Machines
-             * @description Ids, in the order they joined.
+             * @description Ids of the machines, in the order they joined.
              */
             machines: string[];
         };
         /**
          * IslandLink
-         * @description What is between two islands.
+         * @description Link between two islands.
          */
         IslandLink: {
             /**
              * Bytes Per S
-             * @description 0 says that nothing gets through.
+             * @description Bandwidth; 0 means that nothing gets through.
              */
             bytes_per_s: number;
             /**
              * Latency S
-             * @description One way.
+             * @description One-way latency.
              */
             latency_s: number;
             /**
@@ -3685,13 +3688,13 @@ export interface components {
             one: string;
             /**
              * Other
-             * @description Id of another.
+             * @description Id of another island.
              */
             other: string;
         };
         /**
          * IslandPlan
-         * @description One island that trains on its own between synchronisations.
+         * @description One island: machines that train on their own between synchronisations.
          */
         IslandPlan: {
             /** Machines */
@@ -3705,19 +3708,19 @@ export interface components {
         };
         /**
          * IslandProposal
-         * @description Several islands in place of one lockstep over all machines. Not run yet: it tells what it would bring.
+         * @description Several islands in place of lockstep over all machines. A prediction only: jobs cannot run this way yet.
          */
         IslandProposal: {
             /**
              * Interval Steps
-             * @description Steps between synchronisations.
+             * @description Number of steps between synchronisations.
              */
             interval_steps: number;
             /** Islands */
             islands: components["schemas"]["IslandPlan"][];
             /**
              * Samples Per S
-             * @description Of all islands together, synchronisation included.
+             * @description Samples per second of all islands together, synchronisation included.
              */
             samples_per_s: number;
             /**
@@ -3728,17 +3731,17 @@ export interface components {
         };
         /**
          * Islands
-         * @description All islands, and the links between them: all of them, or, of many islands, those by which all are joined.
+         * @description All islands and their links: each pair, or, with many islands, a spanning tree of the best links.
          */
         Islands: {
             /**
              * Is Assumed
-             * @description Whether no link was measured, so that all machines are taken to stand together.
+             * @description Whether no link was measured, so that all machines are assumed to be near each other.
              */
             is_assumed: boolean;
             /**
              * Is Current
-             * @description Whether this is so now; else it was so lately, and better is being worked out: ask again in some seconds.
+             * @description Whether the islands are up to date; if false, newer ones follow: ask again in some seconds.
              */
             is_current: boolean;
             /** Islands */
@@ -3748,25 +3751,25 @@ export interface components {
         };
         /**
          * JobPage
-         * @description Jobs, newest first.
+         * @description Page of jobs, newest first.
          */
         JobPage: {
             /** Jobs */
             jobs: components["schemas"]["JobRecord"][];
             /**
              * Next Cursor
-             * @description Where the next page begins; null on the last one.
+             * @description Cursor of the next page; null on the last page.
              */
             next_cursor: string | null;
         };
         /**
          * JobRecord
-         * @description A job and how far it got.
+         * @description A job and its progress.
          */
         JobRecord: {
             /**
              * Attempt
-             * @description Counted from 1.
+             * @description Number of the attempt, from 1.
              */
             attempt: number;
             /** Cancel Requested At */
@@ -3782,7 +3785,7 @@ export interface components {
             created_at: string;
             /**
              * Error
-             * @description Code and facts of the error, when it failed.
+             * @description Code and facts of the error, if the job failed.
              */
             error: {
                 [key: string]: unknown;
@@ -3791,14 +3794,14 @@ export interface components {
             finished_at: string | null;
             /**
              * Fruitless Attempts
-             * @description Attempts in a row that were lost before they committed a step.
+             * @description Number of consecutive attempts that ended before they committed a step.
              */
             fruitless_attempts: number;
             /** Id */
             id: string;
             /**
              * Is Protected
-             * @description Whether each layer is on two machines of a running training job, so that losing any one loses no step.
+             * @description Whether each layer of a running training job is on two machines, so that losing any one machine loses no step.
              * @default false
              */
             is_protected: boolean;
@@ -3809,30 +3812,30 @@ export interface components {
              * @description Training loss at the last committed step.
              */
             loss: number | null;
-            /** @description Step times of this attempt, beside what its plan predicted; null until some steps are done. */
+            /** @description Step times of this attempt beside the plan's predictions; null until some steps are done. */
             measured?: components["schemas"]["Measured"] | null;
             /** Name */
             name: string;
             /**
              * Owner
-             * @description Id of the API key that submitted it; null for those of earlier versions, which belong to admins.
+             * @description Id of the API key that submitted it; null for jobs of earlier versions, which belong to admins.
              */
             owner?: string | null;
             plan: components["schemas"]["Plan"] | null;
-            /** @description A plan that would pay for moving to it, when reality drifted away from the prediction. */
+            /** @description A plan that gains more time than moving to it costs; proposed when measured times deviate from predictions. */
             proposal?: components["schemas"]["ReplanProposed"] | null;
             /**
              * Reason
-             * @description Why it is in this state, in one sentence.
+             * @description Cause of the state, in one sentence.
              */
             reason: string;
-            /** @description How far a batch got; null before it began, and for training. */
+            /** @description Progress of a batch job; null before it began, and for training jobs. */
             rows?: components["schemas"]["RowsDone"] | null;
             /** Spec */
             spec: components["schemas"]["TrainJob"] | components["schemas"]["GenerateJob"] | components["schemas"]["EmbedJob"];
             /**
              * Started At
-             * @description When its first step began, or its first row was asked for, in any attempt.
+             * @description Time at which the first step began, or the first row was requested, in any attempt.
              */
             started_at: string | null;
             state: components["schemas"]["JobState"];
@@ -3851,20 +3854,20 @@ export interface components {
          * @description Train a model: a causal language model on text, or a classifier built from declared layers.
          */
         JobRequest: {
-            /** @description What to train it on. */
+            /** @description Training data. */
             data: components["schemas"]["DataSpecRequest"];
             /**
              * Kind
-             * @description What sort of job this is.
+             * @description Kind of the job.
              * @default train
              * @constant
              */
             kind: "train";
-            /** @description What to train. */
+            /** @description Model to train. */
             model: components["schemas"]["ModelSpecRequest"];
             /**
              * Name
-             * @description What people call it.
+             * @description Display name of the job.
              * @default train
              */
             name: string;
@@ -3879,7 +3882,7 @@ export interface components {
              */
             parallelism: components["schemas"]["ParallelismSpecRequest"];
             /**
-             * @description How text becomes token ids.
+             * @description Tokenizer that turns text into token ids.
              * @default {
              *       "path": null,
              *       "vocab_size": null
@@ -3887,7 +3890,6 @@ export interface components {
              */
             tokenizer: components["schemas"]["TokenizerSpecRequest"];
             /**
-             * @description How long and how.
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
@@ -3932,13 +3934,13 @@ export interface components {
         };
         /**
          * JobState
-         * @description Where a job is in its life.
+         * @description State of a job.
          * @enum {string}
          */
         JobState: "queued" | "planning" | "running" | "succeeded" | "failed" | "cancelled";
         /**
          * JoinRequest
-         * @description What a machine says to get in.
+         * @description Request of a machine to join with an invite.
          * @example {
          *       "clock": "2026-01-31T12:00:00Z",
          *       "host": "ada-laptop.example",
@@ -3961,12 +3963,12 @@ export interface components {
             /**
              * Clock
              * Format: date-time
-             * @description What its clock says; may differ by 30 s.
+             * @description Time on the machine's clock; may differ from the server's by 30 s.
              */
             clock: string;
             /**
              * Host
-             * @description Its host name.
+             * @description Host name of the machine.
              */
             host: string;
             /** Invite */
@@ -3974,14 +3976,14 @@ export interface components {
             limits: components["schemas"]["Limits"];
             /**
              * Name
-             * @description What people call it; unique among the machines that are here.
+             * @description Name for people; unique among the machines that are present.
              */
             name: string;
             versions: components["schemas"]["Versions"];
         };
         /**
          * Joined
-         * @description The machine is in; its Ray node may start.
+         * @description Answer to a machine that has joined; its Ray node may start.
          */
         Joined: {
             cluster: components["schemas"]["ClusterAccess"];
@@ -3989,7 +3991,7 @@ export interface components {
             contributor_id: string;
             /**
              * Contributor Key
-             * @description Bearer key of this one contributor; not shown again.
+             * @description Bearer key of this contributor; not shown again.
              */
             contributor_key: string;
         };
@@ -4008,13 +4010,13 @@ export interface components {
             };
             /**
              * Strict
-             * @description The answer follows the schema in any case.
+             * @description Has no effect: the answer always follows the schema.
              */
             strict?: boolean | null;
         };
         /**
          * KeyCreated
-         * @description The only answer that ever shows the key.
+         * @description A new API key; no other answer contains the key.
          * @example {
          *       "id": "key-k3v7q2ma",
          *       "key": "sck_...",
@@ -4029,7 +4031,7 @@ export interface components {
             id: string;
             /**
              * Key
-             * @description Send it as ``Authorization: Bearer KEY``.
+             * @description The key, to send as ``Authorization: Bearer KEY``.
              */
             key: string;
             /** Name */
@@ -4044,7 +4046,7 @@ export interface components {
         KeyList: {
             /**
              * Caller Id
-             * @description Id of the key that this request was made with.
+             * @description Id of the API key of this request.
              */
             caller_id: string;
             /** Keys */
@@ -4052,7 +4054,7 @@ export interface components {
         };
         /**
          * KeyRequest
-         * @description A new API key.
+         * @description Request for a new API key.
          * @example {
          *       "name": "Ada's scripts",
          *       "scopes": [
@@ -4063,12 +4065,12 @@ export interface components {
         KeyRequest: {
             /**
              * Name
-             * @description For whom or what it is.
+             * @description Person or purpose of the key.
              */
             name: string;
             /**
              * Scopes
-             * @description What it may do: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all.
+             * @description Rights of the key: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all.
              * @default [
              *       "chat"
              *     ]
@@ -4077,7 +4079,7 @@ export interface components {
         };
         /**
          * LatencyStatus
-         * @description Measured beside predicted, in seconds; None where there is nothing to tell.
+         * @description Measured and predicted latency, in seconds; None where unknown.
          */
         LatencyStatus: {
             /** P50 S */
@@ -4086,7 +4088,7 @@ export interface components {
             p95_s?: number | null;
             /**
              * Predicted S
-             * @description Of a request alone for objective latency, with all sequences in flight for throughput.
+             * @description Prediction for a single request with objective latency, for all sequences in flight with throughput.
              */
             predicted_s?: number | null;
         };
@@ -4130,7 +4132,7 @@ export interface components {
         };
         /**
          * Limits
-         * @description What a machine's owner lends.
+         * @description Resources that a machine's owner lends.
          */
         Limits: {
             /** Cpu Threads */
@@ -4148,13 +4150,13 @@ export interface components {
             gpu?: string | null;
             /**
              * Host Id
-             * @description Label of the processors that it uses: machines with the same one share them; empty where that is not known.
+             * @description Label of the host's processors: machines with the same label share them; empty if unknown.
              * @default
              */
             host_id: string;
             /**
              * Host Threads
-             * @description How many processors these are; 0 where that is not known.
+             * @description Number of these processors; 0 if unknown.
              * @default 0
              */
             host_threads: number;
@@ -4170,7 +4172,7 @@ export interface components {
             bytes_per_s: number;
             /**
              * Latency S
-             * @description One small message there and back, halved.
+             * @description Half the round-trip time of a small message.
              */
             latency_s: number;
             /**
@@ -4186,17 +4188,17 @@ export interface components {
         };
         /**
          * LinkEntry
-         * @description A measured path. Either direction will do; of several measurements the worst counts.
+         * @description Measured path between two machines. One direction suffices. The worst of several measurements counts.
          */
         LinkEntry: {
             /**
              * Bytes Per S
-             * @description 0 says that nothing gets through.
+             * @description Bandwidth; 0 if the path carries no data.
              */
             bytes_per_s: number;
             /**
              * Latency S
-             * @description One way.
+             * @description One-way latency.
              */
             latency_s: number;
             /**
@@ -4212,17 +4214,17 @@ export interface components {
         };
         /**
          * LinkEntry
-         * @description A measured path. Either direction will do; of several measurements the worst counts.
+         * @description Measured path between two machines. One direction suffices. The worst of several measurements counts.
          */
         LinkEntryRequest: {
             /**
              * Bytes Per S
-             * @description 0 says that nothing gets through.
+             * @description Bandwidth; 0 if the path carries no data.
              */
             bytes_per_s: number;
             /**
              * Latency S
-             * @description One way.
+             * @description One-way latency.
              */
             latency_s: number;
             /**
@@ -4243,7 +4245,7 @@ export interface components {
         LoraSpec: {
             /**
              * Alpha
-             * @description How much an adapter counts: its product is multiplied by alpha / rank.
+             * @description Scale of an adapter: its product is multiplied by alpha / rank.
              * @default 16
              */
             alpha: number;
@@ -4255,19 +4257,19 @@ export interface components {
             dropout: number;
             /**
              * Merge
-             * @description Give a whole model with the adapters added to its weights, instead of an adapter folder for ``peft``.
+             * @description Save a whole model with the adapters merged into its weights, instead of an adapter folder for ``peft``.
              * @default false
              */
             merge: boolean;
             /**
              * Rank
-             * @description Rows of A, columns of B.
+             * @description Rank of an adapter: rows of A, columns of B.
              * @default 8
              */
             rank: number;
             /**
              * Targets
-             * @description Last parts of the names of the matrices that get one, e.g. ``[q_proj, v_proj]``; default: all in all layers.
+             * @description Last parts of the names of adapted matrices, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers.
              */
             targets?: string[] | null;
         };
@@ -4278,7 +4280,7 @@ export interface components {
         LoraSpecRequest: {
             /**
              * Alpha
-             * @description How much an adapter counts: its product is multiplied by alpha / rank.
+             * @description Scale of an adapter: its product is multiplied by alpha / rank.
              * @default 16
              */
             alpha: number;
@@ -4290,53 +4292,53 @@ export interface components {
             dropout: number;
             /**
              * Merge
-             * @description Give a whole model with the adapters added to its weights, instead of an adapter folder for ``peft``.
+             * @description Save a whole model with the adapters merged into its weights, instead of an adapter folder for ``peft``.
              * @default false
              */
             merge: boolean;
             /**
              * Rank
-             * @description Rows of A, columns of B.
+             * @description Rank of an adapter: rows of A, columns of B.
              * @default 8
              */
             rank: number;
             /**
              * Targets
-             * @description Last parts of the names of the matrices that get one, e.g. ``[q_proj, v_proj]``; default: all in all layers.
+             * @description Last parts of the names of adapted matrices, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers.
              * @default null
              */
             targets: string[] | null;
         };
         /**
          * Measured
-         * @description How long steps take, beside what the plan predicted.
+         * @description Report of measured step times beside the plan's predictions.
          */
         Measured: {
             /**
              * Machines
-             * @description Seconds that each computes in a step, by contributor id; empty in what older releases measured.
+             * @description Seconds that each machine computes in a step, by contributor id; empty in events of older releases.
              */
             machines?: {
                 [key: string]: number;
             };
             /**
              * Measured Step S
-             * @description Median of the last steps.
+             * @description Median seconds of the last steps.
              */
             measured_step_s: number;
             /**
              * Pools
-             * @description In pipeline order.
+             * @description Times of the stages, in pipeline order.
              */
             pools: components["schemas"]["PoolTiming"][];
             /**
              * Predicted Step S
-             * @description None where the plan predicts nothing, since no machine's speed was measured.
+             * @description Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured.
              */
             predicted_step_s: number | null;
             /**
              * Step
-             * @description The last of those measured.
+             * @description Last measured step.
              */
             step: number;
             /**
@@ -4348,48 +4350,48 @@ export interface components {
         };
         /**
          * MemberPlan
-         * @description One contributor in a pool.
+         * @description One contributor as a member of a stage.
          */
         MemberPlan: {
             /**
              * Busy Fraction
-             * @description Share of a step in which it computes, predicted.
+             * @description Predicted share of a step in which the member computes; None if no machine's speed was measured.
              */
             busy_fraction?: number | null;
             /** Contributor Id */
             contributor_id: string;
             /**
              * Lent Bytes
-             * @description What its owner lends; None in plans of older releases.
+             * @description Memory that the machine's owner lends; None in plans of older releases.
              */
             lent_bytes?: number | null;
             /**
              * Memory Bytes
-             * @description Predicted need: weights, gradients, optimizer state and activations in flight.
+             * @description Predicted memory need: weights, gradients, optimizer state and activations in flight.
              */
             memory_bytes: number;
             /**
              * Microbatches
-             * @description Ids of the microbatches it computes in each step.
+             * @description Ids of the microbatches that the member computes in each step.
              */
             microbatches: number[];
             /** Name */
             name: string;
             /**
              * Reason
-             * @description Why it holds what it holds, in one sentence.
+             * @description Reason why the member holds its layers, in one sentence.
              */
             reason: string;
             /**
              * Standing
-             * @description The part of the reason that the fields above do not say: why this machine, and with whom it shares.
+             * @description Part of the reason that the other fields do not say: why this machine, and the members it shares with.
              * @default
              */
             standing: string;
         };
         /**
          * Message
-         * @description One turn of a conversation.
+         * @description One message of a conversation.
          */
         Message: {
             /**
@@ -4399,7 +4401,7 @@ export interface components {
             content: string | components["schemas"]["TextPart"][] | null;
             /**
              * Name
-             * @description Who says it, for chat templates that write that down.
+             * @description Name of the speaker, for chat templates that use it.
              */
             name?: string | null;
             /**
@@ -4410,7 +4412,7 @@ export interface components {
         };
         /**
          * MetricRecord
-         * @description What one step measured.
+         * @description Metrics of one step.
          */
         MetricRecord: {
             /** Data */
@@ -4427,7 +4429,7 @@ export interface components {
         };
         /**
          * Metrics
-         * @description What a job's steps measured.
+         * @description Metrics of a job's steps.
          */
         Metrics: {
             /** Metrics */
@@ -4442,7 +4444,7 @@ export interface components {
             created: number;
             /**
              * Has Chat Template
-             * @description Whether it answers `/v1/chat/completions`; without a template it only goes on with texts.
+             * @description Whether `/v1/chat/completions` works; without a template the model only continues texts.
              */
             has_chat_template: boolean;
             /** Id */
@@ -4471,7 +4473,7 @@ export interface components {
         };
         /**
          * ModelList
-         * @description What is served.
+         * @description The models that are served.
          */
         ModelList: {
             /** Data */
@@ -4534,7 +4536,7 @@ export interface components {
         };
         /**
          * NodePlace
-         * @description Where the Ray node of another machine listens.
+         * @description Address and port of another machine's Ray node.
          */
         NodePlace: {
             /** Address */
@@ -4546,7 +4548,7 @@ export interface components {
         };
         /**
          * OnlineRequest
-         * @description A machine's Ray node runs.
+         * @description Report that a machine's Ray node runs.
          * @example {
          *       "address": "192.0.2.7",
          *       "node_id": "ffffffffffffffffffffffffffffffffffffffffffffffffffffffff"
@@ -4555,7 +4557,7 @@ export interface components {
         OnlineRequest: {
             /**
              * Address
-             * @description IP address that other members reach it at.
+             * @description IP address at which other members reach the node.
              */
             address: string;
             /** Node Id */
@@ -4563,24 +4565,24 @@ export interface components {
         };
         /**
          * OptimizerName
-         * @description The optimizers that exist.
+         * @description Supported optimizers.
          * @enum {string}
          */
         OptimizerName: "sgd" | "momentum" | "adagrad" | "rmsprop" | "adam" | "adamw";
         /**
          * OptimizerName
-         * @description The optimizers that exist.
+         * @description Supported optimizers.
          * @enum {string}
          */
         OptimizerNameRequest: "sgd" | "momentum" | "adagrad" | "rmsprop" | "adam" | "adamw";
         /**
          * OptimizerSpec
-         * @description How gradients become updates.
+         * @description Optimizer and its options.
          */
         OptimizerSpec: {
             /**
              * Betas
-             * @description For adam and adamw.
+             * @description Decay rates of the moment estimates (adam, adamw).
              * @default [
              *       0.9,
              *       0.95
@@ -4592,7 +4594,7 @@ export interface components {
             ];
             /**
              * Decays
-             * @description Which weights decay: all but biases and the weights of norms, or all.
+             * @description Weights that decay: all except biases and the weights of norms (matrices), or all.
              * @default matrices
              * @enum {string}
              */
@@ -4611,31 +4613,31 @@ export interface components {
             learning_rate: number;
             /**
              * Momentum
-             * @description For momentum and rmsprop.
+             * @description Momentum factor (momentum, rmsprop).
              * @default 0.9
              */
             momentum: number;
             /**
              * Optimizer
-             * @description sgd, momentum, adagrad, rmsprop, adam or adamw.
+             * @description Name of the optimizer: sgd, momentum, adagrad, rmsprop, adam or adamw.
              * @default adamw
              */
             name: components["schemas"]["OptimizerName"];
             /**
              * Weight Decay
-             * @description Decoupled for adamw, added to the gradient for the others.
+             * @description Weight decay: decoupled for adamw, added to the gradient for the others.
              * @default 0
              */
             weight_decay: number;
         };
         /**
          * OptimizerSpec
-         * @description How gradients become updates.
+         * @description Optimizer and its options.
          */
         OptimizerSpecRequest: {
             /**
              * Betas
-             * @description For adam and adamw.
+             * @description Decay rates of the moment estimates (adam, adamw).
              * @default [
              *       0.9,
              *       0.95
@@ -4647,7 +4649,7 @@ export interface components {
             ];
             /**
              * Decays
-             * @description Which weights decay: all but biases and the weights of norms, or all.
+             * @description Weights that decay: all except biases and the weights of norms (matrices), or all.
              * @default matrices
              * @enum {string}
              */
@@ -4666,116 +4668,116 @@ export interface components {
             learning_rate: number;
             /**
              * Momentum
-             * @description For momentum and rmsprop.
+             * @description Momentum factor (momentum, rmsprop).
              * @default 0.9
              */
             momentum: number;
             /**
              * Optimizer
-             * @description sgd, momentum, adagrad, rmsprop, adam or adamw.
+             * @description Name of the optimizer: sgd, momentum, adagrad, rmsprop, adam or adamw.
              * @default adamw
              */
             name: components["schemas"]["OptimizerNameRequest"];
             /**
              * Weight Decay
-             * @description Decoupled for adamw, added to the gradient for the others.
+             * @description Weight decay: decoupled for adamw, added to the gradient for the others.
              * @default 0
              */
             weight_decay: number;
         };
         /**
          * ParallelismSpec
-         * @description How the model is laid over the machines.
+         * @description Partitioning of the model over the machines.
          */
         ParallelismSpec: {
             /**
              * Buddies
-             * @description Whether another machine keeps a copy of what only one holds: then the loss of any one machine loses nothing.
+             * @description Back up state that only one machine holds on another machine, so that the loss of any one loses nothing.
              * @default true
              */
             buddies: boolean;
             /**
              * Channel
-             * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
+             * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
              * @default auto
              * @enum {string}
              */
             channel: "auto" | "direct" | "ray";
             /**
              * Members Per Pool
-             * @description Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1).
+             * @description Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1).
              */
             members_per_pool?: number | null;
             /**
              * Pools
-             * @description Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines).
+             * @description Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines).
              */
             pools?: number | null;
             /**
              * Strategy
-             * @description Name of the partitioning strategy that cuts the model into pools and places them.
+             * @description Name of the partitioning strategy, which splits the model into stages and places them.
              * @default auto
              */
             strategy: string;
         };
         /**
          * ParallelismSpec
-         * @description How the model is laid over the machines.
+         * @description Partitioning of the model over the machines.
          */
         ParallelismSpecRequest: {
             /**
              * Buddies
-             * @description Whether another machine keeps a copy of what only one holds: then the loss of any one machine loses nothing.
+             * @description Back up state that only one machine holds on another machine, so that the loss of any one loses nothing.
              * @default true
              */
             buddies: boolean;
             /**
              * Channel
-             * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
+             * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
              * @default auto
              * @enum {string}
              */
             channel: "auto" | "direct" | "ray";
             /**
              * Members Per Pool
-             * @description Machines that hold one shard and share its microbatches; default: the fastest number (simple strategies: 1).
+             * @description Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1).
              * @default null
              */
             members_per_pool: number | null;
             /**
              * Pools
-             * @description Pools in a row, each holding one shard; default: the fastest number (simple strategies: all machines).
+             * @description Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines).
              * @default null
              */
             pools: number | null;
             /**
              * Strategy
-             * @description Name of the partitioning strategy that cuts the model into pools and places them.
+             * @description Name of the partitioning strategy, which splits the model into stages and places them.
              * @default auto
              */
             strategy: string;
         };
         /**
          * Plan
-         * @description The ordered pools of one job, at one epoch.
+         * @description The ordered stages of one job, at one epoch.
          */
         Plan: {
             /** Epoch */
             epoch: number;
             /**
              * Idle
-             * @description Contributors that got nothing, and why.
+             * @description Contributors without work, and the reasons.
              * @default []
              */
             idle: components["schemas"]["IdleMachine"][];
             /**
              * Microbatches
-             * @description Pieces that a batch is cut into.
+             * @description Number of microbatches that a batch is split into.
              */
             microbatches: number;
             /**
              * Model Id
-             * @description Name of the model that is cut: the job's.
+             * @description Name of the model; equal to the job's name.
              * @default model
              */
             model_id: string;
@@ -4783,34 +4785,34 @@ export interface components {
             num_layers: number;
             /**
              * Parameters
-             * @description Of the whole model; tied weights count once.
+             * @description Number of parameters of the whole model; tied weights count once.
              */
             parameters: number;
             /** Pools */
             pools: components["schemas"]["PoolPlan"][];
-            /** @description None where a machine's speed was not measured. */
+            /** @description Predicted figures; None if no machine's speed was measured, and in serving plans. */
             prediction?: components["schemas"]["Prediction"] | null;
             /** Strategy */
             strategy: string;
         };
         /**
          * PlanReport
-         * @description All that a dry run tells.
+         * @description The result of a dry run.
          */
         PlanReport: {
             /**
              * Alternatives
-             * @description Other strategies, when a comparison was asked for.
+             * @description All installed strategies, if a comparison was requested.
              * @default []
              */
             alternatives: components["schemas"]["Alternative"][];
             islands?: components["schemas"]["IslandProposal"] | null;
-            /** @description Of training; where the machines can only serve the model, and that was asked for, the one of serving. */
+            /** @description The training plan; the serving plan if serving was requested and the machines can only serve the model. */
             plan: components["schemas"]["Plan"];
             serving?: components["schemas"]["ServingPrediction"] | null;
             /**
              * Timeline
-             * @description One step; empty when it has too many cells to look at.
+             * @description Cells of one step; empty if there are too many to display or nothing can be predicted.
              * @default []
              */
             timeline: components["schemas"]["TimelineCell"][];
@@ -4822,42 +4824,42 @@ export interface components {
         PlanRequest: {
             /**
              * Compare
-             * @description Tell what every other strategy would have made of it.
+             * @description Whether to report the outcome of every other strategy too.
              * @default false
              */
             compare: boolean;
             job: components["schemas"]["JobRequest"];
             /**
-             * @description Tell, too, what the machines would do for requests.
+             * @description Requests for which a serving prediction is added to the report.
              * @default null
              */
             serving: components["schemas"]["ServingRequestRequest"] | null;
             /**
              * Strategy
-             * @description In place of the job's own.
+             * @description Strategy to use in place of the job's own.
              * @default null
              */
             strategy: string | null;
             /**
-             * @description The machines; default: those that are ready now.
+             * @description Machines to plan on; default: the machines that are ready now.
              * @default null
              */
             topology: components["schemas"]["TopologyDocumentRequest"] | null;
         };
         /**
          * PlanTimeline
-         * @description One step of a plan as the event simulator of the schedule lays it: predicted, with times that are known now.
+         * @description One step of a plan as the event simulator predicts it, from the timings known now.
          */
         PlanTimeline: {
             /**
              * Cell Count
-             * @description Of the whole step, looked at or not.
+             * @description Number of cells in the whole step, also if ``cells`` is empty.
              * @default 0
              */
             cell_count: number;
             /**
              * Cells
-             * @description Pools and members are places in the plan; empty when there are too many cells to look at.
+             * @description Cells of the step; their stages and members are places in the plan. Empty if there are too many to display.
              * @default []
              */
             cells: components["schemas"]["TimelineCell"][];
@@ -4865,7 +4867,7 @@ export interface components {
             problem?: string | null;
             /**
              * Step S
-             * @description None where nothing can be predicted; ``problem`` says why.
+             * @description Predicted time of the step; None if nothing can be predicted: ``problem`` says why.
              */
             step_s?: number | null;
             /**
@@ -4881,7 +4883,7 @@ export interface components {
         };
         /**
          * PoolPlan
-         * @description One shard and the members that each hold all of it.
+         * @description One stage: a range of layers, and the members that each hold all of it.
          */
         PoolPlan: {
             /** Members */
@@ -4901,17 +4903,17 @@ export interface components {
         };
         /**
          * PoolStatus
-         * @description One pool of a deployment, and how its machine does.
+         * @description One stage of a deployment, and the state of its machine.
          */
         PoolStatus: {
             /**
              * Busy Fraction
-             * @description Share of the last seconds in which it computed; None before it was measured.
+             * @description Share of the last seconds in which it computed, 0 to 1; None before it was measured.
              */
             busy_fraction?: number | null;
             /**
              * Cache Bytes
-             * @description Of it, caches of sequences.
+             * @description Part of that memory in caches of sequences.
              * @default 0
              */
             cache_bytes: number;
@@ -4919,22 +4921,22 @@ export interface components {
             contributor_id: string;
             /**
              * Is Alive
-             * @description Whether it gave a sign of life lately.
+             * @description Whether a heartbeat arrived recently.
              */
             is_alive: boolean;
             /**
              * Name
-             * @description Of its machine.
+             * @description Name of its machine.
              */
             name: string;
             /**
              * Predicted Busy Fraction
-             * @description The same on paper, with all sequences in flight.
+             * @description Predicted share with all sequences in flight.
              */
             predicted_busy_fraction?: number | null;
             /**
              * Process Id
-             * @description Of its member, on that machine.
+             * @description Process id of its member on that machine.
              */
             process_id?: number | null;
             /**
@@ -4956,54 +4958,54 @@ export interface components {
         };
         /**
          * PoolTiming
-         * @description One pool, on paper and in reality.
+         * @description Predicted and measured time of one stage.
          */
         PoolTiming: {
             /** Measured Busy S */
             measured_busy_s: number;
             /**
              * Predicted Busy S
-             * @description Time that its busiest member computes in a step; None where the plan predicts nothing.
+             * @description Seconds that its busiest member computes in a step; None if the plan has no prediction.
              */
             predicted_busy_s: number | null;
         };
         /**
          * PoolView
-         * @description The pool at a glance.
+         * @description Overview of all machines.
          */
         PoolView: {
-            /** @description Of machines that were measured and are here. */
+            /** @description Islands of the machines that are present and measured. */
             islands: components["schemas"]["Islands"];
             /**
              * Machines
-             * @description In the order they joined: those that were asked for, or all but those that are gone for more than a day.
+             * @description Machines in the order they joined: the requested ones, or all but those gone for more than a day.
              */
             machines: components["schemas"]["GlanceRecord"][];
         };
         /**
          * Prediction
-         * @description What the cost model says of a plan.
+         * @description Predicted figures of a training plan.
          */
         Prediction: {
             bottleneck: components["schemas"]["Bottleneck"];
             /**
              * Exact
-             * @description Whether the search proved that no other plan has a smaller formula.
+             * @description Whether the search proved that no other plan has a shorter time by the formula.
              */
             exact: boolean;
             /**
              * Formula S
-             * @description The same by the formula that the search minimises.
+             * @description Time of one optimizer step, by the formula that the search minimises.
              */
             formula_s: number;
             /**
              * Gap
-             * @description How far the prediction is above the bound, as a share of it; None for a bound of 0.
+             * @description Excess of the prediction over the bound, as a share of the bound; None for a bound of 0.
              */
             readonly gap: number | null;
             /**
              * Links Assumed
-             * @description Whether no link was measured, so that communication is an assumption.
+             * @description Whether no link was measured, so that communication times are assumptions.
              * @default false
              */
             links_assumed: boolean;
@@ -5013,7 +5015,7 @@ export interface components {
             samples_per_s: number;
             /**
              * Step S
-             * @description Of one optimizer step, by the event simulator of the schedule.
+             * @description Time of one optimizer step, by the event simulator of the schedule.
              */
             step_s: number;
             /** Tokens Per S */
@@ -5021,18 +5023,18 @@ export interface components {
         };
         /**
          * Preflight
-         * @description What a machine needs to know before it joins.
+         * @description Facts that a machine needs before it joins.
          */
         Preflight: {
             /**
              * Ray Address
-             * @description host:port of the Ray head, which it must reach.
+             * @description host:port of the Ray head, which the machine must reach.
              */
             ray_address: string;
         };
         /**
          * PreflightRequest
-         * @description What a machine asks before it joins.
+         * @description Question of a machine before it joins: whether its versions fit.
          * @example {
          *       "invite": "abcd-efgh-ijkl-mnop",
          *       "versions": {
@@ -5050,7 +5052,7 @@ export interface components {
         };
         /**
          * Problem
-         * @description What went wrong and what to do about it: RFC 9457, with the facts of our errors.
+         * @description Problem document (RFC 9457): the error, and what to do about it.
          * @example {
          *       "code": "not-found",
          *       "detail": "there is no job job-k3v7q2ma",
@@ -5069,7 +5071,7 @@ export interface components {
             code: string;
             /**
              * Detail
-             * @description What happened, in one sentence.
+             * @description Description of the error, in one sentence.
              */
             detail: string;
             /**
@@ -5097,7 +5099,7 @@ export interface components {
             machine: string | null;
             /**
              * Mend
-             * @description What the caller can do about it.
+             * @description Hint: an action that the caller can take.
              * @default null
              */
             mend: string | null;
@@ -5118,7 +5120,7 @@ export interface components {
         };
         /**
          * PruneReport
-         * @description What pruning deleted, or would delete.
+         * @description Everything that pruning deleted, or would delete.
          */
         PruneReport: {
             /** Dry Run */
@@ -5127,18 +5129,18 @@ export interface components {
             pruned: components["schemas"]["Pruned"][];
             /**
              * Size Bytes
-             * @description Of all files together.
+             * @description Size of all files together.
              */
             size_bytes: number;
         };
         /**
          * Pruned
-         * @description Something that is older than it is to be kept.
+         * @description Record or files past their retention time.
          */
         Pruned: {
             /**
              * Job Id
-             * @description The job that it belongs to; null for events, which are counted together.
+             * @description Id of the job; null for events, which are counted together.
              */
             job_id: string | null;
             /**
@@ -5148,28 +5150,28 @@ export interface components {
             kind: "job" | "artifact" | "checkpoints" | "metrics" | "events";
             /**
              * Name
-             * @description Of the job, or of the artifact.
+             * @description Name of the job, or of the artifact.
              */
             name: string | null;
             /**
              * Rows
-             * @description In the database.
+             * @description Number of rows in the database.
              */
             rows: number;
             /**
              * Size Bytes
-             * @description Of its files.
+             * @description Size of the files.
              */
             size_bytes: number;
         };
         /**
          * QueueStatus
-         * @description Sequences in the scheduler's hands.
+         * @description Sequences of the scheduler, and its use of KV capacity.
          */
         QueueStatus: {
             /**
              * Batch Size
-             * @description Sequences in one turn, the mean of the last turns; None before there were any.
+             * @description Mean number of sequences in the last engine steps; None before there were any.
              */
             batch_size?: number | null;
             /**
@@ -5179,37 +5181,37 @@ export interface components {
             emitted_tokens: number;
             /**
              * Kv Tokens
-             * @description Tokens whose caches fit.
+             * @description KV capacity: number of tokens whose caches fit.
              * @default 0
              */
             kv_tokens: number;
             /**
              * Kv Tokens Cached
-             * @description Of them, kept from ended sequences for others that begin alike.
+             * @description Part of the KV capacity that keeps ended sequences, for others with the same first tokens.
              * @default 0
              */
             kv_tokens_cached: number;
             /**
              * Kv Tokens Used
-             * @description Of them, reserved for sequences that run.
+             * @description Part of the KV capacity reserved for sequences that run.
              * @default 0
              */
             kv_tokens_used: number;
             /**
              * Preempted
-             * @description Sequences that gave up their room, since it was full and there was none for more.
+             * @description Preemptions: a sequence gave up its full KV slot because no larger one fitted.
              * @default 0
              */
             preempted: number;
             /**
              * Prefix Hits
-             * @description Sequences that were begun with a copy of another one's first tokens.
+             * @description Sequences that started with a copy of another one's first tokens.
              * @default 0
              */
             prefix_hits: number;
             /**
              * Queued
-             * @description Those that are to go on, after a loss or since memory was short, among them.
+             * @description Waiting sequences, including those that were interrupted by a loss or a lack of memory.
              * @default 0
              */
             queued: number;
@@ -5225,14 +5227,14 @@ export interface components {
             turns_in_flight: number;
             /**
              * Wasted Tokens
-             * @description Computed behind an end that was not known yet.
+             * @description Tokens computed after an end that was not known yet.
              * @default 0
              */
             wasted_tokens: number;
         };
         /**
          * QueueView
-         * @description Jobs that wait, in the order they came.
+         * @description Queued jobs, in the order in which they were submitted.
          */
         QueueView: {
             /** Jobs */
@@ -5240,12 +5242,12 @@ export interface components {
         };
         /**
          * QueuedJob
-         * @description A job that waits, without what it asks for.
+         * @description A job in the queue, without its specification.
          */
         QueuedJob: {
             /**
              * Attempt
-             * @description Counted from 1.
+             * @description Number of the attempt, from 1.
              */
             attempt: number;
             /**
@@ -5255,7 +5257,7 @@ export interface components {
             created_at: string;
             /**
              * Fruitless Attempts
-             * @description Attempts in a row that were lost before they committed a step.
+             * @description Number of consecutive attempts that ended before they committed a step.
              */
             fruitless_attempts: number;
             /** Id */
@@ -5266,19 +5268,19 @@ export interface components {
             name: string;
             /**
              * Reason
-             * @description Why it waits, in one sentence.
+             * @description Cause of the wait, in one sentence.
              */
             reason: string;
             /**
              * Waiting Since
              * Format: date-time
-             * @description When it was submitted, resumed, or put back after an attempt.
+             * @description Time at which it was submitted, resumed, or put back after an attempt.
              */
             waiting_since: string;
         };
         /**
          * RejoinRequest
-         * @description What an agent that was started again says.
+         * @description Request of a restarted agent to rejoin.
          * @example {
          *       "clock": "2026-01-31T12:00:00Z",
          *       "limits": {
@@ -5298,7 +5300,7 @@ export interface components {
             /**
              * Clock
              * Format: date-time
-             * @description What its clock says; may differ by 30 s.
+             * @description Time on the machine's clock; may differ from the server's by 30 s.
              */
             clock: string;
             limits: components["schemas"]["Limits"];
@@ -5306,31 +5308,31 @@ export interface components {
         };
         /**
          * ReplanProposed
-         * @description Another plan pays for moving to it; it is carried out as soon as its machines are there.
+         * @description Proposal of a plan that saves more time than moving to it costs. It is applied once its machines have joined.
          */
         ReplanProposed: {
             /**
              * Current Step S
-             * @description Of the plan in use, predicted from measured times.
+             * @description Seconds of a step with the current plan, predicted from measured times.
              */
             current_step_s: number;
             /**
              * Gain S
-             * @description Over the steps that are left.
+             * @description Seconds saved over the remaining steps.
              */
             gain_s: number;
             /**
              * Move Cost S
-             * @description Time to carry state to where it will be, and to link members anew.
+             * @description Seconds to move the state to its new machines and to connect the members anew.
              */
             move_cost_s: number;
-            /** @description The better one. */
+            /** @description The proposed plan. */
             plan: components["schemas"]["Plan"];
             /** Sentence */
             sentence: string;
             /**
              * Step
-             * @description After which it was worked out.
+             * @description Step after which the plan was computed.
              */
             step: number;
             /**
@@ -5342,40 +5344,40 @@ export interface components {
         };
         /**
          * ReplicaCounts
-         * @description How many replicas a deployment has, and is to have.
+         * @description Present and wanted numbers of replicas of a deployment.
          */
         ReplicaCounts: {
             /**
              * Leaving
-             * @description Those that end their sequences, and then go.
+             * @description Number of replicas that finish their sequences and then end.
              * @default 0
              */
             leaving: number;
             /**
              * Ready
-             * @description Those that answer.
+             * @description Number of replicas that answer.
              */
             ready: number;
             /**
              * Reason
-             * @description Why so many are wanted.
+             * @description Reason for the wanted number.
              */
             reason: string;
             /**
              * Waiting
-             * @description Sequences that wait for a replica that answers.
+             * @description Number of sequences that wait for a replica that answers.
              * @default 0
              */
             waiting: number;
             /**
              * Wanted
-             * @description As many as what is asked of it needs, within the range of its ``spec``.
+             * @description Number of replicas that the load needs, within the range of the deployment's ``spec``.
              */
             wanted: number;
         };
         /**
          * ReplicasRequest
-         * @description What is to change of a deployment that is up.
+         * @description Change of the number of replicas of a deployment that is up.
          * @example {
          *       "replicas": {
          *         "max": 4,
@@ -5384,29 +5386,29 @@ export interface components {
          *     }
          */
         ReplicasRequest: {
-            /** @description A number, or a range in which it follows what is asked of it. Of its fields those that are left out stay. */
+            /** @description A number, or a range in which the number follows the load. Omitted fields of the range do not change. */
             replicas: number | string | components["schemas"]["ReplicasSpec"];
         };
         /**
          * ReplicasSpec
-         * @description The range of a deployment's replicas, and how it follows the requests in it.
+         * @description Range of a deployment's replicas, and the autoscaling within it.
          */
         ReplicasSpec: {
             /**
              * Cold Start Timeout S
-             * @description Longest wait of a request for a replica that answers.
+             * @description Longest time that a request waits for a replica to become ready.
              * @default 120
              */
             cold_start_timeout_s: number;
             /**
              * Downscale Delay S
-             * @description So long fewer replicas must suffice before some are ended.
+             * @description Scale-down delay: time for which fewer replicas must suffice.
              * @default 60
              */
             downscale_delay_s: number;
             /**
              * Downscale To Zero Delay S
-             * @description So long nobody must have asked before the last replica is ended.
+             * @description Idle time before scaling to zero.
              * @default 300
              */
             downscale_to_zero_delay_s: number;
@@ -5417,42 +5419,42 @@ export interface components {
             max: number;
             /**
              * Min
-             * @description Fewest replicas; 0 lets the machines go while nobody asks.
+             * @description Fewest replicas; 0 releases the machines while there are no requests.
              * @default 1
              */
             min: number;
             /**
              * Target Ongoing Requests
-             * @description Sequences, running and queued, that each replica is to have; default: ``max_concurrent``, so that none waits.
+             * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits.
              */
             target_ongoing_requests?: number | null;
             /**
              * Upscale Delay S
-             * @description So long more replicas must be needed before they are started; from none to one it is done at once.
+             * @description Scale-up delay: time for which more replicas must be needed; 0 to 1 is immediate.
              * @default 2
              */
             upscale_delay_s: number;
         };
         /**
          * ReplicasSpec
-         * @description The range of a deployment's replicas, and how it follows the requests in it.
+         * @description Range of a deployment's replicas, and the autoscaling within it.
          */
         ReplicasSpecRequest: {
             /**
              * Cold Start Timeout S
-             * @description Longest wait of a request for a replica that answers.
+             * @description Longest time that a request waits for a replica to become ready.
              * @default 120
              */
             cold_start_timeout_s: number;
             /**
              * Downscale Delay S
-             * @description So long fewer replicas must suffice before some are ended.
+             * @description Scale-down delay: time for which fewer replicas must suffice.
              * @default 60
              */
             downscale_delay_s: number;
             /**
              * Downscale To Zero Delay S
-             * @description So long nobody must have asked before the last replica is ended.
+             * @description Idle time before scaling to zero.
              * @default 300
              */
             downscale_to_zero_delay_s: number;
@@ -5463,26 +5465,26 @@ export interface components {
             max: number;
             /**
              * Min
-             * @description Fewest replicas; 0 lets the machines go while nobody asks.
+             * @description Fewest replicas; 0 releases the machines while there are no requests.
              * @default 1
              */
             min: number;
             /**
              * Target Ongoing Requests
-             * @description Sequences, running and queued, that each replica is to have; default: ``max_concurrent``, so that none waits.
+             * @description Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits.
              * @default null
              */
             target_ongoing_requests: number | null;
             /**
              * Upscale Delay S
-             * @description So long more replicas must be needed before they are started; from none to one it is done at once.
+             * @description Scale-up delay: time for which more replicas must be needed; 0 to 1 is immediate.
              * @default 2
              */
             upscale_delay_s: number;
         };
         /**
          * ResponseFormat
-         * @description What sort of text the answer is.
+         * @description Format of the answer's text.
          */
         ResponseFormat: {
             json_schema?: components["schemas"]["JsonSchema"] | null;
@@ -5494,27 +5496,27 @@ export interface components {
         };
         /**
          * RowsDone
-         * @description Rows of a batch are answered and kept, whatever happens.
+         * @description Report that rows of a batch are answered and durably stored.
          */
         RowsDone: {
             /**
              * Done
-             * @description In all attempts.
+             * @description Number of completed rows over all attempts.
              */
             done: number;
             /**
              * Failed
-             * @description Of those done: have an error in place of an answer.
+             * @description Number of completed rows that have an error in place of an answer.
              */
             failed: number;
             /**
              * Rows Per S
-             * @description Over the last ones; None before there are some in this attempt.
+             * @description Rate over the last rows; None before the first ones of this attempt.
              */
             rows_per_s?: number | null;
             /**
              * Tokens Per S
-             * @description Generated, or read where vectors are made; over the last rows.
+             * @description Rate of generated tokens, or of read tokens for embeddings, over the last rows.
              */
             tokens_per_s?: number | null;
             /** Total */
@@ -5528,7 +5530,7 @@ export interface components {
         };
         /**
          * SamplesSpec
-         * @description Text that the model makes while it is trained, always the likeliest token next.
+         * @description Sample texts that the model generates during training, by greedy decoding.
          */
         SamplesSpec: {
             /**
@@ -5538,19 +5540,19 @@ export interface components {
             every: number;
             /**
              * Max Tokens
-             * @description Most tokens that it adds to a prompt.
+             * @description Most tokens that the model adds to a prompt.
              * @default 32
              */
             max_tokens: number;
             /**
              * Prompts
-             * @description What it goes on from.
+             * @description Prompts that the model continues.
              */
             prompts: string[];
         };
         /**
          * SamplesSpec
-         * @description Text that the model makes while it is trained, always the likeliest token next.
+         * @description Sample texts that the model generates during training, by greedy decoding.
          */
         SamplesSpecRequest: {
             /**
@@ -5560,19 +5562,19 @@ export interface components {
             every: number;
             /**
              * Max Tokens
-             * @description Most tokens that it adds to a prompt.
+             * @description Most tokens that the model adds to a prompt.
              * @default 32
              */
             max_tokens: number;
             /**
              * Prompts
-             * @description What it goes on from.
+             * @description Prompts that the model continues.
              */
             prompts: string[];
         };
         /**
          * ScheduleSpec
-         * @description How the learning rate moves over the steps (the schedules of ``transformers``).
+         * @description Learning rate schedule over the steps (the schedules of ``transformers``).
          */
         ScheduleSpec: {
             /**
@@ -5584,7 +5586,7 @@ export interface components {
             name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
             /**
              * Schedule options
-             * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
+             * @description Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
                 [key: string]: number | string;
@@ -5598,7 +5600,7 @@ export interface components {
         };
         /**
          * ScheduleSpec
-         * @description How the learning rate moves over the steps (the schedules of ``transformers``).
+         * @description Learning rate schedule over the steps (the schedules of ``transformers``).
          */
         ScheduleSpecRequest: {
             /**
@@ -5610,7 +5612,7 @@ export interface components {
             name: "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_restarts" | "cosine_with_min_lr" | "cosine_warmup_with_min_lr" | "polynomial" | "inverse_sqrt" | "warmup_stable_decay";
             /**
              * Schedule options
-             * @description What the schedule takes beside that, by the names that ``transformers`` has, e.g. ``{min_lr_rate: 0.1}``.
+             * @description Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``.
              */
             options?: {
                 [key: string]: number | string;
@@ -5624,7 +5626,7 @@ export interface components {
         };
         /**
          * Scope
-         * @description A right that a key holds, and that a route needs.
+         * @description A right that a key holds and that a route requires.
          * @enum {string}
          */
         Scope: "chat" | "read" | "submit" | "contribute" | "admin";
@@ -5635,7 +5637,7 @@ export interface components {
         ServeJob: {
             /**
              * Precision
-             * @description What weights are loaded as, and layers compute in; int8 is for weights alone, all else is float32 then.
+             * @description Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then.
              * @default float32
              * @enum {string}
              */
@@ -5647,7 +5649,7 @@ export interface components {
             first_token_limit_s?: number | null;
             /**
              * Kind
-             * @description What sort of job this is.
+             * @description Kind of the specification.
              * @default serve
              * @constant
              */
@@ -5660,36 +5662,36 @@ export interface components {
             max_concurrent: number;
             /**
              * Longest sequence
-             * @description Most tokens of a prompt and its answer together; default: what the model was made for.
+             * @description Most tokens of a prompt and its answer together; default: the model's context window.
              */
             max_seq?: number | null;
-            /** @description What to serve. */
+            /** @description Model to serve. */
             model: components["schemas"]["ServedModelSpec"];
             /**
              * Name
-             * @description What clients send as ``model``; unique among the deployments that are up.
+             * @description Name that clients send as ``model``; unique among the deployments that are up.
              */
             name: string;
             /**
              * New Tokens
-             * @description Tokens of a typical answer; what machines are chosen for, and the room that each answer gets first.
+             * @description Tokens of a typical answer, for which machines are chosen; also the initial KV capacity of each answer.
              * @default 128
              */
             new_tokens: number;
             /**
              * Next Token Limit S
-             * @description Longest wait for each token after it; for objective throughput.
+             * @description Longest wait for each token after the first; for objective throughput.
              */
             next_token_limit_s?: number | null;
             /**
              * Objective
-             * @description What machines are chosen for: the shortest answer, or most tokens a second within the limits.
+             * @description Objective of the placement: the shortest answer, or the most tokens per second within the limits.
              * @default latency
              * @enum {string}
              */
             objective: "latency" | "throughput";
             /**
-             * @description How the model is laid over the machines.
+             * @description Partitioning of the model over the machines.
              * @default {
              *       "channel": "auto"
              *     }
@@ -5697,12 +5699,12 @@ export interface components {
             parallelism: components["schemas"]["ServingParallelismSpec"];
             /**
              * Prompt Tokens
-             * @description Tokens of a typical prompt; what machines are chosen for.
+             * @description Tokens of a typical prompt, for which machines are chosen.
              * @default 512
              */
             prompt_tokens: number;
             /**
-             * @description Copies of the whole row of pools, over which requests are shared out: a number, or a range to follow them in.
+             * @description Copies of the whole pipeline, which share the requests: a number, or a range that follows the load.
              * @default {
              *       "cold_start_timeout_s": 120,
              *       "downscale_delay_s": 60,
@@ -5721,7 +5723,7 @@ export interface components {
         ServedModelSpec: {
             /**
              * Artifact
-             * @description Which result of the job.
+             * @description Name of the job's result to serve.
              * @default model
              */
             artifact: string;
@@ -5743,7 +5745,7 @@ export interface components {
         ServedModelSpecRequest: {
             /**
              * Artifact
-             * @description Which result of the job.
+             * @description Name of the job's result to serve.
              * @default model
              */
             artifact: string;
@@ -5762,50 +5764,50 @@ export interface components {
         };
         /**
          * ServingParallelismSpec
-         * @description How a served model is laid over the machines.
+         * @description Partitioning of a served model over the machines.
          */
         ServingParallelismSpec: {
             /**
              * Channel
-             * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
+             * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
              * @default auto
              * @enum {string}
              */
             channel: "auto" | "direct" | "ray";
             /**
              * Pools
-             * @description Pools in a row, each holding one shard; default: what is best for the objective.
+             * @description Number of pipeline stages, one shard each; default: the best number for the objective.
              */
             pools?: number | null;
         };
         /**
          * ServingParallelismSpec
-         * @description How a served model is laid over the machines.
+         * @description Partitioning of a served model over the machines.
          */
         ServingParallelismSpecRequest: {
             /**
              * Channel
-             * @description How tensors travel: direct sockets, Ray calls, or direct wherever the machines reach each other.
+             * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
              * @default auto
              * @enum {string}
              */
             channel: "auto" | "direct" | "ray";
             /**
              * Pools
-             * @description Pools in a row, each holding one shard; default: what is best for the objective.
+             * @description Number of pipeline stages, one shard each; default: the best number for the objective.
              * @default null
              */
             pools: number | null;
         };
         /**
          * ServingPrediction
-         * @description What the same machines would do for requests. The bound is on what the objective makes small.
+         * @description Predicted serving on the same machines. The bound is on the time that the objective minimises.
          */
         ServingPrediction: {
             bottleneck: components["schemas"]["Bottleneck"];
             /**
              * Exact
-             * @description Whether the search proved that no other plan has a smaller formula.
+             * @description Whether the search proved that no other plan has a shorter time by the formula.
              */
             exact: boolean;
             /**
@@ -5815,12 +5817,12 @@ export interface components {
             first_token_s: number;
             /**
              * Gap
-             * @description How far the prediction is above the bound, as a share of it; None for a bound of 0.
+             * @description Excess of the prediction over the bound, as a share of the bound; None for a bound of 0.
              */
             readonly gap: number | null;
             /**
              * Links Assumed
-             * @description Whether no link was measured, so that communication is an assumption.
+             * @description Whether no link was measured, so that communication times are assumptions.
              * @default false
              */
             links_assumed: boolean;
@@ -5839,7 +5841,7 @@ export interface components {
             plan: components["schemas"]["Plan"];
             /**
              * Request S
-             * @description From prompt to last token of a request alone.
+             * @description Time of a request alone, from its prompt to its last token.
              */
             request_s: number;
             /**
@@ -5850,30 +5852,30 @@ export interface components {
             speeds_assumed: boolean;
             /**
              * Tokens Per S
-             * @description With all sequences in flight.
+             * @description Tokens per second with all sequences in flight.
              */
             tokens_per_s: number;
             /**
              * Within Limits
-             * @description Whether it keeps the limits on first and next token; if not, no placement that was found does.
+             * @description Whether the placement keeps the limits on first and next token; if not, no placement that was found does.
              * @default true
              */
             within_limits: boolean;
         };
         /**
          * ServingRequest
-         * @description What the same machines would be asked for by users of the model.
+         * @description Requests of the model's users, for which the planner predicts the serving on the same machines.
          */
         ServingRequestRequest: {
             /**
              * Concurrent
-             * @description Most sequences that are generated at one time; their cache is reserved.
+             * @description Largest number of sequences that are generated at the same time; the planner reserves their KV cache.
              * @default 16
              */
             concurrent: number;
             /**
              * First Token Limit S
-             * @description Longest wait for the first token; for objective throughput.
+             * @description Longest time to the first token; for objective throughput.
              * @default null
              */
             first_token_limit_s: number | null;
@@ -5884,13 +5886,13 @@ export interface components {
             new_tokens: number;
             /**
              * Next Token Limit S
-             * @description Longest wait for each token after it; for objective throughput.
+             * @description Longest time from token to token; for objective throughput.
              * @default null
              */
             next_token_limit_s: number | null;
             /**
              * Objective
-             * @description Shortest time of one request alone, or most tokens a second within the limits.
+             * @description latency: shortest time of a single request. throughput: most tokens per second within the limits.
              * @default latency
              * @enum {string}
              */
@@ -5908,13 +5910,13 @@ export interface components {
         ServingStatus: {
             /**
              * Epoch
-             * @description Counts the memberships.
+             * @description Number of the present membership.
              * @default 0
              */
             epoch: number;
             /**
              * Error
-             * @description Code and facts, when it failed.
+             * @description Code and facts of the error, if it failed.
              */
             error?: {
                 [key: string]: unknown;
@@ -5923,25 +5925,25 @@ export interface components {
             first_token: components["schemas"]["LatencyStatus"];
             /**
              * Holds
-             * @description Ids of contributors on which members run, or are about to.
+             * @description Ids of contributors on which members run, or are about to start.
              * @default []
              */
             holds: string[];
             /**
              * Interruptions
-             * @description The last ones, in order.
+             * @description The last interruptions, in order.
              * @default []
              */
             interruptions: components["schemas"]["Interruption"][];
             /**
              * Is Looking
-             * @description Whether it still looks at its model, and cannot say yet which machines it needs.
+             * @description Whether it still reads its model, so that the machines it needs are unknown.
              * @default false
              */
             is_looking: boolean;
             /**
              * Last Gap S
-             * @description From the last loss that was noticed until its successors computed again.
+             * @description Seconds from noticing the last loss until the next membership computed.
              */
             last_gap_s?: number | null;
             /** @default {} */
@@ -5953,10 +5955,10 @@ export interface components {
             pools: components["schemas"]["PoolStatus"][];
             /**
              * Predicted Tokens Per S
-             * @description With all sequences in flight.
+             * @description Predicted rate with all sequences in flight.
              */
             predicted_tokens_per_s?: number | null;
-            /** @description The plan, and what it promises; None while nothing is placed. */
+            /** @description The plan and its predicted performance; None while nothing is placed. */
             prediction?: components["schemas"]["ServingPrediction"] | null;
             /**
              * @default {
@@ -5975,7 +5977,7 @@ export interface components {
             queue: components["schemas"]["QueueStatus"];
             /**
              * Reason
-             * @description Why, in one sentence.
+             * @description Reason for the state, in one sentence.
              */
             reason: string;
             /**
@@ -5992,31 +5994,31 @@ export interface components {
             tokens_per_s: number;
             /**
              * Window Tokens
-             * @description Longest sequence; None before the model was looked at.
+             * @description Longest sequence; None before the model was read.
              */
             window_tokens?: number | null;
         };
         /**
          * SessionView
-         * @description Who is signed in.
+         * @description Session of this browser, if it is signed in.
          */
         SessionView: {
             /**
              * Expires At
-             * @description When the session ends unless it is renewed, which asking for it does.
+             * @description End of the session; requests for the session renew it.
              */
             expires_at: string | null;
-            /** @description The key that the session stands for; null where nobody is signed in. */
+            /** @description API key of the session; null if the browser is not signed in. */
             key: components["schemas"]["ApiKeyRecord"] | null;
             /**
              * Last Event
-             * @description Number of the newest event: a stream that begins there leaves out nothing of what is asked for from now on.
+             * @description Number of the newest event: a stream that begins there misses no change to data that is fetched from now on.
              */
             last_event: number | null;
         };
         /**
          * SiblingRequest
-         * @description What a host says to join with another of its devices, by the key of one that joined.
+         * @description Request to join with another device of a host, authorized by the key of a device that joined before.
          * @example {
          *       "clock": "2026-01-31T12:00:00Z",
          *       "host": "ada-box.example",
@@ -6039,25 +6041,25 @@ export interface components {
             /**
              * Clock
              * Format: date-time
-             * @description What its clock says; may differ by 30 s.
+             * @description Time on the machine's clock; may differ from the server's by 30 s.
              */
             clock: string;
             /**
              * Host
-             * @description Its host name.
+             * @description Host name of the machine.
              */
             host: string;
             limits: components["schemas"]["Limits"];
             /**
              * Name
-             * @description What people call it; unique among the machines that are here.
+             * @description Name for people; unique among the machines that are present.
              */
             name: string;
             versions: components["schemas"]["Versions"];
         };
         /**
          * SignInCode
-         * @description Signs one browser in, once.
+         * @description One-time code that signs a browser in.
          * @example {
          *       "code": "Zm9v...",
          *       "expires_at": "2026-01-31T12:00:00Z",
@@ -6074,13 +6076,13 @@ export interface components {
             expires_at: string;
             /**
              * Url
-             * @description Opens the dashboard signed in; a browser does not send the part after # to anybody.
+             * @description Link that opens the dashboard signed in; a browser does not send the part after # to any server.
              */
             url: string;
         };
         /**
          * SignInRequest
-         * @description A key, or a code of a sign-in link, in exchange for a session.
+         * @description API key, or code of a sign-in link, to exchange for a session.
          * @example {
          *       "key": "sck_..."
          *     }
@@ -6088,7 +6090,7 @@ export interface components {
         SignInRequest: {
             /**
              * Code
-             * @description A code that was made for one sign-in.
+             * @description One-time code of a sign-in link.
              */
             code?: string | null;
             /**
@@ -6099,28 +6101,28 @@ export interface components {
         };
         /**
          * SpecCheck
-         * @description What submitting a job, or making a deployment, would say.
+         * @description Errors that submitting a job, or making a deployment, would give.
          */
         SpecCheck: {
             /**
              * Kind
-             * @description What it is; null where even that is wrong.
+             * @description Kind of the job or deployment; null if it cannot be read.
              */
             kind: ("train" | "generate" | "embed" | "serve") | null;
             /**
              * Mend
-             * @description What can be done about them.
+             * @description Hint: an action that the caller can take.
              */
             mend?: string | null;
             /**
              * Problems
-             * @description None where it would be taken.
+             * @description Errors; empty if the specification would be accepted.
              */
             problems: components["schemas"]["FieldProblem"][];
         };
         /**
          * SpellRecord
-         * @description What a machine worked at without a change: one part of one model.
+         * @description A period in which a machine held the same part of one model for one job or deployment.
          */
         SpellRecord: {
             /**
@@ -6132,34 +6134,34 @@ export interface components {
             deployment_id: string | null;
             /**
              * Ended At
-             * @description null while it lasts.
+             * @description End of the period; null while it lasts.
              */
             ended_at: string | null;
             /** Job Id */
             job_id: string | null;
             /**
              * Microbatches
-             * @description Those of each batch that were its own.
+             * @description Number of microbatches of each batch that it computed.
              */
             microbatches: number | null;
             /**
              * Name
-             * @description Of the job or the deployment.
+             * @description Name of the job or the deployment.
              */
             name: string;
             /**
              * Num Layers
-             * @description Of the whole model.
+             * @description Number of layers of the whole model.
              */
             num_layers: number | null;
             /**
              * Of Microbatches
-             * @description Those of each batch in all.
+             * @description Total number of microbatches of each batch.
              */
             of_microbatches: number | null;
             /**
              * Seconds
-             * @description How long it lasted, or has lasted so far.
+             * @description Duration of the period, up to now while it lasts.
              */
             seconds: number;
             /**
@@ -6169,7 +6171,7 @@ export interface components {
             start: number | null;
             /**
              * Steps
-             * @description Committed during it.
+             * @description Number of steps committed in the period.
              */
             steps: number;
             /**
@@ -6179,13 +6181,13 @@ export interface components {
             stop: number | null;
             /**
              * Tokens
-             * @description Of those steps, in its own microbatches; samples where the model reads no text. Deployments count none.
+             * @description Tokens of those steps in its own microbatches; samples if the model reads no text. Always 0 for deployments.
              */
             tokens: number;
         };
         /**
          * Status
-         * @description The pool at a glance.
+         * @description Overview of the server, its machines and its jobs.
          */
         Status: {
             /** Contributors */
@@ -6194,12 +6196,12 @@ export interface components {
             };
             /**
              * Data Folder
-             * @description null for keys without the scope ``admin``.
+             * @description Folder of the server's state; null for keys without the scope ``admin``.
              */
             data_folder?: string | null;
             /**
              * Data Roots
-             * @description Folders of the server below which jobs may name files; empty where data comes by uploads alone.
+             * @description Folders of the server below which jobs may name files; empty if data comes by uploads only.
              */
             data_roots: string[];
             /**
@@ -6209,7 +6211,7 @@ export interface components {
             database: "sqlite" | "postgresql";
             /**
              * Disk Free Bytes
-             * @description Of the disk that the data folder is on.
+             * @description Free space on the disk of the data folder.
              */
             disk_free_bytes: number;
             /**
@@ -6223,7 +6225,7 @@ export interface components {
             };
             /**
              * Ray Address
-             * @description host:port of the Ray head; none without a cluster, and for keys without the scope ``admin``.
+             * @description host:port of the Ray head; null without a cluster, and for keys without the scope ``admin``.
              */
             ray_address?: string | null;
             /**
@@ -6237,17 +6239,17 @@ export interface components {
         };
         /**
          * StreamOptions
-         * @description What a stream tells beside text.
+         * @description Additional content of a stream beside text.
          */
         StreamOptions: {
             /**
              * Include Obfuscation
-             * @description Means nothing here.
+             * @description Accepted, but has no effect.
              */
             include_obfuscation?: boolean | null;
             /**
              * Include Usage
-             * @description End with a chunk that says how many tokens the request took.
+             * @description End with a chunk that has the number of tokens of the request.
              */
             include_usage?: boolean | null;
         };
@@ -6311,7 +6313,7 @@ export interface components {
         };
         /**
          * TextPart
-         * @description A piece of a message.
+         * @description A part of a message's content.
          */
         TextPart: {
             /** Text */
@@ -6324,7 +6326,7 @@ export interface components {
         };
         /**
          * TimelineCell
-         * @description One cell of one step, as the event simulator of the schedule laid it.
+         * @description One cell of one step (a forward or a backward of one microbatch), as the event simulator scheduled it.
          */
         TimelineCell: {
             /**
@@ -6345,7 +6347,7 @@ export interface components {
         };
         /**
          * TimelineTransfer
-         * @description One tensor on its way from a member to a member of the next pool (F) or of the one before (B).
+         * @description One tensor on its way from a member to a member of the next stage (F) or of the previous one (B).
          */
         TimelineTransfer: {
             /**
@@ -6357,7 +6359,7 @@ export interface components {
             microbatch: number;
             /**
              * Source
-             * @description Pool, and place in it.
+             * @description (stage, place of the member in it).
              */
             source: [
                 number,
@@ -6367,10 +6369,13 @@ export interface components {
             start_s: number;
             /**
              * Stop S
-             * @description It is there.
+             * @description Time of arrival.
              */
             stop_s: number;
-            /** Target */
+            /**
+             * Target
+             * @description (stage, place of the member in it).
+             */
             target: [
                 number,
                 number
@@ -6378,7 +6383,9 @@ export interface components {
         };
         /**
          * TimelineUpdate
-         * @description When one member updates its weights; before that it waits for sums of gradients and for word of other pools.
+         * @description One member's update of its weights.
+         *
+         *     Before it, the member waits for the sums of gradients and for the messages of the other stages.
          */
         TimelineUpdate: {
             /** Member */
@@ -6406,12 +6413,12 @@ export interface components {
         };
         /**
          * TokenRotated
-         * @description The cluster has another token.
+         * @description Outcome of a change of the cluster's token.
          */
         TokenRotated: {
             /**
              * Jobs
-             * @description Jobs that were suspended; they continue from the checkpoint that they wrote.
+             * @description Number of jobs that were suspended; they continue from the checkpoint that they wrote.
              */
             jobs: number;
             /**
@@ -6422,7 +6429,7 @@ export interface components {
         };
         /**
          * TokenizerSpec
-         * @description Where token ids come from: a folder, or trained from the data (byte-level BPE).
+         * @description Source of the tokenizer: a folder, or training on the data (byte-level BPE).
          */
         TokenizerSpec: {
             /**
@@ -6432,13 +6439,13 @@ export interface components {
             path?: string | null;
             /**
              * Vocab Size
-             * @description Size of a tokenizer trained from the data; default: the model configuration's.
+             * @description Vocabulary size of a tokenizer trained on the data; default: the model configuration's.
              */
             vocab_size?: number | null;
         };
         /**
          * TokenizerSpec
-         * @description Where token ids come from: a folder, or trained from the data (byte-level BPE).
+         * @description Source of the tokenizer: a folder, or training on the data (byte-level BPE).
          */
         TokenizerSpecRequest: {
             /**
@@ -6449,14 +6456,14 @@ export interface components {
             path: string | null;
             /**
              * Vocab Size
-             * @description Size of a tokenizer trained from the data; default: the model configuration's.
+             * @description Vocabulary size of a tokenizer trained on the data; default: the model configuration's.
              * @default null
              */
             vocab_size: number | null;
         };
         /**
          * TopLogprob
-         * @description A token that might have been drawn.
+         * @description A token that could have been sampled.
          */
         TopLogprob: {
             /** Bytes */
@@ -6468,7 +6475,7 @@ export interface components {
         };
         /**
          * TopologyDocument
-         * @description Machines and the links that were measured; what is between the others is worked out.
+         * @description Machines and the measured links between them; the links of other pairs are estimated.
          * @example {
          *       "contributors": [
          *         {
@@ -6509,7 +6516,7 @@ export interface components {
             kind: "topology";
             /**
              * Links
-             * @description Few will do: from each machine to the head and to some others.
+             * @description Measured links; a few suffice: from each machine to the head and to some others.
              * @default []
              */
             links: components["schemas"]["LinkEntry"][];
@@ -6522,7 +6529,7 @@ export interface components {
         };
         /**
          * TopologyDocument
-         * @description Machines and the links that were measured; what is between the others is worked out.
+         * @description Machines and the measured links between them; the links of other pairs are estimated.
          * @example {
          *       "contributors": [
          *         {
@@ -6563,7 +6570,7 @@ export interface components {
             kind: "topology";
             /**
              * Links
-             * @description Few will do: from each machine to the head and to some others.
+             * @description Measured links; a few suffice: from each machine to the head and to some others.
              * @default []
              */
             links: components["schemas"]["LinkEntryRequest"][];
@@ -6579,18 +6586,18 @@ export interface components {
          * @description Train a model: a causal language model on text, or a classifier built from declared layers.
          */
         TrainJob: {
-            /** @description What to train it on. */
+            /** @description Training data. */
             data: components["schemas"]["DataSpec"];
             /**
-             * @description What sort of job this is. (enum property replaced by openapi-typescript)
+             * @description Kind of the job. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             kind: "train";
-            /** @description What to train. */
+            /** @description Model to train. */
             model: components["schemas"]["ModelSpec"];
             /**
              * Name
-             * @description What people call it.
+             * @description Display name of the job.
              * @default train
              */
             name: string;
@@ -6603,12 +6610,11 @@ export interface components {
              */
             parallelism: components["schemas"]["ParallelismSpec"];
             /**
-             * @description How text becomes token ids.
+             * @description Tokenizer that turns text into token ids.
              * @default {}
              */
             tokenizer: components["schemas"]["TokenizerSpec"];
             /**
-             * @description How long and how.
              * @default {
              *       "activation_checkpointing": false,
              *       "batch_size": 16,
@@ -6645,12 +6651,12 @@ export interface components {
         };
         /**
          * TrainingSpec
-         * @description The steps of training.
+         * @description Steps and options of training.
          */
         TrainingSpec: {
             /**
              * Activation Checkpointing
-             * @description Keep only what enters each layer, and compute the rest again on the way back: less memory, more time.
+             * @description Keep only the inputs of each layer and recompute the rest in the backward pass: less memory, more time.
              * @default false
              */
             activation_checkpointing: boolean;
@@ -6662,28 +6668,28 @@ export interface components {
             batch_size: number;
             /**
              * Steps between checkpoints
-             * @description Steps between checkpoints that a job can be resumed from; null: by time, as the server is set (180 s).
+             * @description Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s).
              */
             checkpoint_every?: number | null;
             /**
              * Checkpoints Kept
-             * @description Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged.
+             * @description Number of newest checkpoints to keep; with 1 there is no older one to resume from if it is damaged.
              * @default 3
              */
             checkpoints_kept: number;
             /**
              * Stop early
-             * @description End the job when validations no longer get better.
+             * @description End the job when validations no longer improve.
              */
             early_stopping?: components["schemas"]["EarlyStoppingSpec"] | null;
             /**
              * Frozen
-             * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
+             * @description Frozen parameters: patterns of stored names (``model.embed_tokens.*``), or layer ranges (``layers[:6]``).
              * @default []
              */
             freeze: string[];
             /**
-             * @description How gradients are joined to be summed over a pool.
+             * @description Buckets of gradients that are summed together over the members of a stage.
              * @default {
              *       "mode": "auto"
              *     }
@@ -6702,7 +6708,7 @@ export interface components {
             max_gradient_norm: number | null;
             /**
              * Microbatches
-             * @description Pieces that a batch is cut into; each travels alone. Default: the planner chooses.
+             * @description Number of microbatches per batch, each sent through the pipeline on its own; default: the planner chooses.
              */
             microbatches?: number | null;
             /**
@@ -6722,18 +6728,18 @@ export interface components {
             optimizer: components["schemas"]["OptimizerSpec"];
             /**
              * Precision
-             * @description What layers compute in; weights, their gradients and the optimizer's state stay float32.
+             * @description Type in which layers compute; weights, their gradients and the optimizer's state stay float32.
              * @default float32
              * @enum {string}
              */
             precision: "float32" | "bfloat16" | "float16";
             /**
              * Sample texts
-             * @description Let the model continue some prompts from time to time, to see what it has learnt.
+             * @description Let the model continue some prompts at intervals, to show its progress.
              */
             samples?: components["schemas"]["SamplesSpec"] | null;
             /**
-             * @description How the learning rate moves over the steps.
+             * @description Learning rate schedule over the steps.
              * @default {
              *       "name": "cosine",
              *       "options": {},
@@ -6743,7 +6749,7 @@ export interface components {
             schedule: components["schemas"]["ScheduleSpec"];
             /**
              * Seed
-             * @description Initial weights, order of samples and dropout follow from it alone.
+             * @description Seed that alone determines initial weights, order of samples and dropout.
              * @default 0
              */
             seed: number;
@@ -6755,7 +6761,7 @@ export interface components {
             sequence_length: number;
             /**
              * Steps
-             * @description Optimizer updates.
+             * @description Number of optimizer updates.
              * @default 100
              */
             steps: number;
@@ -6767,12 +6773,12 @@ export interface components {
         };
         /**
          * TrainingSpec
-         * @description The steps of training.
+         * @description Steps and options of training.
          */
         TrainingSpecRequest: {
             /**
              * Activation Checkpointing
-             * @description Keep only what enters each layer, and compute the rest again on the way back: less memory, more time.
+             * @description Keep only the inputs of each layer and recompute the rest in the backward pass: less memory, more time.
              * @default false
              */
             activation_checkpointing: boolean;
@@ -6784,30 +6790,30 @@ export interface components {
             batch_size: number;
             /**
              * Steps between checkpoints
-             * @description Steps between checkpoints that a job can be resumed from; null: by time, as the server is set (180 s).
+             * @description Steps between checkpoints to resume from; null: by time, as set on the server (default 180 s).
              * @default null
              */
             checkpoint_every: number | null;
             /**
              * Checkpoints Kept
-             * @description Newest checkpoints that are kept; with one alone there is none to go back to when it is damaged.
+             * @description Number of newest checkpoints to keep; with 1 there is no older one to resume from if it is damaged.
              * @default 3
              */
             checkpoints_kept: number;
             /**
              * Stop early
-             * @description End the job when validations no longer get better.
+             * @description End the job when validations no longer improve.
              * @default null
              */
             early_stopping: components["schemas"]["EarlyStoppingSpecRequest"] | null;
             /**
              * Frozen
-             * @description What is not trained: patterns of stored names (``model.embed_tokens.*``), ranges of layers (``layers[:6]``).
+             * @description Frozen parameters: patterns of stored names (``model.embed_tokens.*``), or layer ranges (``layers[:6]``).
              * @default []
              */
             freeze: string[];
             /**
-             * @description How gradients are joined to be summed over a pool.
+             * @description Buckets of gradients that are summed together over the members of a stage.
              * @default {
              *       "bucket_bytes": null,
              *       "cuts": null,
@@ -6829,7 +6835,7 @@ export interface components {
             max_gradient_norm: number | null;
             /**
              * Microbatches
-             * @description Pieces that a batch is cut into; each travels alone. Default: the planner chooses.
+             * @description Number of microbatches per batch, each sent through the pipeline on its own; default: the planner chooses.
              * @default null
              */
             microbatches: number | null;
@@ -6850,19 +6856,19 @@ export interface components {
             optimizer: components["schemas"]["OptimizerSpecRequest"];
             /**
              * Precision
-             * @description What layers compute in; weights, their gradients and the optimizer's state stay float32.
+             * @description Type in which layers compute; weights, their gradients and the optimizer's state stay float32.
              * @default float32
              * @enum {string}
              */
             precision: "float32" | "bfloat16" | "float16";
             /**
              * Sample texts
-             * @description Let the model continue some prompts from time to time, to see what it has learnt.
+             * @description Let the model continue some prompts at intervals, to show its progress.
              * @default null
              */
             samples: components["schemas"]["SamplesSpecRequest"] | null;
             /**
-             * @description How the learning rate moves over the steps.
+             * @description Learning rate schedule over the steps.
              * @default {
              *       "name": "cosine",
              *       "options": {},
@@ -6872,7 +6878,7 @@ export interface components {
             schedule: components["schemas"]["ScheduleSpecRequest"];
             /**
              * Seed
-             * @description Initial weights, order of samples and dropout follow from it alone.
+             * @description Seed that alone determines initial weights, order of samples and dropout.
              * @default 0
              */
             seed: number;
@@ -6884,7 +6890,7 @@ export interface components {
             sequence_length: number;
             /**
              * Steps
-             * @description Optimizer updates.
+             * @description Number of optimizer updates.
              * @default 100
              */
             steps: number;
@@ -6897,17 +6903,17 @@ export interface components {
         };
         /**
          * UploadFile
-         * @description One file of an upload, whole.
+         * @description One complete file of an upload.
          */
         UploadFile: {
             /**
              * Path
-             * @description Relative to the upload, with forward slashes.
+             * @description Path relative to the upload, with forward slashes.
              */
             path: string;
             /**
              * Sha256
-             * @description In hexadecimal.
+             * @description SHA-256 of the file, in hexadecimal.
              */
             sha256: string;
             /** Size Bytes */
@@ -6915,30 +6921,30 @@ export interface components {
         };
         /**
          * UploadList
-         * @description Uploads, newest first.
+         * @description Uploads, newest first, and the limits of their size.
          */
         UploadList: {
             /**
              * Limit Bytes
-             * @description The most that all of them together may take.
+             * @description Largest size of all uploads together.
              */
             limit_bytes: number;
             /**
              * Upload Limit Bytes
-             * @description The most that one of them may take.
+             * @description Largest size of one upload.
              */
             upload_limit_bytes: number;
             /** Uploads */
             uploads: components["schemas"]["UploadView"][];
             /**
              * Used Bytes
-             * @description What all of them take, with what is on its way.
+             * @description Size of all uploads, files in transfer included.
              */
             used_bytes: number;
         };
         /**
          * UploadRequest
-         * @description A new upload.
+         * @description Request for a new upload.
          * @example {
          *       "kind": "data",
          *       "name": "corpus"
@@ -6947,19 +6953,19 @@ export interface components {
         UploadRequest: {
             /**
              * Kind
-             * @description What it is looked at as, when it is completed.
+             * @description Kind of the upload, which decides the checks when it is completed.
              * @enum {string}
              */
             kind: "data" | "model" | "tokenizer";
             /**
              * Name
-             * @description What people call it.
+             * @description Name for people.
              */
             name: string;
         };
         /**
          * UploadView
-         * @description Data or a model that somebody sent. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
+         * @description Uploaded data or model. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
          */
         UploadView: {
             /** Completed At */
@@ -6971,13 +6977,13 @@ export interface components {
             created_at: string;
             /**
              * Files
-             * @description By their paths.
+             * @description Complete files, in the order of their paths.
              * @default []
              */
             files: components["schemas"]["UploadFile"][];
             /**
              * Folder
-             * @description Where it lies on the server.
+             * @description Folder of the upload on the server.
              */
             folder: string;
             /** Id */
@@ -6991,7 +6997,7 @@ export interface components {
             name: string;
             /**
              * Owner
-             * @description Id of the API key that sent it; null for those of earlier versions, which belong to admins.
+             * @description Id of the API key that sent it; null for uploads of earlier versions, which belong to admins.
              */
             owner?: string | null;
             /**
@@ -7001,14 +7007,14 @@ export interface components {
             size_bytes: number;
             /**
              * State
-             * @description open: files may arrive, and no job can name it.
+             * @description open: files may still arrive, and no job can name the upload. complete: jobs can name it.
              * @enum {string}
              */
             state: "open" | "complete";
         };
         /**
          * Usage
-         * @description What a request took.
+         * @description Number of tokens of a request.
          */
         Usage: {
             /**
@@ -7029,7 +7035,7 @@ export interface components {
         };
         /**
          * Versions
-         * @description Versions that must fit between the machines of a pool.
+         * @description Versions that must fit between the machines of a cluster.
          * @example {
          *       "python": "3.11.7",
          *       "ray": "2.60.0",
@@ -7061,22 +7067,22 @@ export interface components {
         };
         /**
          * WorkRecord
-         * @description What a machine gave.
+         * @description The work that a machine did.
          */
         WorkRecord: {
             /**
              * Is Complete
-             * @description Whether there were no spells before these; the sums are of these.
+             * @description Whether ``spells`` has all periods of the machine; the sums below cover only the listed ones.
              */
             is_complete: boolean;
             /**
              * Microbatches
-             * @description That it computed, forward and backward, in committed steps.
+             * @description Number of microbatches that it computed, forward and backward, in committed steps.
              */
             microbatches: number;
             /**
              * Seconds
-             * @description In which it held a part of a model.
+             * @description Time in which it held a part of a model.
              */
             seconds: number;
             /**

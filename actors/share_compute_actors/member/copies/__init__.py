@@ -1,1 +1,1 @@
-"""Copies of other members' shards, kept so that a machine's death loses nothing."""
+"""Backup copies of other members' shards, so that the death of a machine loses no state."""

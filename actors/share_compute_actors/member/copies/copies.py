@@ -1,4 +1,4 @@
-"""The copies of other members' shards that one member keeps."""
+"""All backup copies that one member keeps."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _OUTLINE_S = 5.0
 
 
 class RemoteOwner:
-    """The member whose shard is copied, on another machine.
+    """Calls a primary on another machine, whose shard is copied.
 
     Args:
-        actor: the member.
-        keeper: who makes the copy.
-        stopping: ends waits for it.
+        actor: the primary.
+        keeper: the backup member that makes the copy.
+        stopping: ends waits for the primary.
     """
 
     def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event | _Deadline) -> None:
@@ -84,7 +84,7 @@ class RemoteOwner:
 
 
 class _Deadline:
-    """Ends a wait after some seconds; stands in for an event."""
+    """Ends a wait after some seconds; has the interface of an event."""
 
     def __init__(self, seconds: float) -> None:
         self._until_s = time.monotonic() + seconds
@@ -94,16 +94,16 @@ class _Deadline:
 
 
 class Copies:
-    """All copies of other shards that one member keeps.
+    """All backup copies that one member keeps.
 
-    All methods but `of`, `catch_up` and `are_whole` belong to the compute thread.
+    All methods except `of`, `catch_up` and `are_whole` belong to the compute thread.
 
     Args:
-        keeper: whose they are.
-        training: how the job trains.
-        device: where updates are computed.
-        tell: takes what goes wrong, from any thread.
-        room: for all of them.
+        keeper: this member.
+        training: settings of the training.
+        device: device that computes updates.
+        tell: receives errors, from any thread.
+        room: space for all copies.
     """
 
     def __init__(
@@ -120,22 +120,22 @@ class Copies:
         self._tell = tell
         self._room = room
         self.former: Legacy | None = None
-        """What the member computed with until it adopted another shard; forgotten when copies are settled."""
+        """The runner's state until it adopted another shard; released by `keep`."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
-        """By pool."""
+        """Primaries, by stage."""
         self._came: dict[tuple[int, int], set[int]] = {}
-        """Letters that came in this epoch, by pool and step."""
+        """Letters that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
-        """How many letters there are, as far as it is known."""
+        """Total number of letters, by stage and step, where it is known."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, Outline]:
-        """Ask owners what shards consist of whose copies can begin with what is here; not on the compute thread.
+        """Ask primaries for the outlines of shards whose copies can start from local data; not on the compute thread.
 
         Args:
             committed: last committed step.
-            followed: whose copies will be kept, by pool.
+            followed: primaries of the copies that will be kept, by stage.
         """
         legacies = self._legacies(committed, self._followers.values())
         found: dict[ShardRange, Outline] = {}
@@ -145,7 +145,7 @@ class Copies:
                 each.shard[0] < stop and start < each.shard[1] for each in legacies
             ):
                 continue
-            with suppress(StaleEpoch, ContributorLost):  # it is asked again, and all of it fetched from there
+            with suppress(StaleEpoch, ContributorLost):  # the fetch asks again later, and loads all data
                 found[one.shard] = RemoteOwner(one.actor, self._keeper, _Deadline(_OUTLINE_S)).outline(
                     one.shard
                 )
@@ -162,13 +162,13 @@ class Copies:
         followed: Mapping[int, Followed],
         outlines: Mapping[ShardRange, Outline] | None = None,
     ) -> None:
-        """Keep these copies from now on, and no others.
+        """Keep exactly these copies from now on.
 
         Args:
-            epoch: that is about to begin.
-            committed: last committed step; a copy that cannot be brought there is begun anew.
-            followed: whose, by pool.
-            outlines: of shards whose copies begin with what is here.
+            epoch: number of the epoch that is about to begin.
+            committed: last committed step; a copy that cannot be brought there is restarted.
+            followed: primaries of the copies, by stage.
+            outlines: outlines of shards whose copies start from local data.
         """
         wanted = {one.shard: one.owner for one in followed.values()}
         owners = {one.shard: one.owner for one in self._followed.values()}
@@ -177,7 +177,7 @@ class Copies:
             for shard, follower in self._followers.items()
             if shard in wanted
             and follower.reaches(committed)
-            # By what the last gradient is multiplied, the next one of its owner says: no other machine knows it.
+            # The factor of the last gradient comes with the same primary's next gradient; no other machine knows it.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
@@ -195,7 +195,7 @@ class Copies:
         kept |= fresh
         self.former = None
         for follower in kept.values():
-            follower.forget_after(committed)  # where a step is started over, its gradient comes anew
+            follower.forget_after(committed)  # if a step is restarted, its gradient is sent again
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._came.clear()
         self._wanted.clear()
@@ -203,7 +203,7 @@ class Copies:
             kept[one.shard].follow((one.owner, one.actor), partial(RemoteOwner, one.actor, self._keeper))
 
     def _has_room(self, outlines: Iterable[Outline]) -> bool:
-        """Whether there is room for more copies beside those that are here."""
+        """Whether there is space for more copies beside the existing ones."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
             self._room.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
@@ -216,16 +216,16 @@ class Copies:
         return self._followers.get(shard)
 
     def catch_up(self) -> bool:
-        """Bring all forward as far as can be while steps go on; return whether nothing is left to be waited for."""
+        """Bring all copies forward while steps continue; return whether there is nothing left to wait for."""
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
 
     def are_whole(self) -> bool:
-        """Return whether each copy has everything that its owner has."""
+        """Return whether each copy is complete."""
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: Label, tensor: Tensor) -> str | None:
-        """Return what makes part of a gradient unusable, for people; None where nothing does."""
+        """Return the defect of a part of a gradient, for display; None if it has none."""
         followed = self._followed.get(label.pool)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"
@@ -233,12 +233,12 @@ class Copies:
         return None if what is None else f"the gradient that it sent to its buddy: {what}"
 
     def take(self, label: Label, tensor: Tensor) -> Followed | None:
-        """Take in part of a gradient; return whose it is when all of it is there: that one waits for the answer."""
+        """Take in a part of a gradient; once it is complete, return its primary, which waits for the answer."""
         followed, key = self._followed[label.pool], (label.pool, label.step)
         follower = self._followers[followed.shard]
         try:
             follower.take(label.step, label.microbatch, tensor)
-        except Unavailable as failure:  # training does not wait for a copy that cannot be kept
+        except Unavailable as failure:  # training does not wait for a copy that cannot be stored
             follower.spoil()
             self._fail(followed.shard, failure)
         came = self._came.setdefault(key, set())

@@ -1,4 +1,4 @@
-"""The owner's side of a copy: a shard is given away piece by piece while it is trained."""
+"""The primary's side of a backup copy: a shard is given away piece by piece while it is trained."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from share_compute_actors.member.runner import Runner
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
 _MOST_ASIDE_BYTES = 256 * 2**20
-"""Set aside for all at one time; a single tensor may be larger, with its state, and is then alone."""
+"""Limit of clones for all backup members together, in bytes. A single tensor may be larger, with its optimizer state;
+it is then the only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a shard consists of, all by stored name."""
+    """The contents of a shard, by stored name."""
 
     sizes: Mapping[str, int]
-    """Bytes of each parameter and persistent buffer."""
+    """Size of each parameter and persistent buffer, in bytes."""
     buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
-    """Names and shapes of what is trained, as the buckets of its gradient hold them one after the other."""
+    """Names and shapes of trained parameters, in the order in which each gradient bucket holds them."""
     undecayed: frozenset[str]
-    """Parameters whose weights do not decay, unless all do."""
+    """Parameters without weight decay, unless the job decays all."""
 
     def copy_bytes(self, state_tensors: int) -> int:
-        """Return what a copy takes at least: a snapshot, and the gradient of one step.
+        """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
 
         Args:
-            state_tensors: as large as the weights, that the optimizer keeps.
+            state_tensors: number of tensors of the weights' size in the optimizer's state.
         """
         trained = sum(math.prod(shape) for group in self.buckets for _, shape in group)
         return sum(self.sizes.values()) + FLOAT_BYTES * (state_tensors + 1) * trained
@@ -50,43 +51,43 @@ class Part(NamedTuple):
     """One tensor that can be fetched."""
 
     name: str
-    """Of a parameter or buffer, or of a tensor of the optimizer's state."""
+    """Name of a parameter or buffer, or of a tensor of the optimizer's state."""
     dtype: str
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Some parameters as they were at one moment, ready to be fetched."""
+    """Clones of some parameters at one moment, ready to be fetched."""
 
     ticket: int
-    """To be shown at `Owner.piece`."""
+    """Number that `Owner.piece` requires."""
     step: int
-    """Whose update they have."""
+    """Last step whose update the clones have."""
     loss_scale: LossScale
-    """Where it stands after that step."""
+    """Loss scale after that step."""
     parts: tuple[Part, ...]
 
 
 class Legacy(NamedTuple):
-    """State after one step that is on this machine already, but will not be used there any more."""
+    """State after one step that is already on this machine, but no longer in use there."""
 
     shard: ShardRange
     step: int
     loss_scale: LossScale
-    """Where it stands after that step."""
+    """Loss scale after that step."""
     names: Collection[str]
-    """Of parameters and buffers."""
+    """Names of parameters and buffers."""
     state: Callable[[str], Mapping[str, Tensor]]
-    """Returns one of them with what the optimizer knows of it, by name."""
+    """Returns one of them with its optimizer state, by name."""
 
     @classmethod
     def of_runner(cls, runner: Runner, step: int) -> Legacy:
-        """Return what a runner has that no step is computed with any more.
+        """Return the state of a runner that computes no more steps.
 
         Args:
             runner: the runner.
-            step: whose update its weights have.
+            step: last step whose update its weights have.
         """
         tensors = runner.stage.persistent()
         known = {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
@@ -104,24 +105,24 @@ class Legacy(NamedTuple):
 
 
 class Owner(Protocol):
-    """Somebody whose shard is copied."""
+    """The interface of a primary whose shard is copied."""
 
     def outline(self, shard: ShardRange) -> Outline:
-        """Say what the shard consists of."""
+        """Return the outline of the shard."""
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Set some parameters or buffers aside, with what the optimizer knows of them."""
+        """Clone some parameters or buffers, with their optimizer state."""
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a tensor that was set aside."""
+        """Return bytes [start, stop) of a cloned tensor."""
 
 
 class Copier:
-    """Lets a runner's shard be copied. An `Owner`.
+    """Copies a runner's shard for backup members; implements `Owner`.
 
     Args:
-        run: runs something where the runner computes, between two of its turns, and returns what that returns.
-        here: gives the runner and the last step whose update its weights have; asked inside ``run``.
+        run: runs a function on the compute thread, between two of its actions, and returns its result.
+        here: returns the runner and the last step whose update its weights have; called inside ``run``.
     """
 
     def __init__(
@@ -132,27 +133,27 @@ class Copier:
         self._run = run
         self._here = here
         self._ticket = 0
-        """The last one that was given out."""
+        """The last ticket that was issued."""
         self._aside: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
-        """By who fetches them: a ticket, and tensors by name."""
+        """Ticket and cloned tensors, by backup member."""
         self._versions: dict[str, int] = {}
-        """How often each buffer had been changed when it was copied."""
+        """torch's version counter of each buffer at the time of its copy."""
 
     def forget(self) -> None:
-        """Forget what was set aside: the runner is another one. Who fetches it hears that it is not there any more."""
+        """Drop all clones, because the runner was replaced. Backup members that still fetch them get an error."""
         self._aside.clear()
         self._versions.clear()
 
     def forget_all_but(self, keepers: Collection[Worker]) -> None:
-        """Forget what was set aside for others than these: they do not come for it any more."""
+        """Drop the clones of all other backup members: they no longer fetch them."""
         for keeper in self._aside.keys() - set(keepers):
             self._aside.pop(keeper, None)
 
     def outline(self, shard: ShardRange) -> Outline:
-        """Say what the shard consists of.
+        """Return the outline of the shard.
 
         Raises:
-            StaleEpoch: it is not here.
+            StaleEpoch: the shard is not here.
         """
         outline: Outline = self._run(partial(self._outline, shard))
         return outline
@@ -169,15 +170,15 @@ class Copier:
         )
 
     def copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker = "") -> Copied:
-        """Set some parameters or buffers aside, with what the optimizer knows of them.
+        """Clone some parameters or buffers, with their optimizer state.
 
         Args:
             shard: layers [start, stop).
-            names: of parameters or buffers; none: nothing is kept aside for this one any more.
-            keeper: who fetches them; what was set aside for it before is forgotten.
+            names: names of parameters or buffers; if empty, the backup member's clones are only dropped.
+            keeper: the backup member that fetches them; its previous clones are dropped.
 
         Raises:
-            StaleEpoch: the shard is not here.
+            StaleEpoch: the shard is not here, or other backup members use the space for clones.
         """
         copied: Copied = self._run(partial(self._copy, shard, names, keeper))
         return copied
@@ -187,7 +188,7 @@ class Copier:
         here = runner.stage.persistent()
         found = {name: here[name] for name in names}
         for name in found.keys() - runner.parameters.keys():
-            self._versions.setdefault(name, here[name]._version)  # noqa: SLF001 - torch has no other word for it
+            self._versions.setdefault(name, here[name]._version)  # noqa: SLF001 - torch has no public name for it
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
@@ -207,10 +208,10 @@ class Copier:
         return Copied(self._ticket, step, runner.loss_scale, parts)
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a tensor that was set aside.
+        """Return bytes [start, stop) of a cloned tensor.
 
         Raises:
-            StaleEpoch: others were set aside since.
+            StaleEpoch: other parameters were cloned since.
         """
         clones = dict(list(self._aside.values())).get(ticket)
         if clones is None:
@@ -221,10 +222,10 @@ class Copier:
         return Piece.sealed(name, content)
 
     def require_still(self) -> None:
-        """See that no buffer has changed since it was copied: only gradients are given to who keeps a copy.
+        """Check that no buffer has changed since it was copied, because backup members only receive gradients.
 
         Raises:
-            ShareComputeError: one has.
+            ShareComputeError: a buffer has changed.
         """
         runner, _ = self._here()
         assert runner is not None

@@ -1,8 +1,8 @@
-"""Copies of other members' shards, which can be brought to the last committed step when their owners are lost.
+"""Backup copies of other members' shards, which can be brought to the last committed step when their primary is lost.
 
-A copy is a snapshot on disk, fetched from the owner parameter by parameter while that goes on training, and the
-reduced gradients of the steps since. Each parameter has the step whose update its snapshot has, and is brought forward
-alone: by the optimizer of the job, with the same numbers, so with the same bits.
+A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
+primary, parameter by parameter, while the primary continues to train. Each parameter records the step whose update its
+snapshot has, and is brought forward separately. The job's optimizer replays the same numbers, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from share_compute_actors.member.copies.tensor_file import TensorFile
 from share_compute_actors.member.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
-"""Weights that the owner sets aside at a time, with what the optimizer knows of them."""
+"""Weights that the primary copies at a time, in bytes; the optimizer's state of these comes on top."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
-"""The snapshot is brought forward when it is so many steps behind, or their gradients take so many times its room."""
+"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot. Beyond either one the snapshot
+is brought forward."""
 _TRAINED = frozenset({torch.float32})
-"""Type of gradients."""
+"""Dtypes of gradients."""
 _AGAIN_S = 0.5
-"""Time before an owner whose shard is not there is asked again."""
+"""Wait before asking again a primary that does not have the shard, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """Where a parameter's gradient lies."""
+    """The position of a parameter's gradient in its bucket."""
 
     bucket: int
     start: int
@@ -62,16 +63,16 @@ class _Trained:
 
 
 class Follower:
-    """A copy of one shard.
+    """A backup copy of one shard.
 
-    `take` and `reaches` belong to one thread; what takes long is done on a thread of the copy's own, of low priority.
+    `take` and `reaches` belong to one thread. Long operations run on the copy's own thread, which has a low priority.
 
     Args:
         shard: layers [start, stop).
-        training: how the job trains.
-        device: where updates are computed: they have the owner's bits where that has a device of the same kind.
-        fail: told what went wrong on the copy's own thread; the copy is spoilt then.
-        room: for the copy.
+        training: settings of the training.
+        device: device that computes updates; they match the primary's bits if the primary's device is of the same kind.
+        fail: receives an error on the copy's own thread; the copy is unusable then.
+        room: space for the copy.
     """
 
     def __init__(
@@ -92,15 +93,16 @@ class Follower:
         self._trained: dict[str, _Trained] = {}
         self._snapshot = TensorFile(room)
         self._have: dict[str, int] = {}
-        """The step whose update the snapshot of a tensor has; of one that is not trained: in which it was copied."""
+        """Step whose update the snapshot of a tensor has, by name. For a tensor that is not trained: step of the
+        copy."""
         self._logs: dict[int, Log] = {}
         self._scales: dict[int, float] = {}
-        """Of committed steps, as far as the owner has told."""
+        """Gradient factors of committed steps, as far as the primary has reported them."""
         self._loss_scales: dict[int, LossScale] = {}
-        """Where the loss scale stands after some steps."""
+        """Loss scale after some steps, by step."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        """Ends the fetch that is under way."""
+        """Ends the fetch that is running."""
         self._owner: object = None
         self._fetching: Future[None] | None = None
         self._compacting: Future[None] | None = None
@@ -108,18 +110,18 @@ class Follower:
         self._own = ThreadPoolExecutor(1, "copy", _be_modest)
         self._is_fetched = False
         self.is_spoilt = False
-        """Whether some of it is lost, or there is no room for it."""
+        """Whether some data is lost, or there is no space for it."""
         self._is_forgotten = False
 
     @property
     def is_whole(self) -> bool:
-        """Whether the snapshot has everything."""
+        """Whether the snapshot is complete and usable."""
         return self._is_fetched and not self.is_spoilt
 
     def catch_up(self) -> bool:
-        """Begin, once it is whole, to use up the gradients that came meanwhile; return whether that is done.
+        """Start to apply the pending gradients once the snapshot is complete; return whether that is done.
 
-        What then is left to do in a pause are the few steps since.
+        Afterwards only the few steps since remain for a pause.
         """
         if not self.is_whole:
             return False
@@ -127,14 +129,14 @@ class Follower:
             self._catching_up = self._submit(self._compact)
         return self._catching_up.done()
 
-    # -- following ---------------------------------------------------------------------------------------------------
+    # -- updating ----------------------------------------------------------------------------------------------------
 
     def follow(self, owner: object, reach: Callable[[threading.Event], Owner]) -> None:
-        """Fetch what is missing from this owner from now on; returns at once.
+        """Fetch the missing data from this primary from now on; returns at once.
 
         Args:
-            owner: who it is; nothing changes while what is missing comes from there already.
-            reach: returns what asks it, until the event is set.
+            owner: identifies the primary; a running fetch from the same primary continues.
+            reach: returns the primary's interface, which works until the event is set.
         """
         is_under_way = self._fetching is not None and not self._fetching.done()
         if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
@@ -145,17 +147,17 @@ class Follower:
         self._fetching = self._submit(lambda: self._fetch(asked, stopping))
 
     def inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> Future[None]:
-        """Begin with what is on this machine already; returns at once, with what tells when that is copied.
+        """Start from data that is already on this machine; return at once, with a future of the copying.
 
         Args:
-            outline: of the shard.
-            legacies: what there is.
+            outline: outline of the shard.
+            legacies: the local data.
         """
         self._trained, self._outline = dict(_places(outline)), outline
         return self._submit(partial(self._inherit, outline, legacies))
 
     def legacy(self, step: int) -> Legacy | None:
-        """Return what the snapshot has, if it has all updates up to a step and no more."""
+        """Return the snapshot's data, if it has exactly the updates up to a step."""
         if not (self.is_at(step) and self.reaches(step)) or step not in self._loss_scales:
             return None
         return Legacy(self.shard, step, self._loss_scales[step], self.inventory(), self._state)
@@ -164,15 +166,15 @@ class Follower:
         return {part: self._snapshot.get(part) for part in self._snapshot.names if parameter_of(part) == name}
 
     def take(self, step: int, place: int, tensor: Tensor) -> None:
-        """Take in one of the `letters` of a step's log; what is there already stays as it is.
+        """Take in one of the `letters` of a step's gradient; a letter that is already here stays unchanged.
 
         Args:
-            step: its number.
-            place: of the letter.
+            step: number of the step.
+            place: index of the letter.
             tensor: the letter.
 
         Raises:
-            Unavailable: there is no room for it.
+            Unavailable: there is no space for it.
         """
         if self.is_spoilt:
             self._give_room_back()
@@ -194,7 +196,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return what makes one of the `letters` unusable, for people; None where nothing does."""
+        """Return the defect of one of the `letters`, for display; None if it has none."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets
@@ -206,19 +208,19 @@ class Follower:
         return Expected((size,), _TRAINED).misfit(tensor)
 
     def forget_after(self, step: int) -> None:
-        """Forget gradients of steps after this one."""
+        """Drop the gradients of steps after this one."""
         with self._lock:
             later = [self._logs.pop(each) for each in sorted(self._logs) if each > step]
         for log in later:
             log.close()
 
     def has(self, step: int) -> bool:
-        """Return whether the whole gradient of a step is there, or is not needed any more."""
+        """Return whether the complete gradient of a step is here, or is no longer needed."""
         log = self._logs.get(step)
         return step <= self._floor or (log is not None and log.is_complete)
 
     def reaches(self, step: int) -> bool:
-        """Return whether what is there of the snapshot can be brought to a step, when the scales are known."""
+        """Return whether the fetched part of the snapshot can be brought to a step, if the scales are known."""
         is_early = all(have <= step for have in list(self._have.values()))
         return (
             not self.is_spoilt
@@ -231,27 +233,27 @@ class Follower:
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Bring the copy to a committed step; return whether that was possible. Then `rows` are those of that step.
+        """Bring the copy to a committed step; return whether that was possible. If so, `rows` are those of that step.
 
         Args:
-            step: its number.
-            scales: what the gradient of each committed step was multiplied by.
+            step: number of the step.
+            scales: factor of the gradient, by committed step.
         """
         self._stopping.set()
         return self._own.submit(self._bring_to, step, scales).result()
 
     def spoil(self) -> None:
-        """Give the copy up; the next epoch begins another. Its room is given back with the next gradient."""
+        """Mark the copy as unusable; the next epoch begins another. The next gradient releases its space."""
         self.is_spoilt = True
         self._stopping.set()
 
     def close(self, after: Collection[Future[None]] = ()) -> None:
-        """Forget the copy, and give its room back, once others have copied what they need of it."""
+        """Delete the copy, and release its space, once the futures in ``after`` have read the data that they need."""
         self._give_room_back(after)
         self._own.shutdown(wait=False)
 
     def _give_room_back(self, after: Collection[Future[None]] = ()) -> None:
-        """Forget all that is there; by the thread of `take`, so that nothing comes any more."""
+        """Delete all data; called on the thread of `take`, so that no more data arrives."""
         if not self._is_forgotten:
             self._is_forgotten = True
             self._stopping.set()
@@ -274,7 +276,7 @@ class Follower:
         return self._snapshot.rows(name, start, stop)
 
     def loss_scale(self) -> LossScale:
-        """Return where the loss scale stands after the last step that the copy was brought to."""
+        """Return the loss scale after the last step to which the copy was brought."""
         return self._loss_scales[max(self._loss_scales)]
 
     # -- on its own thread -------------------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ class Follower:
         def guarded() -> None:
             try:
                 work()
-            except Exception as failure:  # noqa: BLE001 - it is told
+            except Exception as failure:  # noqa: BLE001 - it is reported
                 self.spoil()
                 self._fail(failure)
 
@@ -306,11 +308,11 @@ class Follower:
         while not stopping.is_set():
             try:
                 self._fetch_missing(owner, stopping)
-            except StaleEpoch:  # the owner is about to get its shard, or another copy of it was begun
+            except StaleEpoch:  # the primary is about to get its shard, or another copy was begun
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
-                    owner.copy(self.shard, ())  # so that it keeps nothing for us
+                    owner.copy(self.shard, ())  # so that the primary releases its clones for this copy
                 raise
             else:
                 return
@@ -329,13 +331,13 @@ class Follower:
             self._have.update(dict.fromkeys(names, copied.step))
             if self._is_long():
                 self._compact()
-        copied = owner.copy(self.shard, ())  # so that it keeps nothing for us
+        copied = owner.copy(self.shard, ())  # so that the primary releases its clones for this copy
         if not self._outline.sizes:
             self._loss_scales[copied.step] = copied.loss_scale
         self._is_fetched = True
 
     def _received(self, owner: Owner, stopping: threading.Event, ticket: int, part: Part) -> Tensor:
-        """Fetch one tensor, resting as long as each piece took: training goes over the same link."""
+        """Fetch one tensor; pause after each piece for as long as it took, because training uses the same link."""
         tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
         content = tensor.reshape(-1).view(torch.uint8).numpy()
         damaged = ContributorLost(
@@ -352,7 +354,7 @@ class Follower:
         return tensor
 
     def _is_long(self) -> bool:
-        """Whether the gradients that are kept should be used up."""
+        """Whether the pending gradients should be applied to the snapshot."""
         with self._lock:
             logs = list(self._logs.values())
         return len(logs) > _MOST_STEPS or sum(log.nbytes for log in logs) > _MOST_SNAPSHOTS * max(
@@ -360,7 +362,7 @@ class Follower:
         )
 
     def _compact(self) -> None:
-        """Bring what is there to the last step that is known to be committed."""
+        """Bring the snapshot to the last step that is known to be committed."""
         step = self._floor
         while self.has(step + 1) and step + 1 in self._scales:
             step += 1
@@ -386,7 +388,7 @@ class Follower:
 
     @property
     def _floor(self) -> int:
-        """The last step whose update every tensor of the snapshot has; -1 while the snapshot is empty.
+        """Last step whose update every tensor of the snapshot has; -1 while the snapshot is empty.
 
         In a shard without parameters and buffers only the loss scale changes from step to step.
         """
@@ -395,19 +397,19 @@ class Follower:
             return max(self._loss_scales)
         trained = [step for name, step in have.items() if name in self._trained]
         if self._trained and not trained:
-            return max(have.values(), default=-1)  # those that are trained will not be older
+            return max(have.values(), default=-1)  # trained tensors that are fetched later will not be older
         return min(trained or have.values(), default=-1)
 
     def _advance(self, step: int, scales: Mapping[int, float]) -> None:
-        """Bring what is there to a step, one parameter after the other, and forget the gradients up to it.
+        """Bring the snapshot to a step, one parameter after the other, and drop the gradients up to that step.
 
         Raises:
-            Unavailable: there is no room for it.
-            VerificationFailed: the disk lost some of it: the copy is of no use any more.
+            Unavailable: there is no space for it.
+            VerificationFailed: the disk lost some data; the copy is unusable.
         """
         replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
         for name in self._snapshot.names:
-            if parameter_of(name) not in replayed:  # those are looked at when they are read
+            if parameter_of(name) not in replayed:  # the others are checked when they are read
                 self._snapshot.get(name)
         for each in range(self._floor + 1, step + 1):
             self._logs[each].verify()
@@ -426,9 +428,9 @@ class Follower:
             log.close()
 
     def _replay(self, name: str, steps: Collection[int], scales: Mapping[int, float]) -> None:
-        """Update one parameter as its owner did.
+        """Update one parameter as its primary did.
 
-        The whole of it: kernels treat the last elements of a tensor in another way than those before them.
+        The whole parameter is updated at once, because kernels treat the last elements of a tensor differently.
         """
         place, outline = self._trained[name], self._outline
         assert outline is not None
@@ -471,9 +473,9 @@ def _places(outline: Outline) -> Iterator[tuple[str, _Trained]]:
 
 
 def _be_modest() -> None:
-    """Let this thread take what training leaves."""
+    """Give this thread a low priority, so that it only uses what training leaves."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        # Relative: Ray's workers have a niceness of 15 already, and only the privileged may lower it.
+        # Relative: Ray's workers already have a niceness of 15, and only privileged processes may lower it.
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))

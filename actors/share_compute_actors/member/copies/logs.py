@@ -1,4 +1,4 @@
-"""Reduced gradients on their way to who keeps a copy of a shard, and there."""
+"""Reduced gradients for backup copies: their messages, and their storage at the backup member."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.copies.tensor_file import TensorFile
 
 HEAD = -1
-"""Place of a log's head among its `letters`; a bucket's is its number."""
+"""Index of the head among the `letters` of a gradient; a bucket's index is its number."""
 HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
-"""What `Head.pack` makes."""
+"""Shape and dtype of the tensor that `Head.pack` returns."""
 
 
 class Head(NamedTuple):
-    """What is told with the gradient of a step."""
+    """The data that accompanies the gradient of a step."""
 
     buckets: int
-    """How many the gradient has."""
+    """Number of buckets of the gradient."""
     loss_scale: LossScale
-    """That the gradient carries."""
+    """Loss scale that the gradient contains."""
     scale_before: float | None
-    """What the gradient of the step before was multiplied by; None where that is not known."""
+    """Factor by which the gradient of the previous step was multiplied; None if unknown."""
 
     def pack(self) -> Tensor:
-        """Write as a tensor, ``[5]``."""
+        """Return the head as a tensor, ``[5]``."""
         loss_scale = self.loss_scale
         before = float("nan") if self.scale_before is None else self.scale_before
         return torch.tensor(
@@ -41,7 +41,7 @@ class Head(NamedTuple):
 
     @classmethod
     def unpack(cls, tensor: Tensor) -> Head:
-        """Read what `pack` wrote."""
+        """Return the head that `pack` wrote."""
         buckets, factor, clean_steps, is_dynamic, before = tensor.tolist()
         loss_scale = LossScale(factor, int(clean_steps), bool(is_dynamic))
         return cls(int(buckets), loss_scale, None if before != before else before)  # noqa: PLR0124 - only NaN differs from itself
@@ -50,7 +50,7 @@ class Head(NamedTuple):
 def letters(
     gradients: GradientBuckets, loss_scale: LossScale, scale_before: float | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield what a step's log is sent as, and the place of each: the head, then one bucket after the other."""
+    """Yield the letters of a step's gradient, each with its index: the head, then the buckets in order."""
     yield HEAD, Head(len(gradients), loss_scale, scale_before).pack()
     for bucket in range(len(gradients)):
         yield bucket, gradients.result(bucket)
@@ -60,7 +60,7 @@ class Log:
     """The reduced gradient of one step, on disk.
 
     Args:
-        room: for it.
+        room: space for it.
     """
 
     def __init__(self, room: Room) -> None:
@@ -69,25 +69,25 @@ class Log:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it is there."""
+        """Whether the head and all buckets are here."""
         return self._head is not None and len(self._file.names) == self._head.buckets
 
     @property
     def head(self) -> Head:
-        """What was told with it."""
+        """Head of the gradient, which must have arrived."""
         assert self._head is not None
         return self._head
 
     @property
     def nbytes(self) -> int:
-        """What it takes of the disk."""
+        """Size on disk, in bytes."""
         return self._file.nbytes
 
     def take(self, place: int, tensor: Tensor) -> None:
-        """Take in one of its `letters`; what is there already stays as it is.
+        """Take in one of the `letters`; a letter that is already here stays unchanged.
 
         Raises:
-            Unavailable: there is no room for it.
+            Unavailable: there is no space for it.
         """
         if place == HEAD:
             self._head = self._head or Head.unpack(tensor)
@@ -99,13 +99,13 @@ class Log:
         return self._file.part(str(bucket), start, stop)
 
     def verify(self) -> None:
-        """See that the disk has what was written.
+        """Check that the disk has the data that was written.
 
         Raises:
-            VerificationFailed: it has not.
+            VerificationFailed: some content differs.
         """
         self._file.verify()
 
     def close(self) -> None:
-        """Forget it."""
+        """Delete the gradient."""
         self._file.close()

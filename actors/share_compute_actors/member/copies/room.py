@@ -1,7 +1,7 @@
-"""Room for copies of other members' shards: where they lie, and how much of it they may take.
+"""Disk space for backup copies: the folder that holds them, and the limit of their size.
 
-They lie on disk. A folder for temporary files may be memory all the same, as ``/tmp`` is on many systems; then what
-lies there counts as memory that this member takes of what the machine's owner lends.
+The folder for temporary files may be in memory, as ``/tmp`` is on many systems. Then the copies count as memory that
+this member takes from the memory that the machine's owner lends.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from share_compute_actors.member.allocator import is_out_of_memory, peak_residen
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
-"""The smaller of both is left free of a file system, for everybody else on it."""
+"""Reserve of a file system for other users, in bytes and as a share of its size; the smaller one counts."""
 
 
 class Room:
-    """Counts what all copies of one member take, and refuses what there is no room for. Safe from any thread.
+    """Counts the space that all copies of one member take, and enforces its limit. All methods are thread-safe.
 
     Args:
-        lent_bytes: memory that the machine's owner lends; 0 where that is not known.
-        folder: where copies lie; `temporary_folder` if it is None.
+        lent_bytes: memory that the machine's owner lends, in bytes; 0 if unknown.
+        folder: folder of the copies; None for `temporary_folder`.
     """
 
     def __init__(self, lent_bytes: int = 0, folder: Path | None = None) -> None:
@@ -37,10 +37,10 @@ class Room:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Count so many bytes more, which are about to be written; none are always to be had.
+        """Reserve this many bytes, which are about to be written; 0 bytes always succeed.
 
         Raises:
-            Unavailable: there is no room for them.
+            Unavailable: there is no space for them.
         """
         with self._lock:
             if size:
@@ -48,15 +48,15 @@ class Room:
             self._taken += size
 
     def give_back(self, size: int) -> None:
-        """Count so many bytes less: they were taken and are gone."""
+        """Release this many bytes, whose data is gone."""
         with self._lock:
             self._taken -= size
 
     def require(self, size: int) -> None:
-        """See that there is room for so many bytes more.
+        """Check that there is space for this many more bytes.
 
         Raises:
-            Unavailable: there is not.
+            Unavailable: there is not enough space.
         """
         left = self._left()
         if size <= left:
@@ -82,16 +82,16 @@ class Room:
             return left
         memory = psutil.virtual_memory().available
         if self._lent_bytes:
-            # What training took at most it takes again in the next step.
+            # The next step needs the peak memory of training again.
             memory = min(memory, self._lent_bytes - peak_resident_bytes() - self._taken)
-        return min(left, memory) if disk.total else memory  # some know no size of their own
+        return min(left, memory) if disk.total else memory  # some file systems report no size
 
 
 def is_lack_of_room(failure: Exception) -> bool:
-    """Whether there was no room for a copy, on the disk or in memory."""
+    """Whether a failure means that a copy had no space, on the disk or in memory."""
     return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """Return how much of a file system of this size copies leave free."""
+    """Return the bytes that copies leave free on a file system of this size."""
     return min(_RESERVE_BYTES, int(_RESERVE_SHARE * total_bytes))

@@ -1,4 +1,4 @@
-"""What a member does for copies of shards: it gives its own away, and keeps those of others."""
+"""A member's calls for backup copies of shards: as primary it gives its own shard, as backup it keeps others'."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from share_compute_actors.wire import FLAG, NOTHING
 
 
 class KeepsCopies:
-    """The part of a member that has to do with copies."""
+    """The methods of a member for backup copies."""
 
     _engine: Engine
 
-    # -- as owner ----------------------------------------------------------------------------------------------------
+    # -- as primary --------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="copies")
     def outline(self, shard: ShardRange) -> Outline:
-        """Say what a shard consists of. See `Copier`."""
+        """Return the outline of a shard. See `Copier`."""
         return self._engine.copier.outline(shard)
 
     @ray.method(concurrency_group="copies")
     def set_aside(self, keeper: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Set some parameters aside, so that they can be fetched while training goes on. See `Copier`."""
+        """Copy some parameters, so that they can be fetched while training continues. See `Copier`."""
         return self._engine.copier.copy(shard, names, keeper)
 
     @ray.method(concurrency_group="copies")
     def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-        """Return bytes of what was set aside. See `Copier`."""
+        """Return bytes of a tensor that was copied. See `Copier`."""
         return self._engine.copier.piece(ticket, name, start, stop)
 
-    # -- as buddy ----------------------------------------------------------------------------------------------------
+    # -- as backup ---------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="copies")
     @answers(NOTHING)
     def keep_copies(
         self, epoch: int, committed: int, followed: Mapping[int, Followed], keepers: Collection[Worker]
     ) -> None:
-        """Keep these copies from now on, and no others; before the epoch begins in which gradients come.
+        """Keep exactly these copies from now on; called before the epoch begins in which their gradients arrive.
 
-        What is there already stays, and copies of other layers begin with it; what is missing is fetched while training
-        goes on.
+        Existing copies stay, and copies of other layers start from their data. Missing data is fetched while training
+        continues.
 
         Args:
-            epoch: that is about to begin.
+            epoch: number of the epoch that is about to begin.
             committed: last committed step.
-            followed: whose, by pool.
-            keepers: who keeps copies of what is here.
+            followed: primaries of the copies, by stage.
+            keepers: members that keep copies of this member's shard.
         """
         self._engine.copier.forget_all_but(keepers)
         copies = self._engine.copies
@@ -67,9 +67,9 @@ class KeepsCopies:
         """Bring a copy to a committed step; return whether that was possible.
 
         Args:
-            shard: whose copy.
-            step: its number.
-            scales: what the gradient of each committed step was multiplied by.
+            shard: layers of the copy.
+            step: number of the step.
+            scales: factor of the gradient, by committed step.
         """
         follower = self._engine.copies.of(shard)
         return follower is not None and follower.bring_to(step, scales)
@@ -77,11 +77,11 @@ class KeepsCopies:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def is_up_to_date(self) -> bool:
-        """Return whether all copies are whole, and little is left to bring them to the last committed step."""
+        """Return whether all copies are complete, and little is left to bring them to the last committed step."""
         return self._engine.copies.catch_up()
 
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def has_whole_copies(self) -> bool:
-        """Return whether each copy that it is to keep is whole."""
+        """Return whether each copy that this member keeps is complete."""
         return self._engine.copies.are_whole()

@@ -1,4 +1,4 @@
-"""Tensors by name on this machine's disk."""
+"""A file on this machine's disk that stores tensors by name."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class _Place(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the tensor, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class TensorFile:
-    """Tensors in a file without a name, which is gone when it is closed or its process ends, however that ends.
+    """Stores tensors in an unnamed file, which disappears when it is closed or its process ends, however that ends.
 
-    Methods may be called from any thread; who replaces a tensor sees to it that nobody reads it meanwhile.
+    Methods may be called from any thread. A caller that replaces a tensor must ensure that no other thread reads it.
 
     Args:
-        room: where it lies, and how large it may grow.
+        room: folder and size limit of the file.
     """
 
     def __init__(self, room: Room) -> None:
@@ -43,11 +43,11 @@ class TensorFile:
         self._places: dict[str, _Place] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
-        """What it takes of the disk."""
+        """Size of the file, in bytes."""
 
     @property
     def names(self) -> list[str]:
-        """Those of all tensors, in the order in which they came."""
+        """Names of all tensors, in the order in which they were added."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class TensorFile:
         """Add a tensor, or replace the one of this name.
 
         Raises:
-            Unavailable: there is no room for it, or the disk cannot be written.
+            Unavailable: the space is too small, or the disk cannot be written.
         """
         ready = tensor.detach().to("cpu").contiguous()
         content = ready.reshape(-1).view(torch.uint8).numpy().data
@@ -89,10 +89,10 @@ class TensorFile:
             return self._opened
 
     def get(self, name: str) -> Tensor:
-        """Return a tensor.
+        """Return a tensor, after a check of its digest.
 
         Raises:
-            VerificationFailed: it is not what was written.
+            VerificationFailed: the content differs from the one that was written.
         """
         place = self._places[name]
         content = self._read(place.begin, place.size)
@@ -104,13 +104,13 @@ class TensorFile:
         return _tensor(content, place.dtype).reshape(place.shape)
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of a tensor, flat; nobody looks whether they are what was written."""
+        """Return elements [start, stop) of a tensor, flat; the content is not verified."""
         place = self._places[name]
         size = place.dtype.itemsize
         return _tensor(self._read(place.begin + start * size, (stop - start) * size), place.dtype)
 
     def rows(self, name: str, start: int, stop: int | None) -> Tensor:
-        """Return rows [start, stop) of a tensor, as `part` does; a scalar has but one."""
+        """Return rows [start, stop) of a tensor, not verified; a scalar has one row."""
         shape = self._places[name].shape
         if not shape:
             return self.part(name, 0, 1).reshape(())
@@ -119,16 +119,16 @@ class TensorFile:
         return self.part(name, first * row, last * row).reshape(last - first, *shape[1:])
 
     def verify(self) -> None:
-        """Read everything once.
+        """Read and check all tensors once.
 
         Raises:
-            VerificationFailed: something is not what was written.
+            VerificationFailed: some content differs from the one that was written.
         """
         for name in self.names:
             self.get(name)
 
     def close(self) -> None:
-        """Give the room back."""
+        """Delete the file, and release its space."""
         with self._lock:
             if self._opened is not None:
                 self._opened.close()

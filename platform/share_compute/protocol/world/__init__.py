@@ -1,1 +1,1 @@
-"""A simulated world for the step protocol: machines that die, a network that errs, and weights that are symbols."""
+"""A simulated world for the step protocol: machines that die, a network with faults, and weights that are symbols."""

@@ -1,4 +1,4 @@
-"""What must hold in the simulated world after every event; each is compared with the run that nothing disturbs."""
+"""Invariants of the simulated world. Commits, updates and pauses are compared with the undisturbed run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from share_compute.protocol.world.symbols import Reference, SymbolicModel, Weigh
 
 
 class Checks:
-    """Compares what happens with what must happen.
+    """Compares events with the results that are due.
 
     Args:
-        model: what is trained.
-        reference: the run that nothing disturbs.
-        record: what is committed.
+        model: model that is trained.
+        reference: the undisturbed run.
+        record: step log with the committed steps.
     """
 
     def __init__(self, model: SymbolicModel, reference: Reference, record: DurableRecord) -> None:
@@ -35,7 +35,7 @@ class Checks:
         prepared: Mapping[Worker, Prepared],
         hosts: Mapping[Worker, Host],
     ) -> None:
-        """Look at a step that a coordinator is about to record."""
+        """Check a step that a coordinator is about to record."""
         step = record.step
         assert step is not None
         _must(set(prepared) == set(roster.workers), f"step {step}: only {sorted(prepared)} are prepared")
@@ -48,14 +48,14 @@ class Checks:
         for worker in roster.workers:
             for keeper in roster.keepers(worker):
                 vault = hosts[keeper].vaults.get(roster.shards[roster.pool_of(worker)])
-                # Else that machine died since; or this coordinator was replaced, and will be refused.
+                # Otherwise that machine has died since, or this coordinator was replaced and will be refused.
                 if hosts[keeper].machine.epoch == roster.epoch:
                     scales = {**hosts[keeper].scales, step: record.scale}
                     is_kept = vault is not None and vault.reaches(step, scales)
                     _must(is_kept, f"step {step}: {keeper} cannot rebuild what {worker} has")
 
     def before_update(self, host: Host, apply: Apply) -> None:
-        """Look at an update that a member is about to make."""
+        """Check an update that a member is about to make."""
         what = f"{host.worker} applies step {apply.step}"
         _must(apply.step == host.machine.applied + 1, f"{what} after {host.machine.applied}")
         _must(apply.step <= self._record.committed, f"{what}, which is not committed")
@@ -63,12 +63,12 @@ class Checks:
         self.weights(host, host.weights, apply.step - 1)
 
     def at_pause(self, host: Host, step: int) -> None:
-        """Look at a member that a coordinator says pauses after a step."""
+        """Check a member that pauses after a step, according to a coordinator."""
         _must(host.machine.applied == step, f"{host.worker} pauses before step {step} is applied")
         self.weights(host, host.weights, step)
 
     def weights(self, host: Host, weights: Weights, step: int) -> None:
-        """Look at the weights of a member after a step."""
+        """Check the weights of a member after a step."""
         right = {layer: self._reference.weights[step][layer] for layer in range(*host.shard)}
         _must(weights == right, f"{host.worker} has other weights after step {step}")
 

@@ -1,4 +1,4 @@
-"""A machine of the simulated world, with a member on it: carries out what the member's machine asks for."""
+"""A machine of the simulated world, with a member on it: carries out the effects of the member's state machine."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Work:
-    """What a host has of the open step."""
+    """Results of a host in the open step."""
 
     sums: dict[Node, Gradient] = field(default_factory=dict)
     values: dict[int, list[Symbol]] = field(default_factory=dict)
-    """What a backward needs: by microbatch, the input of each layer."""
+    """Input of each layer, by microbatch. A backward needs these values."""
     outputs: dict[int, Symbol] = field(default_factory=dict)
     gradients: dict[int, Symbol] = field(default_factory=dict)
-    """Of the shard's input, by microbatch."""
+    """Gradient of the shard's input, by microbatch."""
     heard: dict[Label, Symbol] = field(default_factory=dict)
     reduced: Gradient | None = None
 
@@ -69,9 +69,9 @@ class Host(Process):
     """One machine, from its start to its death.
 
     Args:
-        worker: its name.
-        world: where it is.
-        machine: its side of the protocol.
+        worker: name of its member.
+        world: world of the machine.
+        machine: state machine of the member.
     """
 
     def __init__(self, worker: Worker, world: World, machine: MemberMachine) -> None:
@@ -82,21 +82,21 @@ class Host(Process):
         self.weights: Weights = {}
         self.vaults: dict[Shard, Vault] = {}
         self.scales: dict[int, float] = {}
-        """Of each step that it applied."""
+        """Gradient factor of each step that the member applied."""
         self.next_layout: tuple[int, Shard, Weights] | None = None
-        """Epoch, shard and weights that it takes over if that epoch begins."""
+        """Epoch, shard and weights that the member takes over if that epoch begins."""
         self._work = _Work()
         self._is_poisoned = False
-        """Whether the cell that runs makes numbers that are not finite."""
+        """Whether the running cell makes numbers that are not finite."""
 
     @property
     def open_step(self) -> int:
-        """Step that it works at."""
+        """Step that the member works on."""
         return self.machine.applied + 1
 
     @property
     def lasting_layers(self) -> set[int]:
-        """Layers whose weights stay here, also when a word arrives that is on its way."""
+        """Layers whose weights stay here even when a message that is on its way arrives."""
         layers = set(self.weights)
         if self.machine.roster is None and self.next_layout is not None:
             epoch, shard, _ = self.next_layout
@@ -104,7 +104,7 @@ class Host(Process):
                 layers &= set(range(*shard))
         return layers
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
         """Take a message of a coordinator from the network."""
@@ -139,7 +139,7 @@ class Host(Process):
         self.push(take)
 
     def hear_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:
-        """Keep the gradient of a shard that is copied here, and say so."""
+        """Keep the gradient of a shard that is copied here, and acknowledge it."""
 
         def keep() -> None:
             if shard not in self.vaults:
@@ -157,7 +157,7 @@ class Host(Process):
         self.push(lambda: self._handle(event))
 
     def load(self, loaded: Loaded, shard: Shard, weights: Weights) -> None:
-        """Take weights that were brought here, unless an epoch has begun since."""
+        """Take weights that were sent here, unless an epoch has begun since."""
 
         def take() -> None:
             effects = self.machine.handle(loaded)
@@ -171,10 +171,10 @@ class Host(Process):
     def _handle(self, event: Event) -> None:
         self._first(action for effect in self.machine.handle(event) for action in self._actions(effect))
 
-    # -- doing -------------------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------------------------
 
     def _actions(self, effect: Effect) -> list[Action]:  # noqa: PLR0911 - a return for each effect
-        """Return what carries out an effect."""
+        """Return the actions that carry out an effect."""
         match effect:
             case Compute():
                 return [self._starting, self._compute(effect)]
@@ -219,7 +219,7 @@ class Host(Process):
         return run
 
     def _later(self, action: Action) -> None:
-        """Do something that takes time; nothing comes of it if the machine dies meanwhile."""
+        """Run an action after the time of a computation. It has no effect if the machine dies meanwhile."""
         self._world.clock.after(self._world.compute_s(), lambda: self.push(action))
 
     def _forward(self, compute: Compute, value: Symbol) -> None:
@@ -337,7 +337,7 @@ class Host(Process):
         self._first([self._passing(Point.apply_done), lambda: self._handle(Updated(apply.step))])
 
     def _forget(self, step: int) -> None:
-        """Forget the tensors of a step; those of the next are here already where their senders were faster."""
+        """Forget the tensors of a step, and keep those of later steps, which faster members may already have sent."""
         heard = {label: value for label, value in self._work.heard.items() if label.step > step}
         self._work = _Work(heard=heard)
 
@@ -375,7 +375,7 @@ def _deviates(failures: list[Failure]) -> bool:
 
 
 def _as_sent(value: Symbol, failures: list[Failure]) -> Symbol:
-    """Return what a receiver gets of a tensor."""
+    """Return the value that a receiver gets of a tensor."""
     for failure in failures:
         if failure.kind is FailureKind.poison:
             return NOT_FINITE

@@ -1,4 +1,4 @@
-"""Time, and messages that are late, doubled, lost or out of order."""
+"""Simulated time, and messages that are late, duplicated, lost or out of order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from share_compute.protocol.failures import Failure, FailureKind
 
 Action = Callable[[], None]
 MISSED_S = 2.0
-"""After this time the receiver of a tensor that was lost knows that it lacks one."""
+"""Time in seconds after which the receiver of a lost tensor knows that it lacks one."""
 NOT_OVERTAKEN_S = 8.0
-"""After this time a message that was to be overtaken goes on anyway."""
+"""Time in seconds after which a message that was to be overtaken is delivered anyway."""
 
 
 class Clock:
-    """Runs actions in the order of their time; those of one time in the order in which they were asked for."""
+    """Runs actions in the order of their time, and actions of one time in the order in which they were requested."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -26,11 +26,11 @@ class Clock:
         self._numbers = count()
 
     def after(self, delay_s: float, action: Action) -> None:
-        """Run an action later."""
+        """Run an action after ``delay_s`` seconds."""
         heappush(self._actions, (self.now_s + delay_s, next(self._numbers), action))
 
     def advance(self) -> bool:
-        """Run the next action; returns whether there was one."""
+        """Run the next action, and return whether there was one."""
         if not self._actions:
             return False
         self.now_s, _, action = heappop(self._actions)
@@ -40,14 +40,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How badly the network behaves, until it gets better.
+    """Rates of random network failures, up to a given time.
 
     Args:
-        delay_s: mean time that a message takes.
-        late: share of messages that take ten times as long.
-        doubled: share that arrives twice.
-        lost: share that never arrives.
-        until_s: when all that ends; then messages take ``delay_s`` at most.
+        delay_s: longest regular delay of a message, in seconds; delays are drawn evenly from 0 to this.
+        late: share of messages with an extra delay of up to ten times ``delay_s``.
+        doubled: share of messages that arrive twice.
+        lost: share of messages that never arrive.
+        until_s: time at which all failures end; later messages take ``delay_s`` at most.
     """
 
     delay_s: float = 0.3
@@ -61,14 +61,14 @@ class Network:
     """Carries messages between named processes.
 
     Args:
-        clock: gives the time.
-        weather: how often messages go wrong without a script.
-        random: draws it.
+        clock: source of the simulated time.
+        weather: rates of failures that no script asks for.
+        random: generator for these failures.
     """
 
     def __init__(self, clock: Clock, weather: Weather, random: Random) -> None:
         self.messages = 0
-        """Sent so far."""
+        """Number of messages sent so far."""
         self._clock = clock
         self._weather = weather
         self._random = random
@@ -85,14 +85,14 @@ class Network:
     ) -> None:
         """Run an action at the target when the message arrives, if it does.
 
-        What arrives with a flipped bit has another checksum than it says, so its receiver drops it.
+        A message with a flipped bit does not match its checksum, so its receiver drops it.
 
         Args:
-            source: who sends it.
-            target: who gets it.
-            action: what happens there.
-            failures: what goes wrong with it.
-            missed: what happens there when it is lost, unless nothing gets through at all.
+            source: name of the sender.
+            target: name of the receiver.
+            action: action at the target.
+            failures: failures that happen to the message.
+            missed: action at the target if the message is lost, unless the two processes are cut off from each other.
         """
         self.messages += 1
         kinds = {failure.kind: failure for failure in failures}
@@ -135,7 +135,7 @@ class Network:
             action()
 
     def cut(self, process: str, peers: Collection[str], duration_s: float) -> None:
-        """Let a process and its peers (none named: everybody) not reach each other for a while."""
+        """Cut a process off from its peers, or from everybody if none is named, for ``duration_s`` seconds."""
         self._cuts.append((self._clock.now_s + duration_s, process, frozenset(peers)))
 
     def is_cut(self, source: str, target: str) -> bool:

@@ -1,4 +1,4 @@
-"""The world's answer to `Plan`: who is in which pool, and the weights that members lack."""
+"""The world's answer to `Plan`: the members of each stage, and the weights that members lack."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from share_compute.protocol.world.world import World
 
 _FOLLOWED = 0.1
-"""Share of pools of which members of others keep a copy, beside buddies."""
+"""Probability that a stage gets catch-up replicas from other stages, beside backups."""
 
 
 class Planner:
-    """Makes rosters and moves weights.
+    """Makes memberships and moves weights.
 
     Args:
-        world: whose machines these are.
-        pools: how many pools are wanted at first.
+        world: world of the machines.
+        pools: number of stages wanted at first.
     """
 
     def __init__(self, world: World, pools: int) -> None:
         self.pools = pools
-        """Wanted from the next epoch on."""
+        """Number of stages wanted from the next epoch on."""
         self._world = world
 
     def answer(self, plan: Plan) -> Form | None:
-        """Return the next epoch, with all that its members lack given to them; None where that cannot be."""
+        """Return the next epoch after giving its members all that they lack; None if that is impossible."""
         hosts = {
             worker: host
             for worker in plan.reports
@@ -66,7 +66,10 @@ class Planner:
         return self._form(plan, hosts, shards, members, moved, weights)
 
     def _pools_now(self, plan: Plan, hosts: Mapping[Worker, Host]) -> int:
-        """Return how many pools there were in the layout that most members come from; 0: none."""
+        """Return the number of stages in the layout that most members come from.
+
+        If no member has the committed step and a shard of such a layout, return the wanted number.
+        """
         layouts = [
             count
             for host in hosts.values()
@@ -77,7 +80,7 @@ class Planner:
         return max(layouts, key=layouts.count, default=min(self.pools, len(hosts)))
 
     def _weights(self, plan: Plan, hosts: Mapping[Worker, Host]) -> Weights | None:
-        """Return the weights of all layers, from whoever has them; None where nobody has some."""
+        """Return the weights of all layers, from any member or backup that has them; None if a layer is missing."""
         model = self._world.model
         if plan.committed == 0:
             return {layer: model.initial(layer) for layer in range(model.layers)}
@@ -95,7 +98,7 @@ class Planner:
     def _assign(
         self, able: Sequence[Worker], shards: Sequence[Shard], current: Mapping[Worker, Shard]
     ) -> tuple[list[list[Worker]], list[Worker]]:
-        """Return the members of each pool, and those of them that have not its weights yet."""
+        """Return the members of each stage, and the members among them that lack its weights."""
         members = [[worker for worker in able if current.get(worker) == shard] for shard in shards]
         moved = [worker for worker in able if worker not in current]
         for worker in moved:
@@ -158,7 +161,7 @@ class Planner:
         return Form(roster)
 
     def _owners(self, pool: Sequence[Worker]) -> list[Worker]:
-        """Return who computes each microbatch: shares and order are any."""
+        """Return the member that computes each microbatch. Shares and order are arbitrary."""
         count, random = self._world.model.tree.microbatches, self._world.random
         if random.random() < 0.5:
             shares = even_shares(count, len(pool))
@@ -166,7 +169,7 @@ class Planner:
         return [random.choice(pool) for _ in range(count)]
 
     def _buddies(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, Worker]:
-        """Choose who keeps what a pool of one has."""
+        """Choose a backup for each member that is alone in its stage."""
         return {
             pool[0]: self._world.random.choice(others)
             for pool, others in _with_others(members)
@@ -174,7 +177,7 @@ class Planner:
         }
 
     def _followers(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, tuple[Worker, ...]]:
-        """Choose members that follow some of another pool, as they do before layers move."""
+        """Choose members that shadow some of another stage, as they do before layers move."""
         random, found = self._world.random, {}
         for pool, others in _with_others(members):
             if others and random.random() < _FOLLOWED:
@@ -184,7 +187,7 @@ class Planner:
     def _give_copies(
         self, roster: Roster, hosts: Mapping[Worker, Host], committed: int, weights: Weights
     ) -> None:
-        """Give the weights that they lack to all that keep copies."""
+        """Give all members that hold copies the weights that they lack."""
         for shard, pool in zip(roster.shards, roster.pools, strict=True):
             for keeper in (hosts[keeper] for owner in pool for keeper in roster.keepers(owner)):
                 if shard not in keeper.vaults or not keeper.vaults[shard].reaches(committed, keeper.scales):
@@ -194,11 +197,11 @@ class Planner:
 
 
 def _with_others(members: Sequence[Sequence[Worker]]) -> list[tuple[Sequence[Worker], list[Worker]]]:
-    """Return each pool with all members of others."""
+    """Return each stage with all members of the other stages."""
     everybody = [worker for pool in members for worker in pool]
     return [(pool, [worker for worker in everybody if worker not in pool]) for pool in members]
 
 
 def shards_of(layers: int, pools: int) -> list[Shard]:
-    """Return the layers of each pool: as even as can be."""
+    """Return the layers of each stage, split as evenly as possible."""
     return list(pairwise([0, *accumulate(even_shares(layers, pools))]))

@@ -1,4 +1,4 @@
-"""A process of the simulated world: it does one thing after the other, and can be stopped or killed between them."""
+"""A process of the simulated world: it runs one action after the other, and can be stopped or killed between them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Process:
     """One process.
 
     Args:
-        name: how the network knows it.
-        world: where it is.
-        worker: the member that it is; None: a coordinator.
+        name: name of the process in the network.
+        world: world of the process.
+        worker: name of its member; None for a coordinator.
     """
 
     def __init__(self, name: str, world: World, worker: Worker | None) -> None:
@@ -35,22 +35,22 @@ class Process:
 
     @property
     def open_step(self) -> int:
-        """Step that it works at."""
+        """Step that the process works on."""
         raise NotImplementedError
 
     def push(self, action: Action) -> None:
-        """Let it do one more thing, after all that it has to do already."""
+        """Queue an action behind all others of the process."""
         self._todo.append(action)
         self._go_on()
 
     def kill(self) -> None:
-        """End it."""
+        """End the process."""
         self.is_alive = False
         self._todo.clear()
         self._world.on_death(self)
 
     def stop(self, duration_s: float) -> None:
-        """Let it stand still for a while."""
+        """Stall the process for ``duration_s`` seconds."""
         self.is_stopped = True
         self._world.clock.after(duration_s, self._thaw)
 
@@ -69,11 +69,11 @@ class Process:
             self._is_busy = False
 
     def _first(self, actions: Iterable[Action]) -> None:
-        """Do these before anything else that waits."""
+        """Queue these actions before all others."""
         self._todo.extendleft(reversed(list(actions)))
 
     def _pass(self, point: Point) -> list[Failure]:
-        """Pass a point; returns what goes wrong with a message that leaves here."""
+        """Pass a point, and return the failures of a message that leaves here."""
         of_message = []
         for failure in self._world.passes(point, self._worker, self.open_step):
             match failure.kind:
@@ -106,7 +106,7 @@ class Process:
         missed: Action | None = None,
         failures: list[Failure] | None = None,
     ) -> list[Action]:
-        """Return actions that pass a point and then send something, whose loss may be missed.
+        """Return actions that pass a point and then send a message, whose loss the receiver may notice.
 
         Failures of the message are added to ``failures``.
         """

@@ -1,4 +1,4 @@
-"""The durable record: what is committed, and in which epoch."""
+"""The simulated step log: the committed steps, and the epoch of each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from share_compute.protocol.coordinator import Record, Recorded, Superseded
 
 @dataclass
 class DurableRecord:
-    """What survives everything. Writes are transactions, each conditional on the epoch."""
+    """State that survives every failure. Writes are transactions, each conditional on the epoch."""
 
     epoch: int = 0
     committed: int = 0
     scale: float = 1.0
     generation: int = 0
     epochs: list[int] = field(default_factory=list)
-    """Of each committed step."""
+    """Epoch of each committed step."""
 
     def write(self, record: Record) -> Recorded | Superseded:
-        """Carry out what a coordinator asks for, or refuse."""
+        """Write what a coordinator asks for, or refuse it as superseded."""
         if record.step is None:
             if record.epoch <= self.epoch:
                 return Superseded()

@@ -1,4 +1,4 @@
-"""Reductions of a pool: all members get the sum, or some get it and others lose what they put in."""
+"""Reductions of a stage: all members get the sum, or some get it and others lose their input."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from share_compute.protocol.world.network import Clock
 from share_compute.protocol.world.symbols import Gradient, SymbolicModel
 
 DEADLINE_S = 25.0
-"""After this time a reduction in which somebody is missing ends without result."""
+"""Time in seconds after which a reduction with a missing member ends without a result."""
 Answer = Callable[[Reduced | ReduceFailed, Gradient | None], None]
-"""Takes how it ended, and the sum where there is one."""
+"""Callback that takes the outcome of a reduction, and the sum if there is one."""
 
 
 class Reduction:
-    """One reduction of one pool.
+    """One reduction of one stage.
 
     Args:
-        members: who must take part.
-        source: who has the sum already and gives it to the others; None: all bring their parts.
-        model: adds.
-        clock: gives the time.
-        random: draws when each has its result, and whether it comes although a peer is gone.
+        members: members that must take part.
+        source: member that already has the sum and gives it to the others; None: all bring their parts.
+        model: model that adds the gradients.
+        clock: source of the simulated time.
+        random: generator for the time at which each member has its result, and for results that come although a peer is
+            gone.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Reduction:
     def enter(
         self, worker: Worker, parts: dict[Node, Gradient], reduced: Gradient | None, answer: Answer
     ) -> None:
-        """Take part: with what was added up, or with the sum where this is the source."""
+        """Take part with the gradients that were added up, or with the sum if this member is the source."""
         self._parts[worker] = parts
         self._answers[worker] = answer
         if worker == self._source:
@@ -65,7 +66,7 @@ class Reduction:
                 self._answer_later(member, Reduced())
 
     def leave(self, worker: Worker) -> None:
-        """Somebody died or was halted: who has no result yet may get none."""
+        """End the reduction since a member died or was halted. Members without a result may get none."""
         if worker not in self._members or self._is_broken:
             return
         is_whole = len(self._parts) == len(self._members)

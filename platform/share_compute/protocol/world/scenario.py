@@ -1,4 +1,4 @@
-"""What happens in a simulated world: its size, its network, and what goes wrong. Drawn from a seed, or written down."""
+"""Scenarios of a simulated world: its size, its network and its failures. Drawn from a seed, or written down."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from share_compute.protocol.world.network import Weather
 
 
 class UpsetKind(Enum):
-    """What happens to the world at some time, whatever the protocol is doing."""
+    """Kind of event that happens to the world at some time, whatever the protocol is doing."""
 
     kill = "kill"
-    """A machine dies, unless the job's state would be gone; a new one of the same name comes later."""
+    """A machine dies, unless the job's state would be lost. A new machine of the same name comes later."""
     stop = "stop"
-    """A machine stands still for ``amount`` seconds."""
+    """A machine stalls for ``amount`` seconds."""
     suspect = "suspect"
-    """A machine is taken for lost although it lives."""
+    """A machine is taken for lost although it is alive."""
     drain = "drain"
     """A machine leaves."""
     pools = "pools"
-    """``amount`` pools are wanted from the next epoch on."""
+    """``amount`` stages are wanted from the next epoch on."""
     kill_coordinator = "kill coordinator"
     """The coordinator dies."""
     rival = "rival"
-    """Another coordinator starts although one lives."""
+    """Another coordinator starts although one is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upset:
-    """Something that happens at a time.
+    """An event at a given time.
 
     Args:
-        time_s: when.
-        kind: what.
-        worker: to which machine.
-        amount: how much of it.
+        time_s: time of the event, in seconds.
+        kind: kind of the event.
+        worker: name of the machine that it happens to.
+        amount: number of seconds or of stages, where the kind needs one.
     """
 
     time_s: float
@@ -53,18 +53,18 @@ class Scenario:
     """One run of a job.
 
     Args:
-        seed: draws delays, results of broken reductions, owners of microbatches.
-        machines: how many there are.
-        pools: wanted at first; not more than machines or layers.
-        late: machines of these that join later.
-        layers: of the model.
-        runs: microbatches of a step, as `SummationTree` has them.
+        seed: seed for delays, results of broken reductions, and owners of microbatches.
+        machines: number of machines.
+        pools: number of stages wanted at first; not more than machines or layers.
+        late: number of these machines that join later.
+        layers: number of layers of the model.
+        runs: microbatches of a step, as in `SummationTree`.
         is_tied: whether the first and the last layer share their parameter.
         pauses: steps after which the job pauses; the last one ends it.
-        weather: of the network.
-        failures: at points of the protocol.
-        upsets: at times.
-        diverges_at: step, microbatch and layer whose output is not finite on any machine; None of a sound model.
+        weather: rates of random network failures.
+        failures: failures at points of the protocol.
+        upsets: events at given times.
+        diverges_at: step, microbatch and layer whose output is not finite on any machine; None for a sound model.
     """
 
     seed: int = 0
@@ -87,20 +87,20 @@ class Scenario:
 
     @property
     def steps(self) -> int:
-        """Steps of the job."""
+        """Number of steps of the job."""
         return self.pauses[-1]
 
 
 SPAN_S = 60.0
-"""Time in which most of a drawn scenario's steps fall."""
+"""Time in seconds in which most of a drawn scenario's steps fall."""
 
 
 def draw(seed: int, most: int = 3) -> Scenario:
-    """Return a scenario with failures of any kind; the same for the same seed.
+    """Return a scenario with failures of any kind. The same seed gives the same scenario.
 
     Args:
-        seed: draws it.
-        most: failures at points, and as many upsets at times, that it has at most.
+        seed: seed for all draws.
+        most: largest number of failures at points, and largest number of events at times.
     """
     random = Random(seed)  # noqa: S311 - a simulation
     machines = random.randint(1, 6)
@@ -131,14 +131,14 @@ def draw(seed: int, most: int = 3) -> Scenario:
 
 
 KINDS = tuple(kind for kind in FailureKind if not kind.is_offence)
-"""What goes wrong with processes and messages, not with numbers."""
+"""Failures of processes and messages, not of numbers."""
 
 
 def draw_wrong(seed: int, most: int = 3) -> Scenario:
-    """Return a drawn scenario in which some machines hand on wrong numbers, too; the same for the same seed.
+    """Return a drawn scenario in which some machines also send wrong numbers; the same for the same seed.
 
-    Numbers that are not finite are made once: two machines that both make some in one step are taken for a model that
-    diverges. In some scenarios the model does diverge, and no machine is wrong. In others one machine rejects
+    Numbers that are not finite are made once. Two machines that both make such numbers in one step count as a model
+    that diverges. In some scenarios the model does diverge, and no machine is wrong. In others one machine rejects
     tensors that are sound.
     """
     random = Random(-seed - 1)  # noqa: S311 - a simulation

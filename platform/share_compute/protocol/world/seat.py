@@ -1,4 +1,4 @@
-"""Where a coordinator sits: carries out what its machine asks for."""
+"""A coordinator of the simulated world: carries out the effects of its state machine."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Seat(Process):
     """One coordinator, from its start to its death.
 
     Args:
-        name: how the network knows it.
-        world: where it is.
-        machine: its side of the protocol.
+        name: name of the coordinator in the network.
+        world: world of the coordinator.
+        machine: state machine of the coordinator.
     """
 
     def __init__(self, name: str, world: World, machine: CoordinatorMachine) -> None:
@@ -48,12 +48,12 @@ class Seat(Process):
 
     @property
     def open_step(self) -> int:
-        """Step that it works at."""
+        """Step that the coordinator works on."""
         return self.machine.committed + 1
 
     @property
     def is_over(self) -> bool:
-        """Whether it is dead or was superseded."""
+        """Whether the coordinator is dead or was superseded."""
         return not self.is_alive or self.machine.phase == "over"
 
     def hear(self, message: ToCoordinator) -> None:
@@ -62,7 +62,7 @@ class Seat(Process):
         self.push(lambda: self._handle(message))
 
     def order(self, event: Event) -> None:
-        """Take what is no message of a member."""
+        """Take an event that is not a message of a member."""
         self.push(lambda: self._handle(event))
 
     def _handle(self, event: Event) -> None:
@@ -102,7 +102,7 @@ class Seat(Process):
         return self._sending(SENDING[type(tell.message)], tell.worker, deliver)
 
     def _record(self, record: Record) -> None:
-        """Write after a while, and hear of it after another; both even if this process is dead by then."""
+        """Write after a delay, and report the answer after another delay, even if this process is dead by then."""
         world = self._world
         if record.step is not None:
             assert self._form is not None

@@ -1,4 +1,4 @@
-"""A model whose weights, tensors and sums are symbols, so that every wrong, missing or doubled part shows."""
+"""A model whose weights, tensors and sums are symbols, so that every wrong, missing or duplicated part shows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node, SummationTree
 
 Symbol = int
-"""Hash of the expression that made a value: equal ones are bits that are equal."""
+"""Hash of the expression that made a value. Equal symbols stand for equal bits."""
 Gradient = dict[int, Symbol]
-"""By layer."""
+"""Symbol of the gradient, by layer."""
 Weights = dict[int, Symbol]
-"""By layer."""
+"""Symbol of the weights, by layer."""
 
 
 NOT_FINITE: Symbol = -(2**70)
-"""All that is computed from it is the same."""
+"""Symbol of numbers that are not finite. Any result that is computed from it is the same symbol."""
 MISFIT: Symbol = -(2**71)
-"""A tensor that is not what the model says."""
+"""Symbol of a tensor that does not match the model."""
 
 
 def _of(kind: int, *parts: float) -> Symbol:
@@ -34,8 +34,8 @@ class SymbolicModel:
     """A chain of layers, trained on fixed microbatches.
 
     Args:
-        layers: how many.
-        tree: in which order gradients are added.
+        layers: number of layers.
+        tree: order in which gradients are added.
         is_tied: whether the first and the last layer share their parameter.
     """
 
@@ -72,7 +72,7 @@ class SymbolicModel:
         return _of(4, weights, value, gradient), _of(5, weights, value, gradient)
 
     def add(self, left: Symbol, right: Symbol) -> Symbol:
-        """Return a sum; as with floating point, order counts."""
+        """Return a sum. As with floating point, the order counts."""
         return _of(6, left, right)
 
     def tie(self, first: Symbol, last: Symbol) -> Symbol:
@@ -84,7 +84,7 @@ class SymbolicModel:
         return hash((8, weights, gradient, scale))
 
     def norms(self, gradient: Gradient) -> dict[str, float]:
-        """Return what members say of a complete gradient, by parameter."""
+        """Return the norms that members report for a complete gradient, by parameter."""
         return {
             str(0 if self._is_shared(layer) else layer): math.nan
             if symbol == NOT_FINITE
@@ -93,11 +93,11 @@ class SymbolicModel:
         }
 
     def digest(self, gradient: Gradient) -> str:
-        """Return what identifies a complete gradient."""
+        """Return the digest of a complete gradient."""
         return str(hash(tuple(sorted(gradient.items()))))
 
     def decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
-        """Return what the gradient of all layers is multiplied by; None where it is not finite."""
+        """Return the factor for the gradient of all layers; None if the gradient is not finite."""
         norms: dict[str, float] = {}
         for each in prepared.values():
             norms.update(each.squared_norms)
@@ -107,10 +107,10 @@ class SymbolicModel:
         return 1.0 / (1.0 + total) if math.isfinite(total) else None
 
     def merge(self, held: dict[Node, Gradient], new: Node, gradient: Gradient) -> None:
-        """Add a sum of gradients to those that a member holds, in place.
+        """Add a sum of gradients to the sums that a member holds, in place.
 
         Raises:
-            VerificationFailed: a microbatch is in it that was added before.
+            VerificationFailed: the sum contains a microbatch that was added before.
         """
         if any(node.start < new.stop and new.start < node.stop for node in held):
             raise VerificationFailed(f"{new} is added to {sorted(held)}", mend="add each microbatch once")
@@ -120,10 +120,10 @@ class SymbolicModel:
             held[parent] = {layer: self.add(first[layer], second[layer]) for layer in first}
 
     def whole(self, parts: Iterable[Mapping[Node, Gradient]]) -> Gradient:
-        """Return the sum over all microbatches from what the members of a pool hold.
+        """Return the sum over all microbatches from the sums that the members of a stage hold.
 
         Raises:
-            VerificationFailed: a microbatch is missing, or there twice.
+            VerificationFailed: a microbatch is missing or duplicated.
         """
         held: dict[Node, Gradient] = {}
         for part in parts:
@@ -134,11 +134,11 @@ class SymbolicModel:
         return held[self.tree.root]
 
     def complete(self, reduced: Gradient, others: Symbol | None) -> Gradient:
-        """Return a reduced gradient with that of the shared parameter in place.
+        """Return a reduced gradient that includes the gradient of the shared parameter.
 
         Args:
-            reduced: of the layers of a shard.
-            others: the other pool's sum of the shared parameter; None where one pool has both layers.
+            reduced: gradient of the layers of a shard.
+            others: the other stage's sum of the shared parameter; None if one stage has both layers.
         """
         first, last = 0, self.layers - 1
         if not self.is_tied or not {first, last} & reduced.keys():
@@ -157,12 +157,12 @@ class SymbolicModel:
 
 @dataclass(frozen=True)
 class Reference:
-    """The run that nothing disturbs, computed without any protocol.
+    """The undisturbed run, computed without any protocol.
 
     Args:
-        weights: after each step; at 0 before the first.
-        gradients: complete, of each step; at 0 nothing.
-        scales: of each step.
+        weights: weights after each step; at 0 before the first.
+        gradients: complete gradient of each step; at 0 empty.
+        scales: gradient factor of each step.
     """
 
     weights: tuple[Weights, ...]

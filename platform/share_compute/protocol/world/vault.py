@@ -1,4 +1,4 @@
-"""What keeps the state of a shard that only one member has."""
+"""Backups of the state of a shard that only one member has."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from share_compute.protocol.world.symbols import Gradient, SymbolicModel, Weight
 
 @dataclass
 class Vault:
-    """What a buddy keeps of a shard: its weights at some step, and the complete gradients since."""
+    """A backup's copy of a shard: its weights at some step, and the complete gradients since."""
 
     step: int
     weights: Weights
     gradients: dict[int, Gradient] = field(default_factory=dict)
 
     def reaches(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Return whether the weights after a step can be rebuilt with what is known of scales.
+        """Return whether the weights after a step can be rebuilt with the known scales.
 
-        A buddy that missed a step, and was brought the weights after it, does not know how that step was scaled.
+        A backup that missed a step, and then received the weights after it, does not know how that step was scaled.
         """
         replayed = range(self.step + 1, step + 1)
         return self.step <= step and all(each in self.gradients and each in scales for each in replayed)

@@ -1,4 +1,4 @@
-"""The simulated world: machines, coordinators, the record and the network, driven by one clock."""
+"""The simulated world: machines, coordinators, the step log and the network, driven by one clock."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ ENDS_WITHIN_S = 2000.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: well, or it would have raised.
+    """Result of a run that passed all checks; a run that fails one raises.
 
     Args:
-        epochs: that were recorded.
-        duration_s: simulated.
-        messages: sent in all.
-        cells: computed in all.
-        passed: how often each point was passed.
+        epochs: number of recorded epochs.
+        duration_s: simulated time in seconds.
+        messages: number of messages sent.
+        cells: number of cells and updates computed.
+        passed: number of times that each point was passed.
         unmet: failures whose point was never passed.
-        blamed: how often each machine was blamed for wrong numbers.
-        verdict: why the job was given up; None where it reached its end.
+        blamed: number of times that each machine was blamed for wrong numbers.
+        verdict: reason for which the job was given up; None if it reached its end.
     """
 
     epochs: int
@@ -80,10 +80,10 @@ class World:
     """One run of a scenario.
 
     Args:
-        scenario: what happens.
-        new_member: makes the machine of a member from its name and its last applied step.
-        new_coordinator: makes the machine of a coordinator, as `CoordinatorMachine` is made.
-        tick_s: about how often coordinators look at what was not answered.
+        scenario: size, network and failures of the run.
+        new_member: function that makes a member's state machine from its name and its last applied step.
+        new_coordinator: class of a coordinator's state machine, called as `CoordinatorMachine` is.
+        tick_s: approximate interval in seconds at which coordinators look for missing answers.
     """
 
     def __init__(
@@ -105,26 +105,26 @@ class World:
         self.planner = Planner(self, scenario.pools)
         self.leaving: set[Worker] = set()
         self.culprits: set[Worker] = set()
-        """Machines at which the script let wrong numbers be made."""
+        """Machines at which the script injected wrong numbers or false accusations."""
         self.blamed: Counter[Worker] = Counter()
         self._accusers: defaultdict[Worker, list[Worker | None]] = defaultdict(list)
-        """By machine that was blamed: on whose word, each time."""
+        """Accuser of each blame, by machine that was blamed."""
         self._believed: dict[tuple[str, Worker], Worker] = {}
-        """By coordinator and accuser: the machine that lost its place on that one's word."""
+        """Machine that was excluded on an accuser's word, by coordinator and accuser."""
         self.banned: set[Worker] = set()
         """Machines that are quarantined."""
         self.verdict: Diverged | Disputed | None = None
-        """Why a coordinator gave the job up."""
+        """Reason for which a coordinator gave the job up; None before that."""
         self.hosts: dict[Worker, Host] = {}
-        """Every machine as it is now; dead ones until another of the name starts."""
+        """Current host of every machine. A dead host stays until another host of the name starts."""
         self.seats: list[Seat] = []
-        """All coordinators there were, the newest last."""
+        """All coordinators so far, the newest last."""
         self._new_member = new_member
         self._new_coordinator = new_coordinator
         self._script = FailureScript(scenario.failures)
         self._reductions: dict[tuple[int, int, int], Reduction] = {}
         self._known: dict[str, dict[Worker, Host]] = {}
-        """By coordinator: the machines it was told of, as they were then."""
+        """Machines that a coordinator was notified of, as they were then, by coordinator."""
         self._prepared: defaultdict[tuple[int, int], set[Worker]] = defaultdict(set)
         self._committable = 0, 0
         """Last step that all members of an epoch were prepared for, and its generation."""
@@ -139,7 +139,7 @@ class World:
         """Run the job to its end.
 
         Raises:
-            VerificationFailed: something was lost, doubled or wrong, or the job does not end.
+            VerificationFailed: something was lost, duplicated or wrong, or the job does not end.
         """
         late = set(self.scenario.workers[self.scenario.machines - self.scenario.late :])
         for worker in self.scenario.workers:
@@ -174,7 +174,7 @@ class World:
         )
 
     def _end(self) -> None:
-        """Let coordinators that were replaced find out."""
+        """Run on until coordinators that were replaced find out."""
         while len(self._sitting()) > 1 and self.clock.now_s < ENDS_WITHIN_S:
             self.clock.advance()
         if len(self._sitting()) > 1 or self.record.committed != self.scenario.steps:
@@ -196,10 +196,10 @@ class World:
             if host.is_alive:
                 host.hear_event(MemberTick())
 
-    # -- what processes ask for --------------------------------------------------------------------------------------
+    # -- requests of processes ---------------------------------------------------------------------------------------
 
     def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
-        """Return what the script lets go wrong now."""
+        """Return the failures that the script injects now."""
         self._passed[point] += 1
         return self._script.passes(point, worker, step)
 
@@ -219,7 +219,7 @@ class World:
             is_complete = host.machine.is_complete and host.machine.generation == generation
             if has_all or (host.machine.applied == latest - 1 and is_complete):
                 found |= host.lasting_layers
-            # A scale that nobody was told of yet comes with the plan.
+            # A scale that no host was notified of yet comes with the plan.
             scales = {committed: 0.0, latest: 0.0, **host.scales}
             for vault in host.vaults.values():
                 if vault.reaches(latest, scales):
@@ -227,7 +227,7 @@ class World:
         return len(found) == self.model.layers
 
     def on_death(self, process: Process) -> None:
-        """Take note that a process is gone; another takes its place some time later."""
+        """Note that a process is gone. Another process takes its place some time later."""
         delay_s = 5.0 + 20.0 * self.random.random()
         if isinstance(process, Host):
             self.leave_reductions(process.worker)
@@ -236,12 +236,12 @@ class World:
             self.clock.after(delay_s, self._start_seat_if_none)
 
     def compute_s(self) -> float:
-        """Return how long a cell or an update takes."""
+        """Return the duration of a cell or an update, in seconds."""
         self._cells += 1
         return 0.2 + 0.8 * self.random.random()
 
     def reduction(self, roster: Roster, pool: int, reduce: Reduce) -> Reduction:
-        """Return the reduction of a pool, the same for all of its members."""
+        """Return the reduction of a stage, the same for all of its members."""
         key = (roster.epoch, pool, reduce.step)
         if key not in self._reductions:
             self._reductions[key] = Reduction(
@@ -250,16 +250,16 @@ class World:
         return self._reductions[key]
 
     def leave_reductions(self, worker: Worker) -> None:
-        """A member died or was halted: reductions that it has a part in may fail."""
+        """End the reductions of a member that died or was halted; they may fail."""
         for reduction in self._reductions.values():
             reduction.leave(worker)
 
     def write(self, record: Record) -> Recorded | Superseded:
-        """Write down what a coordinator asks for, unless it was replaced."""
+        """Write what a coordinator asks for to the step log, unless the coordinator was replaced."""
         return self.record.write(record)
 
     def on_prepared(self, roster: Roster, prepared: Prepared) -> None:
-        """A member is prepared: from the last one on, the step may be recorded, whoever dies."""
+        """Note that a member is prepared. From the last one on, the step may be recorded, even if any machine dies."""
         workers = self._prepared[roster.epoch, prepared.step]
         workers.add(prepared.worker)
         if workers >= set(roster.workers):
@@ -267,7 +267,7 @@ class World:
             self._committable = max(self._committable, (prepared.step, generation))
 
     def on_committed(self, seat: Seat, committed: Committed) -> None:
-        """A coordinator says that a step is committed."""
+        """Check a step that a coordinator reports as committed, and end machines that have left."""
         if committed.step > self.record.committed:
             raise VerificationFailed(f"{seat.name} tells of {committed.step}", mend="record it first")
         for worker in sorted(self.leaving - seat.machine.workers):
@@ -277,7 +277,7 @@ class World:
                 host.kill()
 
     def on_blamed(self, seat: Seat, blame: Blame) -> None:
-        """A coordinator says that a machine made wrong numbers."""
+        """Check that a blamed machine, or its accuser, is at fault, and count the blame."""
         mend = "find the machine whose numbers are wrong"
         if self.culprits.isdisjoint({blame.worker, blame.accuser}):
             raise VerificationFailed(f"{blame.worker} is blamed: {blame.what}", mend=mend)
@@ -291,14 +291,14 @@ class World:
         self.blamed[blame.worker] += 1
 
     def on_believed(self, seat: Seat, effect: Suspect | Blame) -> None:
-        """A coordinator leaves a machine out, perhaps on the word of one member."""
+        """Check that a coordinator takes the word of each member only once when it leaves a machine out."""
         if effect.accuser is not None:
             loser = self._believed.setdefault((seat.name, effect.accuser), effect.worker)
             if loser != effect.worker:
                 raise VerificationFailed(f"{effect.accuser} is believed again", mend="take its word once")
 
     def on_expelled(self, seat: Seat, worker: Worker) -> None:
-        """A coordinator ends a member, whose numbers are wrong, or whose word was taken before."""
+        """End a member that a coordinator expels: its numbers are wrong, or its word was taken before."""
         if not self.blamed[worker] and (seat.name, worker) not in self._believed:
             raise VerificationFailed(f"{worker} is expelled", mend="expel those whose numbers are wrong")
         self._known[seat.name].pop(worker, None)
@@ -307,19 +307,19 @@ class World:
             host.kill()
 
     def on_hopeless(self, verdict: Diverged | Disputed) -> None:
-        """A coordinator gives the job up."""
+        """Note that a coordinator gives the job up, after a check of the reason."""
         is_wrong = isinstance(verdict, Diverged) and self.model.diverges_at is None and not verdict.is_alone
         if is_wrong:
             raise VerificationFailed(f"{verdict} of a sound model", mend="find the machine to blame")
         self.verdict = verdict
 
     def on_pause(self, seat: Seat, step: int) -> None:
-        """A coordinator says that all members pause."""
+        """Check all members that pause, according to a coordinator; then ask for more steps or end the run."""
         if seat is not self._seat:
             return
         for worker in seat.machine.workers:
             host = self.hosts[worker]
-            # Where this coordinator was replaced and does not know it, members are elsewhere.
+            # If this coordinator was replaced and does not know it, members are in another epoch.
             if host.machine.epoch == seat.machine.epoch == self.record.epoch:
                 self.checks.at_pause(host, step)
         if step >= self.scenario.steps:
@@ -328,7 +328,7 @@ class World:
         until = min(pause for pause in self.scenario.pauses if pause > step)
         self.clock.after(3.0 * self.random.random(), lambda: seat.order(Continue(until)))
 
-    # -- what happens in the world -----------------------------------------------------------------------------------
+    # -- events of the world -----------------------------------------------------------------------------------------
 
     def _sitting(self) -> list[Seat]:
         return [seat for seat in self.seats if not seat.is_over]
@@ -348,7 +348,7 @@ class World:
             self._start_seat()
 
     def _start_seat(self) -> None:
-        """Let a coordinator take over from what the record says."""
+        """Start a coordinator that takes over from the step log."""
         machine = self._new_coordinator(
             self.record.epoch, self.record.committed, self.model.decide, PATIENCE_TICKS
         )
@@ -380,7 +380,7 @@ class World:
             case UpsetKind.kill_coordinator:
                 seat.kill()
             case _:
-                pass  # there is nobody to whom it could happen
+                pass  # there is no process that it could happen to
 
     def _assemble(self, seat: Seat, workers: set[Worker]) -> None:
         for worker in workers:
@@ -388,13 +388,13 @@ class World:
         seat.order(Assemble(frozenset(workers), waits=self.random.random() < 0.5))
 
     def _watch(self) -> None:
-        """Let each coordinator know who is gone and who is there."""
+        """Notify each coordinator of the machines that are lost and of those that are present."""
         for seat in self._sitting():
             if seat.is_stopped:
                 continue
             if self._is_over and seat is not self._seat:
                 self._assemble(seat, set(self.hosts))
-            if seat.machine.phase == "paused":  # a rival was there when it said so, and is dead by now
+            if seat.machine.phase == "paused":  # a rival existed when it paused, and is dead by now
                 seat.order(Continue(seat.machine.until))
             there = {worker for worker, host in self.hosts.items() if self._is_there(seat, host)}
             known = self._known[seat.name]

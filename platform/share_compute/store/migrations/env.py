@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `share_compute.store.database` opened."""
+"""Run migrations on the connection that `share_compute.store.database` opened."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""The first tables."""
+"""Create the first tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# Written out, not taken from the tables: what a migration made once must not change with them.
+# Written out instead of imported from `tables`: the result of a migration must not change when the tables do.
 _Json = sa.JSON().with_variant(JSONB(), "postgresql")
 _Moment = sa.DateTime(timezone=True)
 

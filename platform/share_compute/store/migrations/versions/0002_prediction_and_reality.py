@@ -1,4 +1,4 @@
-"""Plans say why machines are idle and how a batch is cut; jobs keep what was measured, and better plans."""
+"""Add reasons for idle machines and the division of a batch to plans; add measurements and proposed plans to jobs."""
 
 from __future__ import annotations
 

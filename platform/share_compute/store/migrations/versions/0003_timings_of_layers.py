@@ -1,4 +1,4 @@
-"""Jobs keep what was timed of their layers, for the plans of later attempts."""
+"""Add measured layer times to jobs, for the plans of later attempts."""
 
 from __future__ import annotations
 

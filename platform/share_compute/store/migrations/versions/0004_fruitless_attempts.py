@@ -1,4 +1,4 @@
-"""Jobs count the attempts in a row that were lost before they committed a step."""
+"""Add the number of consecutive attempts that ended before they committed a step to jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deployments: models that are served."""
+"""Add the table of deployments: models that are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contributors are leased to deployments, too."""
+"""Add the deployment to which a contributor is leased."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that answer rows know how many of them are done."""
+"""Add the number of completed rows to batch jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to one machine is found without reading all that happened."""
+"""Add an index for the events of one machine, so that its history is found without reading all events."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""API keys have scopes; jobs and deployments belong to the key that made them.
+"""Add scopes to API keys, and owners to jobs and deployments: the key that made them.
 
-Keys of before could do everything, so they become ``admin``. Rows of before belong to no key: only ``admin`` may touch
+Existing keys could do everything, so they get the scope ``admin``. Existing rows get no owner: only admins may change
 them.
 """
 

@@ -1,4 +1,4 @@
-"""Which server may write, which jobs are to be deleted when they end, and which folders are to be removed."""
+"""Add the fencing token of the server, requests to delete a job when it ends, and the folders to remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that made wrong numbers are quarantined."""
+"""Add offences and quarantine to contributors: machines that made wrong numbers."""
 
 from __future__ import annotations
 

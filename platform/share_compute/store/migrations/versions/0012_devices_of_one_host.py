@@ -1,4 +1,4 @@
-"""Several devices of one host join with one invite."""
+"""Let several devices of one host join with one invite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An invite may let several machines join, and limit what they lend: contributors name their invite."""
+"""Add the number of uses and a memory limit to invites, and the invite to contributors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def upgrade() -> None:
         "UPDATE contributors SET invite_id = (SELECT id FROM invites WHERE invites.used_by = contributors.id)"
     )
     op.drop_index("ix_invites_used_by", "invites")
-    # SQLite drops no column that a constraint names: the table is written anew.
+    # SQLite cannot drop a column that a constraint uses, so the table is rewritten.
     with op.batch_alter_table("invites") as invites:
         invites.drop_constraint("fk_invites_used_by", type_="foreignkey")
         invites.drop_column("used_by")

@@ -1,4 +1,4 @@
-"""Machines are measured again: with how many threads, and when."""
+"""Add the number of threads and the time of the last measurement to contributors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs say whether they can lose any one machine without losing a step."""
+"""Add to jobs whether they can lose any one machine without losing a step."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One module for each change of the schema."""
+"""Migrations, one module for each change of the schema."""
